@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berth", "berthd", "berth-operator")) }
 
-// A name or a prefix selects groups, and only the programs that these need are built.
-func TestGroupsAreChosenByName(t *testing.T) {
+// A name or a prefix selects groups, and only the programs that these groups need are built.
+func TestChooseGroupsByName(t *testing.T) {
 	lab := "./bench/null ./cmd/berth ./cmd/berthd reference-plugins"
 	for only, want := range map[string]struct{ groups, needs string }{
 		"limiter":           {"limiter-fill limiter-throttled limiter-refused limiter-foreign limiter-peers", ""},
@@ -44,12 +44,12 @@ func TestGroupsAreChosenByName(t *testing.T) {
 		}
 	}
 	if _, err := choose("scale,nope"); err == nil {
-		t.Error("-only accepts a name that is not a group's")
+		t.Error("choose() accepted an unknown group")
 	}
 }
 
 // Groups that need the virtual machine's kernel are measured there, by another bench process.
-func TestGroupsAreMeasuredWhereTheyCanBe(t *testing.T) {
+func TestGroupsForVirtualMachine(t *testing.T) {
 	chosen, err := choose("exec,egress")
 	harness.OK(t, err)
 	for inside, want := range map[bool][2]string{
@@ -59,7 +59,7 @@ func TestGroupsAreMeasuredWhereTheyCanBe(t *testing.T) {
 		here, machine := (&bench{options: options{inside: inside}}).split(chosen)
 		got := [2]string{strings.Join(names(here), " "), strings.Join(names(machine), " ")}
 		if got != want {
-			t.Errorf("inside=%v: split into here and virtual machine is %q, want %q", inside, got, want)
+			t.Errorf("inside = %v: groups split into %q, want %q", inside, got, want)
 		}
 	}
 }
@@ -94,13 +94,13 @@ func TestBudget(t *testing.T) {
 		{least, Result{Value: 9, Reference: 10, Ratio: 0.9}, false},
 	} {
 		if got := c.b.met(c.r); got != c.want {
-			t.Errorf("%+v met by %+v: %v, want %v", c.b, c.r, got, c.want)
+			t.Errorf("budget %+v with result %+v: met() = %v, want %v", c.b, c.r, got, c.want)
 		}
 	}
 }
 
 // Every budget names a figure in results.json.
-func TestBudgetsAreOfFigures(t *testing.T) {
+func TestBudgetsNameExistingFigures(t *testing.T) {
 	results, err := read("results.json")
 	harness.OK(t, err)
 	for _, b := range budgets {
@@ -111,11 +111,11 @@ func TestBudgetsAreOfFigures(t *testing.T) {
 }
 
 // Results that were not measured in this run keep their values and positions.
-func TestEarlierResultsStay(t *testing.T) {
+func TestEarlierResultsAreKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "results.json")
 	now := []Result{{Name: "b", Value: 5}, {Name: "c", Value: 6}}
 	if got, err := merge(path, now); err != nil || !slices.Equal(got, now) {
-		t.Errorf("merge without a file: %+v, %v", got, err)
+		t.Errorf("merge() without a file = %+v, %v, want the new results", got, err)
 	}
 	harness.OK(t, write(path, []Result{{Name: "a", Value: 1}, {Name: "b", Value: 2}, {Name: "d", Value: 3}}))
 	got, err := merge(path, now)
@@ -125,11 +125,11 @@ func TestEarlierResultsStay(t *testing.T) {
 	}
 	harness.OK(t, os.WriteFile(path, []byte("no list"), 0o644))
 	if _, err := merge(path, now); err == nil {
-		t.Error("merge replaced a file that it cannot parse")
+		t.Error("merge() replaced a file that it cannot parse")
 	}
 }
 
-// TestPools runs each group of pool figures at a small scale, and checks no durations.
+// Runs each group of pool figures at a small scale, without checking durations.
 func TestPools(t *testing.T) {
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
@@ -153,22 +153,22 @@ func TestPools(t *testing.T) {
 		"pool-exec-add", "pool-exec-del", "pool-daemon-add",
 	} {
 		if r, ok := find(results, name); !ok || r.Value <= 0 {
-			t.Errorf("%s: %+v", name, r)
+			t.Errorf("result %s = %+v, want a value above 0", name, r)
 		}
 	}
-	// Not checked against 0: the CPU time of an operator's start is subtracted, and varies by more than
-	// so few requests cost.
+	// Not compared with 0: the CPU time of an operator's start is subtracted, and varies by more than so few requests
+	// cost.
 	if _, ok := find(results, "pool-requests-cpu"); !ok {
 		t.Error("no result pool-requests-cpu")
 	}
 	if r, _ := find(results, "pool-requests-writes"); r.Value != 2 || r.Ratio != 1 {
-		t.Errorf("API writes for a block: %+v, want 2: its creation, and the answer", r)
+		t.Errorf("API writes for a block = %+v, want 2: its creation and the completion of the request", r)
 	}
 }
 
-// TestColdStartInTheLab runs one workload of the comparison with the Amazon VPC CNI for Berth only: until
-// its first addresses are warm, berthd makes as many EC2 calls as TestColdStartIsFourCalls expects.
-func TestColdStartInTheLab(t *testing.T) {
+// Runs one workload of the comparison with the Amazon VPC CNI for Berth only. Until its first addresses are warm, berthd
+// makes as many EC2 calls as TestColdStartTakesFourCalls expects.
+func TestColdStartInLab(t *testing.T) {
 	o := vpccni.Order{BinDir: harness.BinDir, Assets: os.Getenv("KUBEBUILDER_ASSETS")}
 	got, err := vpccni.ColdStart.Run(t.Context(), o, vpccni.Berth)
 	harness.OK(t, err)

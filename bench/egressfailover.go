@@ -34,10 +34,10 @@ const (
 	dialTimeout  = 500 * time.Millisecond
 )
 
-// egressFailover measures the longest time in which no new connection of a client succeeds after its
-// gateway failed: killed, which its kubelet reports, with tunnels to gateways in turn with tunnels to the
-// Service; and lost with its node, which nobody reports. The affinity is ClientIP, the default, so all
-// connections of a client pass through the failed gateway.
+// egressFailover measures the longest time in which no new connection of a client succeeds after its gateway failed:
+// killed, which its kubelet reports, with tunnels to gateways in turn with tunnels to the Service; and lost with its
+// node, which nobody reports. The affinity is ClientIP, the default, so all connections of a client pass through the
+// failed gateway.
 func egressFailover(ctx context.Context, b *bench) []Result {
 	proxy := startServiceProxy(b.bed.lab, serviceEgress, b.bed.few.Netns)
 	defer func() { _ = proxy.stop() }()
@@ -161,9 +161,9 @@ func (d *dialler) stop() (gap time.Duration) {
 	return gap
 }
 
-// serviceProxy replaces kube-proxy on one node, for the IPv4 address of an Egress's Service: it sends
-// everything to one ready endpoint, as session affinity does for a client, and deletes the conntrack
-// entries of an endpoint that is no longer ready. It reacts at once, where kube-proxy may wait for a second.
+// serviceProxy replaces kube-proxy on one node, for the IPv4 address of an Egress's Service: it sends everything to one
+// ready endpoint, like session affinity for a client, and deletes the conntrack entries of an endpoint that is no longer
+// ready. It reacts immediately, while kube-proxy may wait for a second.
 type serviceProxy struct {
 	lab   *lab.Lab
 	of    types.NamespacedName

@@ -73,7 +73,7 @@ func run(ctx context.Context) (err error) {
 	o := &b.options
 	out := flag.String("out", "bench/results.json", "results file")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(names(groups), ", ")+
-		"; or all with a common prefix: "+strings.Join(prefixes, ", ")+" (default: all but "+strings.Join(onDemand, " and ")+"). Other figures in the file are not changed")
+		"; or all with a common prefix: "+strings.Join(prefixes, ", ")+" (default: all except "+strings.Join(onDemand, " and ")+"). Other figures in the file are not changed")
 	needs := flag.Bool("needs", false, "print what the chosen groups need, one package or name per line, and measure nothing")
 	flag.StringVar(&o.binDir, "bin-dir", "bin", "directory of berth, berthd, berth-operator and null")
 	flag.StringVar(&o.refDir, "reference-dir", "", "directory of the reference plugins ptp and host-local")

@@ -101,7 +101,7 @@ func eachOf(ctx context.Context, n, workers int, do func(ctx context.Context, i 
 type client struct {
 	conn *grpc.ClientConn
 	rpc  rpc.NodeClient
-	pod  *rpc.Pod // of its ADDs; nil: no named pod
+	pod  *rpc.Pod // pod of the ADDs; nil: no named pod
 }
 
 func dial(n *node.Node) *client {
@@ -248,8 +248,8 @@ func (b *testbed) fill(ctx context.Context, c *client, n int) []pod {
 	return pods
 }
 
-// forwarded sends small UDP packets from one pod to another as fast as possible, and returns how many
-// arrived per second.
+// forwarded sends small UDP packets from one pod to another as fast as possible, and returns how many arrived per
+// second.
 func forwarded(from, to pod, d time.Duration) float64 {
 	const port = 9
 	in := must.Get(ns.ListenPacket(to.netns, netip.AddrPortFrom(to.addr, port)))

@@ -28,7 +28,7 @@ func blockRequests(ctx context.Context, b *bench) []Result {
 func (b *bench) blockRequests(ctx context.Context, turns, many, few int) []Result {
 	s := series{}
 	sizes := []int{many, few}
-	if many == few { // in a test, where one cluster is enough
+	if many == few { // tests use one cluster size only
 		sizes = sizes[:1]
 	}
 	for range turns {
@@ -89,7 +89,7 @@ func taken(n int64) *block.Carver {
 	return c
 }
 
-// carves is how many blocks are allocated between two readings of the clock.
+// carves is the number of blocks allocated between two readings of the clock.
 const carves = 1000
 
 // carve allocates blocks, one after the other, and frees them afterwards. It returns the nanoseconds per
@@ -123,7 +123,7 @@ func carveAgain(c *block.Carver, l block.Layout) float64 {
 func carveOne(c *block.Carver, l block.Layout, limit int64) error {
 	i, ok := c.Take(limit)
 	if !ok {
-		return fmt.Errorf("no free block found: %[2]d of %[1]d are taken", limit, c.Taken())
+		return fmt.Errorf("no free block found, although %[2]d of %[1]d are allocated", limit, c.Taken())
 	}
 	_, err := l.Block(i)
 	return err

@@ -27,8 +27,8 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// A provider that takes 400 ms per call and serves eight calls concurrently, and how many pods request
-// ports of it at once. The default scheduler schedules 50 pods per second (kube-scheduler's
+// A provider that takes 400 ms per call and serves eight calls concurrently, and the number of pods that
+// request ports from it at once. The default scheduler schedules 50 pods per second (kube-scheduler's
 // --kube-api-qps).
 const (
 	portPods, portNodes = 2000, 100

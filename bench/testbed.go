@@ -188,10 +188,10 @@ func (b *testbed) bareOnce(host *netlink.Handle, i int) float64 {
 
 // runtime calls a network's plugins on one node as a container runtime does.
 type runtime struct {
-	netns  string // the node's
+	netns  string // node's network namespace
 	cni    *libcni.CNIConfig
 	list   *libcni.NetworkConfigList
-	prefix string      // of sandbox names
+	prefix string      // prefix of sandbox names
 	args   [][2]string // CNI_ARGS
 	made   []string
 }
@@ -255,7 +255,7 @@ func (r *runtime) timed(verb string, rt *libcni.RuntimeConf, run func() error) f
 	return millis(took)
 }
 
-// addAndDel measures the ADD of a sandbox and its DEL.
+// addAndDel measures ADD and DEL of a sandbox.
 func (r *runtime) addAndDel(ctx context.Context, rt *libcni.RuntimeConf, whose string, note note) {
 	note(whose+"add", r.add(ctx, rt))
 	note(whose+"del", r.del(ctx, rt))

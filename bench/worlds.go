@@ -62,7 +62,7 @@ func onTestbed(raise func(*testbed, context.Context)) func(context.Context, *ben
 }
 
 func raiseCluster(ctx context.Context, b *bench) {
-	say("starting a cluster of whole machines")
+	say("starting a cluster of machines with their own images")
 	b.cluster = must.Get(ready.Raise(ctx, ready.Order{BinDir: b.options.binDir, Assets: b.options.assets, Images: filepath.SplitList(b.options.images), Say: say}))
 }
 

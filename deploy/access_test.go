@@ -60,7 +60,7 @@ func applyPoliciesOfRelease(t *testing.T, r deploy.Release) {
 func untilRefused(t *testing.T, writes map[string]func() error) {
 	t.Helper()
 	for what, write := range writes {
-		harness.Eventually(t, limit, "policies refuse "+what, func() error { return byPolicy(write()) })
+		harness.Eventually(t, limit, "policies reject "+what, func() error { return byPolicy(write()) })
 	}
 }
 
@@ -106,7 +106,7 @@ func changeStatus[O client.Object](t *testing.T, as client.Client, o O, how func
 func forbidden(t *testing.T, err error, why string) {
 	t.Helper()
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
-		t.Errorf("got %v\nwant it forbidden because %s", err, why)
+		t.Errorf("error = %v\nwant it forbidden because %s", err, why)
 	}
 }
 
@@ -117,7 +117,7 @@ const limit = 3 * time.Minute
 // be in effect yet, is an error.
 func byPolicy(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-		return errors.Join(errors.New("a write that the policies forbid was not refused by one"), err)
+		return errors.Join(errors.New("a write that the policies forbid was not rejected by a policy"), err)
 	}
 	return nil
 }
@@ -155,7 +155,7 @@ func bindRolesOf(t *testing.T, objects deploy.Objects, policies bool) {
 func notBoundMore(t *testing.T, as client.Client) error {
 	t.Helper()
 	if err := as.List(t.Context(), &corev1.ConfigMapList{}); !apierrors.IsForbidden(err) {
-		return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
+		return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not rejected yet")))
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func TestDaemonWritesItsOwnNode(t *testing.T) {
 	daemon := account(t, "berthd", "node-1")
 	available := map[string]v1alpha1.AvailableAddress{"10.0.0.4": {Resource: "eni-1"}}
 
-	t.Run("creates its own, without addresses", func(t *testing.T) {
+	t.Run("may create its own object without addresses", func(t *testing.T) {
 		for _, addresses := range []v1alpha1.IPAMSpec{{Available: available}, {Releasing: []string{"10.0.0.4"}}, {Unassigning: []string{"eni-1"}}} {
 			n := nodeNetwork("node-1")
 			n.Spec.IPAM = addresses
@@ -51,42 +51,42 @@ func TestDaemonWritesItsOwnNode(t *testing.T) {
 		}
 		harness.OK(t, daemon.Create(t.Context(), nodeNetwork("node-1")))
 	})
-	t.Run("not another's", func(t *testing.T) {
+	t.Run("may not write objects of other nodes", func(t *testing.T) {
 		const why = "berthd of node node-1 may write the NodeNetwork of that name only, not node-2"
 		forbidden(t, daemon.Create(t.Context(), nodeNetwork("node-2")), why)
 		harness.OK(t, admin.Create(t.Context(), nodeNetwork("node-2")))
 		forbidden(t, daemon.Delete(t.Context(), nodeNetwork("node-2")), why)
 		forbidden(t, changeStatus(t, daemon, nodeNetwork("node-2"), func(n *v1alpha1.NodeNetwork) { n.Status.IPAM.UsedCount = 1 }), why)
 	})
-	t.Run("not without a node", func(t *testing.T) {
+	t.Run("needs a token with a node", func(t *testing.T) {
 		const why = "this token names no node"
 		loose := account(t, "berthd", "")
 		forbidden(t, loose.Create(t.Context(), nodeNetwork("node-3")), why)
 		forbidden(t, loose.Delete(t.Context(), nodeNetwork("node-1")), why)
 	})
-	t.Run("reports what it uses", func(t *testing.T) {
+	t.Run("may report used addresses", func(t *testing.T) {
 		harness.OK(t, changeStatus(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) {
 			n.Status.IPAM = v1alpha1.IPAMStatus{UsedCount: 1, Used: map[string]v1alpha1.UsedAddress{"10.0.0.4": {Owner: "default/a"}}}
 		}))
 	})
-	t.Run("reports once the operator has, too", func(t *testing.T) {
+	t.Run("may report after the operator", func(t *testing.T) {
 		harness.OK(t, changeStatus(t, admin, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) {
 			n.Status.ENI = v1alpha1.ENIStatus{Count: 1, Available: 1, ENIs: map[string]v1alpha1.ENI{"eni-1": {MAC: "02:00:00:00:00:01"}}}
 			n.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Served", LastTransitionTime: metav1.Now()}}
 		}))
 		harness.OK(t, changeStatus(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Status.IPAM.Waiting = 2 }))
 	})
-	t.Run("nothing else of the status", func(t *testing.T) {
+	t.Run("may not write other parts of the status", func(t *testing.T) {
 		const why = "berthd may write status.ipam only"
 		forbidden(t, changeStatus(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Status.ENI.Available = 9 }), why)
 		forbidden(t, changeStatus(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Status.Conditions = nil }), why)
 	})
-	t.Run("nothing of the object once it is there", func(t *testing.T) {
+	t.Run("may not change spec or labels of its object", func(t *testing.T) {
 		const why = "may change only status.ipam of an existing NodeNetwork"
 		forbidden(t, change(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Spec.IPAM.Available = available }), why)
 		forbidden(t, change(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }), why)
 	})
-	t.Run("deletes its own once the operator says that it is of no use, and not before", func(t *testing.T) {
+	t.Run("may delete its object only if the operator reports it as useless", func(t *testing.T) {
 		const why = "only if the operator's condition Degraded says that the instance belongs to another node or is gone"
 		says := func(kind string, status metav1.ConditionStatus, reason string) {
 			t.Helper()
@@ -117,7 +117,7 @@ func TestOperatorWritesAddresses(t *testing.T) {
 	operator := account(t, "berth-operator", "node-1")
 	harness.OK(t, admin.Create(t.Context(), nodeNetwork("node-1")))
 
-	t.Run("spec.ipam, status.eni and the conditions of any node", func(t *testing.T) {
+	t.Run("may write spec.ipam, status.eni and the conditions of any node", func(t *testing.T) {
 		harness.OK(t, change(t, operator, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) {
 			n.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{"10.0.0.4": {Resource: "eni-1"}}
 		}))
@@ -126,27 +126,27 @@ func TestOperatorWritesAddresses(t *testing.T) {
 			n.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Served", LastTransitionTime: metav1.Now()}}
 		}))
 	})
-	t.Run("not what the daemon reports", func(t *testing.T) {
+	t.Run("may not write the daemon's report", func(t *testing.T) {
 		forbidden(t, changeStatus(t, operator, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Status.IPAM.UsedCount = 1 }),
 			"may not write status.ipam, which belongs to the daemon")
 	})
-	t.Run("not what the node should be", func(t *testing.T) {
+	t.Run("may not write other parts of the spec", func(t *testing.T) {
 		const why = "may write spec.ipam only"
 		forbidden(t, change(t, operator, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Spec.InstanceID = "i-2" }), why)
 		forbidden(t, change(t, operator, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Spec.InstanceType = "m5.xlarge" }), why)
 		eight := int32(8)
 		forbidden(t, change(t, operator, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.PreAllocate = &eight }), why)
 	})
-	t.Run("no new object", func(t *testing.T) {
+	t.Run("may not create objects", func(t *testing.T) {
 		forbidden(t, operator.Create(t.Context(), nodeNetwork("node-2")), "may not create a NodeNetwork")
 	})
-	t.Run("deletes those of nodes that are gone", func(t *testing.T) {
+	t.Run("may delete objects of deleted nodes", func(t *testing.T) {
 		harness.OK(t, operator.Delete(t.Context(), nodeNetwork("node-1")))
 	})
 }
 
 // The policies do not apply to people and other clients with RBAC rights.
-func TestPoliciesDoNotApplyToOthers(t *testing.T) {
+func TestPoliciesDoNotApplyToOtherClients(t *testing.T) {
 	applyPolicies(t)
 	other := account(t, "another", "")
 	n := nodeNetwork("node-1")

@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// allow writes the list of allowed settings as an administrator, and returns once the API server
-// applies it, which it checks with probe: accepted if taken, rejected otherwise.
+// allow writes the list of allowed settings as an administrator, and returns when the API server
+// applies it: when probe is accepted if taken is true, or rejected otherwise.
 func allow(t *testing.T, as client.Client, data map[string]string, probe *v1alpha1.NodeNetwork, taken bool) {
 	t.Helper()
 	admin := harness.KubeClient(t)
@@ -27,7 +27,7 @@ func allow(t *testing.T, as client.Client, data map[string]string, probe *v1alph
 	harness.OK(t, err)
 	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
 	harness.OK(t, admin.Patch(t.Context(), list, client.RawPatch(types.MergePatchType, body)))
-	harness.Eventually(t, limit, "the API server goes by the list", func() error {
+	harness.Eventually(t, limit, "the API server applies the list", func() error {
 		err := as.Create(t.Context(), probe.DeepCopy(), client.DryRunAll)
 		if taken {
 			return err
@@ -45,7 +45,7 @@ func asking(change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
 // A daemon's token, stolen or not, can request only what the administrator's list allows: which
 // networks its ENIs reach, how many addresses are reserved, and no metadata that makes the object
 // hard to delete.
-func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
+func TestDaemonRequestsAllowedSettingsOnly(t *testing.T) {
 	applyPolicies(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
 	none := map[string]string{"securityGroups": "", "securityGroupTags": "", "subnetIDs": "", "subnetTags": "", "settings": "", "addresses": "256"}
@@ -62,35 +62,35 @@ func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
 		change func(*v1alpha1.NodeNetwork)
 		why    string
 	}{
-		{"a security group", groups("sg-0a"), "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"},
-		{"groups by tags", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SecurityGroupTags = map[string]string{"for": "databases"} },
+		{"security group", groups("sg-0a"), "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"},
+		{"security groups by tags", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SecurityGroupTags = map[string]string{"for": "databases"} },
 			"spec.eni.securityGroupTags has for=databases, which securityGroupTags of the ConfigMap kube-system/berthd-allowed does not list"},
-		{"a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SubnetIDs = []string{"subnet-0a"} },
+		{"subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SubnetIDs = []string{"subnet-0a"} },
 			"spec.eni.subnetIDs has subnet-0a, which subnetIDs of the ConfigMap kube-system/berthd-allowed does not list"},
 		{"subnets by tags", tags(map[string]string{"for": "databases"}),
 			"spec.eni.subnetTags has for=databases, which subnetTags of the ConfigMap kube-system/berthd-allowed does not list"},
 		{"eth0", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.FirstInterfaceIndex = new(int32(0)) },
 			"spec.eni.firstInterfaceIndex is 0, and settings of the ConfigMap kube-system/berthd-allowed does not list firstInterfaceIndex=0"},
-		{"ENIs that stay", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.DeleteOnTermination = new(false) },
+		{"ENIs kept after termination", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.DeleteOnTermination = new(false) },
 			"spec.eni.deleteOnTermination is false, and settings of the ConfigMap kube-system/berthd-allowed does not list deleteOnTermination=false"},
 		{"ENIs' own addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.UsePrimaryAddress = new(true) },
 			"spec.eni.usePrimaryAddress is true, and settings of the ConfigMap kube-system/berthd-allowed does not list usePrimaryAddress=true"},
-		{"a trunk", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.Trunk = new(true) },
+		{"trunk", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.Trunk = new(true) },
 			"spec.eni.trunk is true, and settings of the ConfigMap kube-system/berthd-allowed does not list trunk=true"},
-		{"a watermark for a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.PreAllocate = new(int32(65536)) },
+		{"watermark of the size of a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.PreAllocate = new(int32(65536)) },
 			"spec.eni asks for more than 256 addresses"},
-		{"as many at once", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MaxAboveWatermark = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
-		{"as many at least", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinAllocate = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
-		{"as many warm", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
-		{"as many to begin with", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinimumIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
-		{"as many in prefixes", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmPrefixTarget = new(int32(17)) }, "spec.eni asks for more than 256 addresses"},
-		{"as many in ENIs", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmENITarget = new(int32(6)) }, "spec.eni asks for more than 256 addresses"},
-		{"a finalizer", func(n *v1alpha1.NodeNetwork) { n.Finalizers = []string{"example.com/stay"} }, "only without finalizers, labels and annotations"},
-		{"a label", func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }, "only without finalizers, labels and annotations"},
+		{"too many above the watermark", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MaxAboveWatermark = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"too large minimum allocation", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinAllocate = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"too many warm addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"too large minimum of addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinimumIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"too many warm prefixes", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmPrefixTarget = new(int32(17)) }, "spec.eni asks for more than 256 addresses"},
+		{"too many warm ENIs", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmENITarget = new(int32(6)) }, "spec.eni asks for more than 256 addresses"},
+		{"finalizer", func(n *v1alpha1.NodeNetwork) { n.Finalizers = []string{"example.com/stay"} }, "only without finalizers, labels and annotations"},
+		{"label", func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }, "only without finalizers, labels and annotations"},
 		{"200 kB of annotations", func(n *v1alpha1.NodeNetwork) {
 			n.Annotations = map[string]string{"a": strings.Repeat("x", 200_000)}
 		}, "only without finalizers, labels and annotations"},
-		{"another Node's object", func(n *v1alpha1.NodeNetwork) {
+		{"owned by another Node", func(n *v1alpha1.NodeNetwork) {
 			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-2", UID: "1"}}
 		}, "only a NodeNetwork that is owned by its own Node"},
 		{"two owners", func(n *v1alpha1.NodeNetwork) {
@@ -99,12 +99,12 @@ func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			forbidden(t, daemon.Create(t.Context(), asking(tt.change), client.DryRunAll), tt.why)
-			if strings.HasPrefix(tt.why, "spec.") { // people may set all of these
+			if strings.HasPrefix(tt.why, "spec.") { // users may set all of these
 				harness.OK(t, admin.Create(t.Context(), asking(tt.change), client.DryRunAll))
 			}
 		})
 	}
-	t.Run("what a daemon asks for without settings of its own", func(t *testing.T) {
+	t.Run("requests of a daemon with default settings", func(t *testing.T) {
 		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
 			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"}}
 			n.Spec.ENI = v1alpha1.ENISpec{
@@ -113,7 +113,7 @@ func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
 			}
 		}), client.DryRunAll))
 	})
-	t.Run("what is listed", func(t *testing.T) {
+	t.Run("listed values", func(t *testing.T) {
 		list := map[string]string{
 			"securityGroups": "sg-0a,\n sg-0b", "subnetTags": "for=pods, zone=*", "settings": "firstInterfaceIndex=0, usePrimaryAddress=true, trunk=true", "addresses": "1000",
 		}
@@ -138,13 +138,13 @@ func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
 		allow(t, daemon, map[string]string{"subnetIDs": "subnet-0a, *"}, unnamed, true)
 		allow(t, daemon, map[string]string{"securityGroups": "*"}, asking(groups("sg-0c")), true)
 	})
-	t.Run("not the list itself", func(t *testing.T) {
+	t.Run("the list itself is read-only", func(t *testing.T) {
 		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
 		// Rights as in the role of berthd.
 		role := one[rbacv1.ClusterRole](t, render(t, deploy.OperatorMode), "berthd")
 		for _, rule := range role.Rules {
 			if slices.Contains(rule.Resources, "configmaps") {
-				t.Error("berthd's role has ConfigMaps")
+				t.Error("berthd's role has rights to ConfigMaps")
 			}
 		}
 		harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(list), list))
@@ -152,12 +152,12 @@ func TestDaemonRequestsWhatIsAllowed(t *testing.T) {
 }
 
 // If the list is missing, daemons may not create objects.
-func TestDaemonsCreateNothingWithoutTheAllowedList(t *testing.T) {
+func TestDaemonsCreateNothingWithoutAllowedList(t *testing.T) {
 	applyPolicies(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
 	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
 	harness.OK(t, admin.Delete(t.Context(), list))
-	harness.Eventually(t, limit, "creations are refused", func() error {
+	harness.Eventually(t, limit, "creations are rejected", func() error {
 		err := daemon.Create(t.Context(), nodeNetwork("node-1"), client.DryRunAll)
 		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
 			return err

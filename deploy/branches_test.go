@@ -22,7 +22,7 @@ import (
 
 // Only pods that a policy may select depend on the webhook. Two of its three configurations match
 // nothing until the operator fills them in.
-func TestWebhooksThatChangePods(t *testing.T) {
+func TestPodWebhooks(t *testing.T) {
 	objects := rendered(t, deploy.OperatorMode, "ports: {enabled: true}")
 	config := one[admissionregistrationv1.MutatingWebhookConfiguration](t, objects, "berth-ports")
 	type traits struct {
@@ -31,13 +31,13 @@ func TestWebhooksThatChangePods(t *testing.T) {
 		rules  int
 	}
 	if first := config.Webhooks[0].Name; first != callers.PolicyWebhookName {
-		t.Errorf("the first is %s, want that of policies, by whose annotations the others go", first)
+		t.Errorf("first webhook = %s, want that of policies, as the others depend on its annotations", first)
 	}
 	got := map[string]traits{}
 	for _, w := range config.Webhooks {
 		got[w.Name] = traits{*w.ClientConfig.Service.Path, *w.FailurePolicy, len(w.Rules)}
 		if *w.TimeoutSeconds > 5 || len(w.MatchConditions) == 0 || *w.SideEffects != admissionregistrationv1.SideEffectClassNone {
-			t.Errorf("%+v", w)
+			t.Errorf("webhook = %+v, want a timeout of at most 5 s, match conditions and no side effects", w)
 		}
 	}
 	if want := map[string]traits{
@@ -45,7 +45,7 @@ func TestWebhooksThatChangePods(t *testing.T) {
 		"pods.branches.ports.berth.dev": {webhook.MutatePath, admissionregistrationv1.Ignore, 1},
 		callers.WebhookName:             {webhook.MutatePath, admissionregistrationv1.Ignore, 0},
 	}; !maps.Equal(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
+		t.Errorf("match conditions = %+v, want %+v", got, want)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestOperatorTokenWritesBranchCapacityOnly(t *testing.T) {
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}
 	harness.OK(t, admin.Create(t.Context(), n))
 	t.Cleanup(func() { harness.OK(t, patchAs(admin, n, `{"metadata":{"finalizers":null}}`)) })
-	harness.Eventually(t, limit, "the policy holds", func() error {
+	harness.Eventually(t, limit, "the policy is in effect", func() error {
 		other := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"pool":"b"}}}`))
 		return byPolicy(operator.Status().Patch(t.Context(), n.DeepCopy(), other, client.DryRunAll))
 	})
@@ -104,7 +104,7 @@ func TestOperatorTokenWritesBranchCapacityOnly(t *testing.T) {
 	for what, do := range map[string]func() error{
 		"a taint": func() error { return patch(t, operator, n, `{"spec":{"taints":null}}`) },
 		"a label": func() error { return patch(t, operator, n, `{"metadata":{"labels":{"pool":"b"}}}`) },
-		"an end":  func() error { return operator.Delete(t.Context(), n) },
+		"delete":  func() error { return operator.Delete(t.Context(), n) },
 		"a Node": func() error {
 			return operator.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-3"}})
 		},
@@ -116,20 +116,20 @@ func TestOperatorTokenWritesBranchCapacityOnly(t *testing.T) {
 		},
 	} {
 		if err := do(); err == nil || !strings.Contains(err.Error(), "cannot") {
-			t.Errorf("%s: %v, want it refused by roles", what, err)
+			t.Errorf("%s: error = %v, want it forbidden by roles", what, err)
 		}
 	}
 	// A status update does not change the spec.
 	harness.OK(t, patch(t, operator, n, `{"spec":{"unschedulable":true}}`, "status"))
 	harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(n), n))
 	if n.Spec.Unschedulable {
-		t.Error("the operator has the Node take no pods")
+		t.Error("the operator made the Node unschedulable")
 	}
 
 	// Even with all RBAC rights, the policy lets the operator write only the status.
 	t.Run("with all rights", func(t *testing.T) {
 		applyPoliciesOfRelease(t, values(t, deploy.OperatorMode, "ports: {enabled: true}"))
-		harness.Eventually(t, limit, "it has all rights", func() error { return operator.List(t.Context(), &corev1.ConfigMapList{}) })
+		harness.Eventually(t, limit, "the operator has all rights", func() error { return operator.List(t.Context(), &corev1.ConfigMapList{}) })
 		forbidden(t, patch(t, operator, n, `{"metadata":{"labels":{"pool":"b"}}}`), "may write the status of a Node only")
 		forbidden(t, operator.Delete(t.Context(), n, client.DryRunAll), "may write the status of a Node only")
 		forbidden(t, operator.Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-3"}}), "may write the status of a Node only")

@@ -21,29 +21,29 @@ import (
 )
 
 // Like `helm lint --strict`, which also fails on warnings.
-func TestChartIsLintClean(t *testing.T) {
+func TestChartPassesLint(t *testing.T) {
 	for mode := range modes {
 		for _, m := range lint.RunAll("chart", deploy.InMode(mode, "test").Values, "kube-system").Messages {
 			if m.Severity > support.InfoSev {
-				t.Errorf("mode %s: %s", mode, m)
+				t.Errorf("mode %s: lint: %s", mode, m)
 			}
 		}
 	}
 }
 
 // The helm command of users and the cluster lab has the same version as the library.
-func TestHelmCommandIsOfTheLibrarysVersion(t *testing.T) {
+func TestHelmCommandMatchesLibrary(t *testing.T) {
 	version := regexp.MustCompile(`helm\.sh/helm/v4 (v\S+)`)
 	library, command := version.FindSubmatch(readFile(t, "../go.mod")), version.FindSubmatch(readFile(t, "../tools/helm/go.mod"))
 	if library == nil || command == nil || string(library[1]) != string(command[1]) {
-		t.Errorf("library %q, command %q", library, command)
+		t.Errorf("version of the library = %q, of the command = %q, want the same", library, command)
 	}
 }
 
 // With Helm's server-side apply, the second of two objects with the same name silently wins. The
 // namespace "default", which has the Events of cluster-scoped objects, is also the namespace of an
 // installation without --namespace.
-func TestEveryObjectIsThereOnce(t *testing.T) {
+func TestObjectsAreUnique(t *testing.T) {
 	for mode := range modes {
 		for _, namespace := range []string{"default", "networking"} {
 			r := deploy.InMode(mode, "test")
@@ -56,11 +56,11 @@ func TestEveryObjectIsThereOnce(t *testing.T) {
 }
 
 // Changes by a caller do not affect objects returned to other callers.
-func TestRenderedObjectsAreTheCallers(t *testing.T) {
+func TestRenderedObjectsAreCopies(t *testing.T) {
 	objects := render(t, deploy.NodeMode)
 	objects[0].SetName("changed")
 	if again := render(t, deploy.NodeMode); again[0].GetName() == "changed" {
-		t.Error("another caller's change is seen")
+		t.Error("a caller's change affected the objects of another caller")
 	}
 }
 
@@ -79,16 +79,16 @@ func TestOldKubernetesIsRejected(t *testing.T) {
 		r := values(t, tt.mode, tt.values)
 		r.Kubernetes = tt.version
 		if _, err := deploy.Render(r); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s, %s at %s: %v", tt.mode, tt.values, tt.version, err)
+			t.Errorf("Render() in mode %s with %s on Kubernetes %s: error = %v", tt.mode, tt.values, tt.version, err)
 		}
 	}
 }
 
-// definitions is the number of Berth's kinds.
+// definitions is the number of Berth's CRDs.
 const definitions = 11
 
-// The CRDs are as generated.
-func TestCRDsAreAsGenerated(t *testing.T) {
+// The installed CRDs are the generated ones.
+func TestCRDsMatchGenerated(t *testing.T) {
 	objects := render(t, deploy.PoolMode)
 	names, err := fs.Glob(deploy.CRDs(), "*.yaml")
 	harness.OK(t, err)
@@ -103,7 +103,7 @@ func TestCRDsAreAsGenerated(t *testing.T) {
 		}
 	}
 	if n := len(objects.Of("CustomResourceDefinition")); len(names) != definitions || n != definitions {
-		t.Errorf("%d definitions are generated and %d installed, want %d", len(names), n, definitions)
+		t.Errorf("%d CRDs are generated and %d installed, want %d", len(names), n, definitions)
 	}
 }
 
@@ -111,13 +111,12 @@ func TestCRDsAreAsGenerated(t *testing.T) {
 func TestCommonLabels(t *testing.T) {
 	for _, o := range rendered(t, deploy.PoolMode, "commonLabels: {team: network}") {
 		if o.GetLabels()["team"] != "network" {
-			t.Errorf("%s %s has the labels %v", o.GetKind(), o.GetName(), o.GetLabels())
+			t.Errorf("labels of %s %s = %v, want team=network", o.GetKind(), o.GetName(), o.GetLabels())
 		}
 	}
 }
 
-// A release may be in any namespace with any service account names: policies and bindings refer to
-// these.
+// A release may be in any namespace with any service account names, to which policies and bindings must refer.
 func TestReleaseInAnotherNamespace(t *testing.T) {
 	for _, mode := range []string{deploy.OperatorMode, deploy.PoolMode, deploy.PortMode} {
 		r := values(t, mode, "{daemon: {serviceAccount: {name: agent}}, operator: {serviceAccount: {name: leader}}}")
@@ -128,7 +127,7 @@ func TestReleaseInAnotherNamespace(t *testing.T) {
 		harness.OK(t, err)
 		for _, left := range []string{`kube-system[^"]`, `"kube-system"`, `serviceaccount:networking:berth`, `"kind":"ServiceAccount","name":"berth`} {
 			if m := regexp.MustCompile(left).FindIndex(text); m != nil {
-				t.Errorf("%s: ...%s...", mode, text[max(0, m[0]-100):min(len(text), m[1]+50)])
+				t.Errorf("mode %s: fixed name in the objects: ...%s...", mode, text[max(0, m[0]-100):min(len(text), m[1]+50)])
 			}
 		}
 		users := map[string]bool{}
@@ -139,16 +138,16 @@ func TestReleaseInAnotherNamespace(t *testing.T) {
 			}
 		}
 		if !users["'system:serviceaccount:networking:agent'"] || !users["'system:serviceaccount:networking:leader'"] {
-			t.Errorf("%s: policies are about %v", mode, users)
+			t.Errorf("mode %s: accounts in policies = %v, want agent and leader", mode, users)
 		}
 		harness.OK(t, applyIn(t, "networking", objects))
 		if m := podOf(t, objects, "daemon").ServiceAccountName + podOf(t, objects, "operator").ServiceAccountName; m != "agentleader" {
-			t.Errorf("pods run as %s", m)
+			t.Errorf("service accounts of pods = %s, want agent and leader", m)
 		}
 	}
 }
 
-// The notes say what to check and which prerequisites are missing.
+// The notes list what to check and which prerequisites are missing.
 func TestNotes(t *testing.T) {
 	for _, tt := range []struct {
 		mode, values string
@@ -172,14 +171,14 @@ func TestNotes(t *testing.T) {
 		}
 		for _, text := range tt.lacks {
 			if strings.Contains(notes, text) {
-				t.Errorf("%s, %s: the notes have %q:\n%s", tt.mode, tt.values, text, notes)
+				t.Errorf("%s, %s: the notes contain %q:\n%s", tt.mode, tt.values, text, notes)
 			}
 		}
 	}
 }
 
 // modes.yaml lists the modes of the chart, and their settings are known to the programs.
-func TestModesAreThoseOfTheChart(t *testing.T) {
+func TestModesMatchChart(t *testing.T) {
 	var of map[string]struct {
 		Kubernetes       string
 		EventsOf         []string
@@ -190,16 +189,16 @@ func TestModesAreThoseOfTheChart(t *testing.T) {
 	for mode, ipam := range modes {
 		m, ok := of[mode]
 		if got, _ := m.Daemon["ipam"].(string); !ok || got != ipam && (got != "" || ipam != config.IPAMENI) {
-			t.Errorf("mode %s has ipam %q", mode, got)
+			t.Errorf("mode %s: ipam = %q", mode, got)
 		}
 		dirs, err := filepath.Glob("chart/files/rbac/" + mode + "/*/role.yaml")
 		harness.OK(t, err)
 		if (m.Operator != nil) != (len(dirs) == 2) || (m.Operator != nil) != (len(m.EventsOf) > 0) {
-			t.Errorf("mode %s: operator %v, roles %v, events of %v", mode, m.Operator, dirs, m.EventsOf)
+			t.Errorf("mode %s: operator = %v, roles = %v, events of %v", mode, m.Operator, dirs, m.EventsOf)
 		}
 	}
 	if len(of) != len(modes) {
-		t.Errorf("the chart has %d modes", len(of))
+		t.Errorf("the chart has %d modes, want those of modes.yaml", len(of))
 	}
 }
 

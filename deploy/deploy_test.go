@@ -41,20 +41,20 @@ func checkProbes(t *testing.T, c corev1.Container, address string) {
 	t.Helper()
 	for path, p := range map[string]*corev1.Probe{"/startupz": c.StartupProbe, "/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
 		if !asks(p, path, address, c.Ports) {
-			t.Errorf("probe %+v, served at %s", p, address)
+			t.Errorf("probe = %+v, want a request to %s", p, address)
 		}
 		// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
 		if p.TimeoutSeconds < 10 {
-			t.Errorf("%s gives up after %d s", path, p.TimeoutSeconds)
+			t.Errorf("timeout of probe %s = %d s, want at least 10 s", path, p.TimeoutSeconds)
 		}
 	}
 	start := c.StartupProbe
 	if longest := web.StartupPatience + 5*time.Second; float64(start.TimeoutSeconds) < longest.Seconds() {
-		t.Errorf("/startupz is given up after %d s, answers within %v", start.TimeoutSeconds, longest)
+		t.Errorf("timeout of probe /startupz = %d s, want more than its maximum response time %v", start.TimeoutSeconds, longest)
 	}
 	// The kubelet probes immediately and then once a period, but not before the program listens.
 	if start.InitialDelaySeconds < 1 || start.PeriodSeconds > 1 || start.FailureThreshold < 60 {
-		t.Errorf("start-up probe %+v", start)
+		t.Errorf("startup probe = %+v, want one that tolerates a normal start", start)
 	}
 }
 
@@ -125,16 +125,16 @@ func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *config.Loader[C
 
 // The configuration for manual installation is the one that berthd installs, except for the socket
 // and timeout of the daemon, and with a CNI version that all runtimes and plugins support.
-func TestConflistIsTheInstalledOne(t *testing.T) {
+func TestConflistMatchesInstalled(t *testing.T) {
 	cfg := load(t, corev1.Container{})
 	want, err := install.Network{CNIVersions: []string{"1.0.0"}, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
 	if err != nil {
 		t.Fatal(err)
 	}
 	installed, _ := decode(t, want).(map[string]any)
-	delete(installed, "berthPlugins") // tells Berth's entries from others in an upgrade
+	delete(installed, "berthPlugins") // distinguishes Berth's entries in an upgrade
 	if d := cmp.Diff(any(installed), decode(t, readFile(t, "cni/"+cfg.CNIConfName))); d != "" {
-		t.Errorf("differs from what is installed (-installed +here):\n%s", d)
+		t.Errorf("configuration differs from the installed one (-installed +here):\n%s", d)
 	}
 }
 
@@ -146,7 +146,7 @@ func decode(t *testing.T, data []byte) (v any) {
 	return v
 }
 
-// imagesSpec has the fields of deploy/images.yaml that must match the programs and manifests.
+// imagesSpec contains the fields of deploy/images.yaml that must match the programs and manifests.
 type imagesSpec struct {
 	Images []struct {
 		Name       string   `json:"name"`
@@ -159,9 +159,8 @@ type imagesSpec struct {
 	} `json:"images"`
 }
 
-// The images have the programs at the expected paths: the plugin is next to berthd, which installs
-// it.
-func TestImagesHaveThePrograms(t *testing.T) {
+// The images have the programs at the expected paths: the plugin is beside berthd, which installs it.
+func TestImagesContainPrograms(t *testing.T) {
 	programs := map[string][]string{"berth-node": {"berthd", "berth", "berthctl", "cni/loopback", "cni/portmap", "cni/bandwidth"}, "berth-operator": {"berth-operator"}, "berth-egress": {"berth-egress"}}
 	var spec imagesSpec
 	if err := yaml.Unmarshal(readFile(t, "images.yaml"), &spec); err != nil {
@@ -180,10 +179,10 @@ func TestImagesHaveThePrograms(t *testing.T) {
 			}
 		}
 		if !slices.Equal(has, want) || !slices.Equal(image.Entrypoint, []string{"/" + want[0]}) {
-			t.Errorf("image %s has %q and starts %q, expected %q and the first of them", image.Name, has, image.Entrypoint, want)
+			t.Errorf("image %s has programs %q and entrypoint %q, want programs %q and the first as entrypoint", image.Name, has, image.Entrypoint, want)
 		}
 	}
 	for name := range programs {
-		t.Errorf("there is no image %s", name)
+		t.Errorf("program %s has no image", name)
 	}
 }

@@ -94,7 +94,7 @@ func applyEgressPolicies(t *testing.T) {
 		"selectors": func() error {
 			return other.Create(t.Context(), selecting("probe", &v1alpha1.LabelSelector{}), client.DryRunAll)
 		},
-		"who poses": func() error {
+		"impostors": func() error {
 			return other.Create(t.Context(), plainPod("default", "probe", map[string]string{v1alpha1.LabelEgress: "a"}), client.DryRunAll)
 		},
 		"Services": func() error {
@@ -121,21 +121,21 @@ func TestDaemonSetsUpItsOwnEgressClients(t *testing.T) {
 	harness.OK(t, operator.Create(t.Context(), slice))
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), user))
 
-	t.Run("its own", func(t *testing.T) {
+	t.Run("may write the status of its own clients", func(t *testing.T) {
 		harness.OK(t, changeStatus(t, daemon, o, setUp))
 		harness.OK(t, changeStatus(t, daemon, o, func(o *v1alpha1.EgressClient) { o.Status.Node.State = v1alpha1.EgressClientGone }))
 		harness.OK(t, changeStatus(t, operator, o, conditioned))
 		harness.OK(t, changeStatus(t, daemon, o, setUp))
 	})
-	t.Run("not another's", func(t *testing.T) {
+	t.Run("may not write clients of other nodes", func(t *testing.T) {
 		forbidden(t, changeStatus(t, other, o, setUpElsewhere), "berthd of node node-2 may write the status of that node's EgressClients only, and spec.nodeName is node-1")
 		forbidden(t, changeStatus(t, account(t, "berthd", ""), o, setUpElsewhere), "this token names no node")
 	})
-	t.Run("nothing else of the status", func(t *testing.T) {
+	t.Run("may not write other parts of the status", func(t *testing.T) {
 		forbidden(t, changeStatus(t, daemon, o, func(o *v1alpha1.EgressClient) { o.Status.Conditions[0].Status = "False" }), "berthd may write status.node only")
 		forbidden(t, changeStatus(t, daemon, o, func(o *v1alpha1.EgressClient) { o.Status.Conditions = nil }), "berthd may write status.node only")
 	})
-	t.Run("no object", func(t *testing.T) {
+	t.Run("may not create, change or delete objects", func(t *testing.T) {
 		const why = "berthd may write the status of EgressClients only"
 		forbidden(t, daemon.Create(t.Context(), egressClient("mine")), why)
 		forbidden(t, daemon.Create(t.Context(), egressSlice("mine", "nat")), why)
@@ -156,8 +156,8 @@ func setUpElsewhere(o *v1alpha1.EgressClient) {
 	o.Status.Node.Addresses = []string{"10.0.0.9"}
 }
 
-// Only Berth's programs may define the clients of an Egress and its gateways: no administrator, no
-// user with all other rights, and no gateway.
+// Only Berth's programs may define the clients of an Egress and its gateways: not an administrator, a user with all
+// other rights, or a gateway.
 func TestOnlyOperatorWritesEgressClients(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "")
@@ -179,7 +179,7 @@ func TestOnlyOperatorWritesEgressClients(t *testing.T) {
 			e.Status.Gateways = []v1alpha1.EgressGateway{{Name: "mine", UID: "1", Addresses: []string{"10.0.0.1"}}}
 		}), "the status of an Egress is written by berth-operator")
 		harness.OK(t, change(t, as, user, func(e *v1alpha1.Egress) { e.Spec.Destinations = []string{"::/0"} }))
-		harness.OK(t, change(t, as, o, func(o *v1alpha1.EgressClient) { o.OwnerReferences = nil })) // like the garbage collector
+		harness.OK(t, change(t, as, o, func(o *v1alpha1.EgressClient) { o.OwnerReferences = nil })) // as the garbage collector does
 		harness.OK(t, as.Delete(t.Context(), o))
 		o = egressClient("web")
 		harness.OK(t, operator.Create(t.Context(), o))
@@ -194,44 +194,44 @@ func TestOperatorWritesEgressClients(t *testing.T) {
 	harness.OK(t, operator.Create(t.Context(), slice))
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), user))
 
-	t.Run("what it says", func(t *testing.T) {
+	t.Run("may write its own fields", func(t *testing.T) {
 		harness.OK(t, change(t, operator, o, func(o *v1alpha1.EgressClient) { o.Spec.Egresses = nil }))
 		harness.OK(t, changeStatus(t, operator, o, conditioned))
 		harness.OK(t, change(t, operator, slice, func(s *v1alpha1.EgressClientSlice) { s.Clients = nil }))
 		harness.OK(t, changeStatus(t, operator, user, func(e *v1alpha1.Egress) { e.Status.Clients = 3 }))
 	})
-	t.Run("not what a node says", func(t *testing.T) {
+	t.Run("may not write a node's report", func(t *testing.T) {
 		const why = "berth-operator may not write status.node of an EgressClient"
 		forbidden(t, changeStatus(t, operator, o, setUp), why)
 		harness.OK(t, changeStatus(t, account(t, "berthd", "node-1"), o, setUp))
 		forbidden(t, changeStatus(t, operator, o, func(o *v1alpha1.EgressClient) { o.Status.Node = nil }), why)
 		harness.OK(t, changeStatus(t, operator, o, func(o *v1alpha1.EgressClient) { o.Status.Conditions[0].Reason = "Other" }))
 	})
-	t.Run("not what users say", func(t *testing.T) {
+	t.Run("may not write users' fields", func(t *testing.T) {
 		const why = "berth-operator may write the status of an Egress only"
 		forbidden(t, operator.Create(t.Context(), egress("mine")), why)
 		forbidden(t, change(t, operator, user, func(e *v1alpha1.Egress) { e.Spec.Destinations = []string{"::/0"} }), why)
 		forbidden(t, change(t, operator, user, func(e *v1alpha1.Egress) { e.Labels = map[string]string{"a": "b"} }), why)
 		forbidden(t, operator.Delete(t.Context(), user), why)
 	})
-	t.Run("only of pods and Egresses", func(t *testing.T) {
+	t.Run("may create objects for pods and Egresses only", func(t *testing.T) {
 		for what, made := range map[string]client.Object{
-			"no owner":        edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.OwnerReferences = nil }),
-			"another's name":  edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.OwnerReferences[0].Name = "a" }),
-			"a node's":        edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.OwnerReferences[0].Kind = "Node" }),
-			"a finalizer":     edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.Finalizers = []string{"a/b"} }),
-			"a label":         edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.Labels = map[string]string{"a": "b"} }),
-			"an annotation":   edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.Annotations = map[string]string{"a": "b"} }),
-			"a slice of none": edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.OwnerReferences = nil }),
-			"of another":      edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.Labels[v1alpha1.LabelEgress] = "other" }),
-			"of a pod":        edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.OwnerReferences[0].Kind = "Pod" }),
+			"without owner":           edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.OwnerReferences = nil }),
+			"name of another pod":     edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.OwnerReferences[0].Name = "a" }),
+			"owned by a node":         edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.OwnerReferences[0].Kind = "Node" }),
+			"a finalizer":             edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.Finalizers = []string{"a/b"} }),
+			"a label":                 edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.Labels = map[string]string{"a": "b"} }),
+			"an annotation":           edited(egressClient("b"), func(o *v1alpha1.EgressClient) { o.Annotations = map[string]string{"a": "b"} }),
+			"slice without owner":     edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.OwnerReferences = nil }),
+			"slice of another Egress": edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.Labels[v1alpha1.LabelEgress] = "other" }),
+			"slice owned by a pod":    edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.OwnerReferences[0].Kind = "Pod" }),
 		} {
 			if err := operator.Create(t.Context(), made); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator may create an EgressClient only for the pod of the same name") {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("Create() %s: error = %v, want it forbidden", what, err)
 			}
 		}
 	})
-	t.Run("nothing in metadata", func(t *testing.T) {
+	t.Run("may not change metadata", func(t *testing.T) {
 		for _, object := range []client.Object{o, slice} {
 			for _, body := range []string{
 				`{"metadata":{"finalizers":["a/b"]}}`, `{"metadata":{"labels":{"a":"c"}}}`, `{"metadata":{"annotations":{"a":"c"}}}`, `{"metadata":{"ownerReferences":null}}`,
@@ -240,7 +240,7 @@ func TestOperatorWritesEgressClients(t *testing.T) {
 			}
 		}
 	})
-	t.Run("takes them away", func(t *testing.T) {
+	t.Run("may delete objects", func(t *testing.T) {
 		harness.OK(t, operator.Delete(t.Context(), o))
 		harness.OK(t, operator.Delete(t.Context(), slice))
 	})
@@ -269,7 +269,7 @@ func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstr
 	return out
 }
 
-// set returns a change of one field to a JSON value. Numbers in the path are indexes.
+// set returns a change that sets one field to a JSON value. Numbers in the path are indexes.
 func set(t *testing.T, path, value string) func(*unstructured.Unstructured) {
 	return func(o *unstructured.Unstructured) {
 		t.Helper()
@@ -295,7 +295,7 @@ func set(t *testing.T, path, value string) func(*unstructured.Unstructured) {
 }
 
 // The operator's token may create the objects of gateways, and no other objects of these kinds.
-func TestOperatorMakesGatewaysAlone(t *testing.T) {
+func TestOperatorCreatesGatewaysOnly(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
 	least := intstr.FromInt32(1)
@@ -306,7 +306,7 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 	for kind, o := range made {
 		t.Cleanup(func() { _ = harness.KubeClient(t).Delete(context.WithoutCancel(t.Context()), o.DeepCopy()) })
 		if err := apply(t, operator, o); err != nil {
-			t.Errorf("%s: %v", kind, err)
+			t.Errorf("apply %s: %v", kind, err)
 		}
 	}
 	const added = "spec.template.spec."
@@ -367,13 +367,13 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 		o := gatewaysOf(t, e)[tt.kind]
 		set(t, tt.path, tt.value)(o)
 		if err := apply(t, operator, o); err == nil || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator") {
-			t.Errorf("%s with %s %s: %v", tt.kind, tt.path, tt.value, err)
+			t.Errorf("%s with %s %s: error = %v, want it forbidden by a policy", tt.kind, tt.path, tt.value, err)
 		}
 	}
 }
 
-// A template cannot request settings that gateways must not have: the write is rejected, and the
-// message names the field.
+// A template cannot request settings that gateways must not have: the write is rejected with a message that names the
+// field.
 func TestEgressTemplates(t *testing.T) {
 	applyEgressPolicies(t)
 	user := account(t, "another", "node-1")
@@ -397,7 +397,7 @@ func TestEgressTemplates(t *testing.T) {
 		`{"volumes":[{"name":"a","ephemeral":{}}]}`:                                                                            path + "volumes: a: gateways have volumes of",
 	} {
 		if err := user.Create(t.Context(), withTemplate("bad", spec)); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), why) {
-			t.Errorf("%s: got %v\nwant it invalid because %s", spec, err, why)
+			t.Errorf("template %s: error = %v\nwant it invalid because %s", spec, err, why)
 		}
 	}
 	// Values of a wrong type are reported in the operator's condition, by path.
@@ -410,20 +410,20 @@ func TestEgressTemplates(t *testing.T) {
 		`{"containers":[{"name":"a","securityContext":[],"env":{},"envFrom":null},{"name":"b","securityContext":{"capabilities":["NET_ADMIN"]},"env":[{"valueFrom":[]}]},{"name":"c","securityContext":null}]}`,
 	} {
 		if err := user.Create(t.Context(), withTemplate("good", spec), client.DryRunAll); err != nil {
-			t.Errorf("%s: %v", spec, err)
+			t.Errorf("template %s: %v", spec, err)
 		}
 	}
 	good := egress("good")
 	harness.OK(t, user.Create(t.Context(), good))
 	if err := patch(t, user, good, `{"spec":{"template":{"spec":{"hostIPC":true}}}}`); !apierrors.IsInvalid(err) {
-		t.Errorf("got %v, want it invalid", err)
+		t.Errorf("error = %v, want it invalid", err)
 	}
 	harness.OK(t, patch(t, user, good, `{"spec":{"replicas":3}}`))
 }
 
-// Objects of other owners are not taken over, and additions by people to an Egress's Deployment do
-// not block the operator.
-func TestOperatorLeavesOthersObjects(t *testing.T) {
+// The operator cannot take over objects of other owners, and users' additions to an Egress's Deployment do not block
+// the operator.
+func TestOperatorKeepsObjectsOfOtherOwners(t *testing.T) {
 	applyEgressPolicies(t)
 	operator, admin := account(t, "berth-operator", "node-1"), harness.KubeClient(t)
 	e := egress("nat")
@@ -448,7 +448,7 @@ func TestOperatorLeavesOthersObjects(t *testing.T) {
 // Only the operator and Kubernetes' controllers may create pods with the label of gateways, or
 // objects that create such pods: neither a tenant with the role edit nor an administrator, with any
 // kind.
-func TestNobodyPosesAsGateway(t *testing.T) {
+func TestOnlyOperatorCreatesGatewayPods(t *testing.T) {
 	applyEgressPolicies(t)
 	const namespace = "team-g"
 	tenant, admin := user(t, "edit", namespace), harness.KubeClient(t)
@@ -461,12 +461,12 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 	replicaSets, collector := as("system:serviceaccount:kube-system:replicaset-controller"), as("system:serviceaccount:kube-system:generic-garbage-collector")
 	gateway := map[string]string{v1alpha1.LabelEgress: "nat", "app": "web"}
 	const why = "only the Deployment of an Egress may create pods"
-	harness.Eventually(t, limit, "the role holds", func() error { return tenant.Create(t.Context(), plainPod(namespace, "web", nil)) })
+	harness.Eventually(t, limit, "the role is in effect", func() error { return tenant.Create(t.Context(), plainPod(namespace, "web", nil)) })
 	harness.OK(t, replicaSets.Create(t.Context(), ownedBy("apps/v1", "ReplicaSet", plainPod(namespace, "gateway", gateway))))
 	harness.OK(t, as("system:serviceaccount:kube-system:deployment-controller").Create(t.Context(), ownedBy("apps/v1", "Deployment", workloads(namespace, "gateway", gateway)["ReplicaSet"])))
 	for kind, o := range workloads(namespace, "web", map[string]string{"app": "web"}) {
 		if err := tenant.Create(t.Context(), o); client.IgnoreAlreadyExists(err) != nil {
-			t.Errorf("%s: %v", kind, err)
+			t.Errorf("create %s: %v", kind, err)
 		}
 	}
 
@@ -474,23 +474,23 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 		for _, of := range []string{"nat", ""} {
 			for kind, o := range workloads(namespace, "posing", map[string]string{v1alpha1.LabelEgress: of, "app": "web"}) {
 				if err := c.Create(t.Context(), o); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
-					t.Errorf("%s makes a %s of %q: %v", name, kind, of, err)
+					t.Errorf("%s creates a %s with label %q: error = %v, want it forbidden", name, kind, of, err)
 				}
 			}
 		}
-		for kind, o := range workloads(namespace, "web", nil) { // the existing ones
+		for kind, o := range workloads(namespace, "web", nil) { // existing objects
 			for _, label := range []string{`{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, `{"metadata":{"labels":{"egress.berth.dev/name":""}}}`} {
 				change := `{"spec":{"template":` + label + `}}`
 				switch kind {
 				case "Job":
-					continue // its template cannot change
+					continue // a Job's template is immutable
 				case "Pod":
 					change = label
 				case "CronJob":
 					change = `{"spec":{"jobTemplate":` + change + `}}`
 				}
 				if err := patch(t, c, o, change); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
-					t.Errorf("%s changes a %s by %s: %v", name, kind, label, err)
+					t.Errorf("%s changes a %s with label %s: error = %v, want it forbidden", name, kind, label, err)
 				}
 			}
 		}
@@ -527,7 +527,7 @@ func TestServicesOfEgressesSelectGateways(t *testing.T) {
 	harness.OK(t, admin.Create(t.Context(), e))
 	s := gatewaysOf(t, e)["Service"]
 	harness.OK(t, apply(t, operator, s))
-	harness.Eventually(t, limit, "the role holds", func() error { return patch(t, tenant, s, `{"metadata":{"annotations":{"a":"b"}}}`) })
+	harness.Eventually(t, limit, "the role is in effect", func() error { return patch(t, tenant, s, `{"metadata":{"annotations":{"a":"b"}}}`) })
 
 	const why, whose = "spec.selector: the Service of an Egress must select its gateways", "metadata.ownerReferences: only berth-operator may set or remove the Egress that owns a Service"
 	forbidden(t, patch(t, tenant, s, `{"spec":{"selector":{"egress.berth.dev/name":null,"app":"web"}}}`), why)
@@ -581,7 +581,7 @@ func ownedBy(api, kind string, o client.Object) client.Object {
 
 // Only gateways may have the annotation that enables packet forwarding in a pod's network
 // namespace.
-func TestNobodyElseForwards(t *testing.T) {
+func TestOnlyGatewaysForward(t *testing.T) {
 	applyEgressPolicies(t)
 	admin := harness.KubeClient(t)
 	forward := map[string]string{v1alpha1.AnnotationEgressGateway: "true"}

@@ -48,14 +48,14 @@ func managedPatch(t *testing.T, entries []metav1.ManagedFieldsEntry) client.Patc
 	return client.RawPatch(types.MergePatchType, body)
 }
 
-func TestNodeNetworkCarriesNothingElse(t *testing.T) {
+func TestNodeNetworkMetadataIsBounded(t *testing.T) {
 	applyPolicies(t)
 	daemon := account(t, "berthd", "node-1")
 	for what, add := range hoards {
 		n := nodeNetwork("node-1")
 		add(n)
 		if err := byPolicy(daemon.Create(t.Context(), n, client.DryRunAll)); err != nil {
-			t.Errorf("made with %s: %v", what, err)
+			t.Errorf("create with %s: error = %v, want it rejected by a policy", what, err)
 		}
 	}
 	n := nodeNetwork("node-1")
@@ -65,14 +65,14 @@ func TestNodeNetworkCarriesNothingElse(t *testing.T) {
 	carriesNothingElse(t, daemon, n)
 }
 
-func TestBlocksAndRequestsCarryNothingElse(t *testing.T) {
+func TestBlockAndRequestMetadataIsBounded(t *testing.T) {
 	applyPoolPolicies(t)
 	daemon, operator := account(t, "berthd", "node-1"), account(t, "berth-operator", "")
 	for what, add := range hoards {
 		r := blockRequest("request", "node-1")
 		add(r)
 		if err := byPolicy(daemon.Create(t.Context(), r, client.DryRunAll)); err != nil {
-			t.Errorf("a request with %s: %v", what, err)
+			t.Errorf("request with %s: error = %v, want it rejected by a policy", what, err)
 		}
 	}
 	b := addressBlock("default", 1, "node-1")
@@ -83,7 +83,7 @@ func TestBlocksAndRequestsCarryNothingElse(t *testing.T) {
 	}
 }
 
-func TestPodNICsCarryNothingElse(t *testing.T) {
+func TestPodNICMetadataIsBounded(t *testing.T) {
 	applyPortPolicies(t)
 	n := podNIC("own", "")
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), n))
@@ -91,8 +91,8 @@ func TestPodNICsCarryNothingElse(t *testing.T) {
 	carriesNothingElse(t, account(t, "berthd", "node-1"), n)
 }
 
-// carriesNothingElse checks that a daemon cannot add other data to an existing object, including an
-// object with large managed fields.
+// carriesNothingElse asserts that a daemon cannot add other data to an existing object, including one that has large
+// managed fields.
 func carriesNothingElse(t *testing.T, daemon client.Client, o client.Object) {
 	t.Helper()
 	kind := strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1alpha1.")

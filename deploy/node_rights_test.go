@@ -15,10 +15,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// RBAC has no field selectors: the right to list the pods of a node is the right to read every pod,
-// including its environment. So no node's token may read pods or other objects of users, in any
-// mode.
-func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
+// RBAC has no field selectors: the right to list the pods of a node is the right to read every pod, including its
+// environment. So in no mode may a node's token read pods or other objects of users.
+func TestNodeTokenCannotReadUserObjects(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
 	victim := &corev1.Pod{
@@ -32,7 +31,7 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			bindRoles(t, mode, false)
 			node := account(t, "berthd", "node-1")
-			harness.Eventually(t, limit, "its role holds, and no other", func() error {
+			harness.Eventually(t, limit, "only its role is in effect", func() error {
 				if err := notBoundMore(t, node); err != nil {
 					return err
 				}
@@ -63,7 +62,7 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 				"a label of its Node":  node.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"pool":"gpu"}}}`))),
 			} {
 				if !apierrors.IsForbidden(err) {
-					t.Errorf("%s: %v, want no right to it", what, err)
+					t.Errorf("%s: error = %v, want it forbidden", what, err)
 				}
 			}
 		})
@@ -77,7 +76,7 @@ func metadataOf(kind string) *metav1.PartialObjectMetadataList {
 }
 
 // In port mode, berthd's token reads PodNICs and reports on those of its node.
-func TestNodeTokenReportsOfItsNICs(t *testing.T) {
+func TestNodeTokenReportsOnItsNICs(t *testing.T) {
 	applyPortPolicies(t)
 	admin := harness.KubeClient(t)
 	own, other := podNIC("own", ""), podNIC("other", "")
@@ -88,13 +87,13 @@ func TestNodeTokenReportsOfItsNICs(t *testing.T) {
 	bound(t, other, "node-2")
 	bindRoles(t, deploy.PortMode, true)
 	node := account(t, "berthd", "node-1")
-	harness.Eventually(t, limit, "its role holds, and no other", func() error {
+	harness.Eventually(t, limit, "only its role is in effect", func() error {
 		return errors.Join(notBoundMore(t, node), node.List(t.Context(), &v1alpha1.PodNICList{}))
 	})
 	var list v1alpha1.PodNICList
 	harness.OK(t, node.List(t.Context(), &list, client.MatchingFields{"status.nodeName": "node-1"}))
 	if len(list.Items) != 1 || list.Items[0].Name != "own" {
-		t.Errorf("of node-1 there are %v", list.Items)
+		t.Errorf("PodNICs of node-1 = %v, want own", list.Items)
 	}
 	harness.OK(t, node.List(t.Context(), &corev1.NamespaceList{}))
 	const report = `{"status":{"node":{"state":"Plugged","portID":"port-1"}}}`

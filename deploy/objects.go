@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Objects are objects of the Kubernetes API.
+// Objects is a list of Kubernetes API objects.
 type Objects []*unstructured.Unstructured
 
 func newObject() *unstructured.Unstructured { return &unstructured.Unstructured{} }
@@ -42,7 +42,7 @@ func (o Objects) Of(kinds ...string) Objects {
 	return slices.DeleteFunc(slices.Clone(o), func(u *unstructured.Unstructured) bool { return !slices.Contains(kinds, u.GetKind()) })
 }
 
-// Except returns the objects of all other kinds.
+// Except returns all objects of other kinds.
 func (o Objects) Except(kinds ...string) Objects {
 	return slices.DeleteFunc(slices.Clone(o), func(u *unstructured.Unstructured) bool { return slices.Contains(kinds, u.GetKind()) })
 }

@@ -23,8 +23,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// asOperator returns a client with the operator's token, limited by the roles and policies of a
-// mode.
+// asOperator returns a client with the operator's token, restricted by the roles and policies of a mode.
 func asOperator(t *testing.T, mode, kind string) client.Client {
 	t.Helper()
 	return asOperatorOf(t, render(t, mode), kind)
@@ -36,7 +35,7 @@ func asOperatorOf(t *testing.T, objects deploy.Objects, kind string) client.Clie
 	harness.KubeClean(t)
 	bindRolesOf(t, objects, true)
 	operator := account(t, "berth-operator", "node-1")
-	harness.Eventually(t, limit, "roles and policies hold", func() error {
+	harness.Eventually(t, limit, "roles and policies are in effect", func() error {
 		return errors.Join(notBoundMore(t, operator), operator.Create(t.Context(), event("default", kind, "berth-operator"), client.DryRunAll),
 			byPolicy(operator.Create(t.Context(), lease("probe"), client.DryRunAll)))
 	})
@@ -73,7 +72,7 @@ func rightsTo(t *testing.T, as client.Client, of string) (may []string) {
 	return may
 }
 
-// patch sends a merge patch, as someone with a stolen token could.
+// patch sends a merge patch, as an attacker with a stolen token could.
 func patch(t *testing.T, as client.Client, o client.Object, body string, sub ...string) error {
 	t.Helper()
 	o, p := o.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(body))
@@ -83,9 +82,9 @@ func patch(t *testing.T, as client.Client, o client.Object, body string, sub ...
 	return as.Patch(t.Context(), o, p)
 }
 
-// The operator's token may write one Lease, its own events about its own kinds, and only the
-// metadata that it needs: nothing that keeps an object or causes its deletion.
-func TestOperatorTokenReachesNoFurther(t *testing.T) {
+// The operator's token may write one Lease, its own events about its own kinds, and only necessary metadata: nothing
+// that prevents or causes an object's deletion.
+func TestOperatorTokenRights(t *testing.T) {
 	type try struct {
 		name, why string
 		do        func() error
@@ -111,23 +110,23 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, operator.Update(t.Context(), own))
 		harness.OK(t, admin.Delete(t.Context(), own))
 		if mode != deploy.PortMode { // NICs of port mode are in all namespaces
-			more = append(more, try{"an event of another namespace", denied, func() error { return operator.Create(t.Context(), event("kube-system", kind, "berth-operator")) }})
+			more = append(more, try{"event in another namespace", denied, func() error { return operator.Create(t.Context(), event("kube-system", kind, "berth-operator")) }})
 		}
 		for _, c := range append(more,
-			try{"another's Lease", leases, func() error { return operator.Create(t.Context(), lease("another")) }},
-			try{"a Lease of another namespace", denied, func() error {
+			try{"another Lease", leases, func() error { return operator.Create(t.Context(), lease("another")) }},
+			try{"Lease in another namespace", denied, func() error {
 				l := lease("berth-operator")
 				l.Namespace = "default"
 				return operator.Create(t.Context(), l)
 			}},
-			try{"an event in another's name", "its own events", func() error { return operator.Create(t.Context(), event("default", kind, "scheduler")) }},
-			try{"an event about another's object", "its own events", func() error { return operator.Create(t.Context(), event("default", "Service", "berth-operator")) }},
-			try{"another's event", "its own events", func() error { return patch(t, operator, theirs, again) }},
-			try{"another's event kept", "its own events", func() error { return patch(t, operator, theirs, `{"metadata":{"finalizers":["a/b"]}}`) }},
+			try{"event as another reporter", "its own events", func() error { return operator.Create(t.Context(), event("default", kind, "scheduler")) }},
+			try{"event about another kind", "its own events", func() error { return operator.Create(t.Context(), event("default", "Service", "berth-operator")) }},
+			try{"event of another reporter", "its own events", func() error { return patch(t, operator, theirs, again) }},
+			try{"finalizer on an event of another reporter", "its own events", func() error { return patch(t, operator, theirs, `{"metadata":{"finalizers":["a/b"]}}`) }},
 			try{"secrets", denied, func() error { return operator.List(t.Context(), &corev1.SecretList{}) }},
 		) {
 			if err := c.do(); !apierrors.IsForbidden(err) {
-				t.Errorf("%s, %s: %v, want it forbidden", mode, c.name, err)
+				t.Errorf("mode %s: %s: error = %v, want it forbidden", mode, c.name, err)
 			} else {
 				forbidden(t, err, c.why)
 			}
@@ -142,11 +141,11 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, patch(t, operator, n, `{"spec":{"ipam":{"available":{"10.0.0.4":{"resource":"eni-1"}}}}}`))
 		harness.OK(t, patch(t, operator, n, `{"status":{"eni":{"count":1}}}`, "status"))
 		check(t, operator, deploy.OperatorMode, "Node", []try{
-			{"a finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
-			{"another's finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":null}}`) }},
-			{"an owner", metadata, func() error { return patch(t, operator, n, owned) }},
-			{"a label", metadata, func() error { return patch(t, operator, n, `{"metadata":{"labels":{"a":"c"}}}`) }},
-			{"an annotation", metadata, func() error { return patch(t, operator, n, `{"metadata":{"annotations":{"a":"c"}}}`) }},
+			{"finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
+			{"finalizer of another owner", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":null}}`) }},
+			{"owner", metadata, func() error { return patch(t, operator, n, owned) }},
+			{"label", metadata, func() error { return patch(t, operator, n, `{"metadata":{"labels":{"a":"c"}}}`) }},
+			{"annotation", metadata, func() error { return patch(t, operator, n, `{"metadata":{"annotations":{"a":"c"}}}`) }},
 		})
 	})
 	t.Run(deploy.PoolMode, func(t *testing.T) {
@@ -159,18 +158,18 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, patch(t, operator, pool, `{"metadata":{"finalizers":null}}`))
 		harness.OK(t, patch(t, operator, block, `{"metadata":{"finalizers":["example.com/mine"]}}`))
 		more := []try{
-			{"a pool's subnets", "spec belongs to people", func() error {
+			{"subnets of a pool", "spec belongs to people", func() error {
 				return patch(t, operator, pool, `{"spec":{"subnets":[{"ipv4":"10.0.0.0/16"},{"ipv4":"10.1.0.0/16"}]}}`)
 			}},
-			{"an end of a pool", denied, func() error { return operator.Delete(t.Context(), pool) }},
-			{"another's finalizer", metadata, func() error { return patch(t, operator, block, `{"metadata":{"finalizers":null}}`) }},
+			{"delete a pool", denied, func() error { return operator.Delete(t.Context(), pool) }},
+			{"finalizer of another owner", metadata, func() error { return patch(t, operator, block, `{"metadata":{"finalizers":null}}`) }},
 		}
 		for _, o := range []client.Object{pool, block} {
 			more = append(more,
-				try{o.GetName() + ": a finalizer", metadata, func() error { return patch(t, operator, o, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
-				try{o.GetName() + ": an owner", metadata, func() error { return patch(t, operator, o, owned) }},
-				try{o.GetName() + ": a label", metadata, func() error { return patch(t, operator, o, `{"metadata":{"labels":{"a":"c"}}}`) }},
-				try{o.GetName() + ": an annotation", metadata, func() error { return patch(t, operator, o, `{"metadata":{"annotations":{"a":"c"}}}`) }},
+				try{o.GetName() + ": finalizer", metadata, func() error { return patch(t, operator, o, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
+				try{o.GetName() + ": owner", metadata, func() error { return patch(t, operator, o, owned) }},
+				try{o.GetName() + ": label", metadata, func() error { return patch(t, operator, o, `{"metadata":{"labels":{"a":"c"}}}`) }},
+				try{o.GetName() + ": annotation", metadata, func() error { return patch(t, operator, o, `{"metadata":{"annotations":{"a":"c"}}}`) }},
 			)
 		}
 		check(t, operator, deploy.PoolMode, "AddressPool", more)
@@ -197,11 +196,11 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		for of, verbs := range map[string][]string{
 			"berth.dev/nicpolicies":                      {"get", "list", "watch"},
 			"berth.dev/nicpolicies/status":               {"patch"},
-			"vpcresources.k8s.aws/securitygrouppolicies": {"get", "list", "watch"}, // their kind need not be installed
+			"vpcresources.k8s.aws/securitygrouppolicies": {"get", "list", "watch"}, // the kind need not be installed
 			"/serviceaccounts":                           {"get"},
 		} {
 			if got := rightsTo(t, operator, of); !slices.Equal(got, verbs) {
-				t.Errorf("rights to %s: %v, want %v", of, got, verbs)
+				t.Errorf("rights to %s = %v, want %v", of, got, verbs)
 			}
 		}
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "reader"}}
@@ -213,48 +212,48 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, operator.Get(t.Context(), client.ObjectKeyFromObject(password), password))
 		elsewhere := client.ObjectKey{Namespace: "default", Name: "neutron"}
 		check(t, operator, deploy.PortMode, "VPC", []try{
-			{"a VPC's spec", "spec belongs to people", func() error { return patch(t, operator, vpc("vpc-1"), `{"spec":{"allowedNamespaces":null}}`) }},
-			{"a VPC", denied, func() error { return operator.Create(t.Context(), vpc("vpc-2", "*")) }},
-			{"an end of a VPC", denied, func() error { return operator.Delete(t.Context(), vpc("vpc-1")) }},
-			{"an end of a user's NIC", "only PodNICs that it created for a pod", func() error { return operator.Delete(t.Context(), users) }},
-			{"an end of all NICs", denied, func() error {
+			{"spec of a VPC", "spec belongs to people", func() error { return patch(t, operator, vpc("vpc-1"), `{"spec":{"allowedNamespaces":null}}`) }},
+			{"create a VPC", denied, func() error { return operator.Create(t.Context(), vpc("vpc-2", "*")) }},
+			{"delete a VPC", denied, func() error { return operator.Delete(t.Context(), vpc("vpc-1")) }},
+			{"delete a user's NIC", "only PodNICs that it created for a pod", func() error { return operator.Delete(t.Context(), users) }},
+			{"delete all NICs", denied, func() error {
 				return operator.DeleteAllOf(t.Context(), &v1alpha1.PodNIC{}, client.InNamespace("default"))
 			}},
-			{"a node's report", "may clear status.node of a PodNIC", func() error {
+			{"report of a node", "may clear status.node of a PodNIC", func() error {
 				return patch(t, operator, users, `{"status":{"node":{"state":"Plugged","portID":"port-1"}}}`, "status")
 			}},
-			{"a policy", denied, func() error { return operator.Create(t.Context(), nicPolicy("kube-system")) }},
-			{"a policy's spec", denied, func() error { return patch(t, operator, policy, `{"spec":{"vpc":"vpc-2"}}`) }},
-			{"an end of a policy", denied, func() error { return operator.Delete(t.Context(), policy) }},
-			{"all service accounts", denied, func() error { return operator.List(t.Context(), &corev1.ServiceAccountList{}) }},
-			{"a token of an account", denied, func() error {
+			{"create a policy", denied, func() error { return operator.Create(t.Context(), nicPolicy("kube-system")) }},
+			{"spec of a policy", denied, func() error { return patch(t, operator, policy, `{"spec":{"vpc":"vpc-2"}}`) }},
+			{"delete a policy", denied, func() error { return operator.Delete(t.Context(), policy) }},
+			{"list service accounts", denied, func() error { return operator.List(t.Context(), &corev1.ServiceAccountList{}) }},
+			{"token of a service account", denied, func() error {
 				return operator.SubResource("token").Create(t.Context(), account, &authenticationv1.TokenRequest{})
 			}},
-			{"a pod", denied, func() error { return operator.Delete(t.Context(), pod) }},
-			{"a pod's annotations", denied, func() error { return patch(t, operator, pod, `{"metadata":{"annotations":{"a":"b"}}}`) }},
-			{"a pod's status", denied, func() error { return patch(t, operator, pod, `{"status":{"phase":"Failed"}}`, "status") }},
-			{"a namespace's VPC", denied, func() error {
+			{"delete a pod", denied, func() error { return operator.Delete(t.Context(), pod) }},
+			{"annotations of a pod", denied, func() error { return patch(t, operator, pod, `{"metadata":{"annotations":{"a":"b"}}}`) }},
+			{"status of a pod", denied, func() error { return patch(t, operator, pod, `{"status":{"phase":"Failed"}}`, "status") }},
+			{"VPC of a namespace", denied, func() error {
 				return patch(t, operator, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, `{"metadata":{"annotations":{"berth.dev/vpc":"vpc-1"}}}`)
 			}},
-			{"a secret of another namespace", denied, func() error { return operator.Get(t.Context(), elsewhere, &corev1.Secret{}) }},
-			{"secrets of its own namespace at once", denied, func() error {
+			{"read a secret in another namespace", denied, func() error { return operator.Get(t.Context(), elsewhere, &corev1.Secret{}) }},
+			{"list secrets in its own namespace", denied, func() error {
 				return operator.List(t.Context(), &corev1.SecretList{}, client.InNamespace("kube-system"))
 			}},
-			{"a secret's text", denied, func() error { return patch(t, operator, password, `{"stringData":{"password":"a"}}`) }},
-			{"whom the API server asks of all", denied, func() error {
+			{"write a secret", denied, func() error { return patch(t, operator, password, `{"stringData":{"password":"a"}}`) }},
+			{"create a webhook configuration", denied, func() error {
 				return operator.Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "mine"}})
 			}},
-			{"whom another is asked", denied, func() error {
+			{"change another webhook configuration", denied, func() error {
 				return patch(t, operator, &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "another"}}, `{"webhooks":null}`)
 			}},
-			{"a secret of its own making", denied, func() error {
+			{"create a secret", denied, func() error {
 				return operator.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "another"}})
 			}},
 		})
 	})
 }
 
-// patchAs is patch for use after a test's context has ended.
+// patchAs is like patch, for use after a test's context has ended.
 func patchAs(as client.Client, o client.Object, body string) error {
 	return client.IgnoreNotFound(as.Patch(context.Background(), o.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(body))))
 }

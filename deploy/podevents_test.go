@@ -54,15 +54,14 @@ func eventOf(number string) *eventsv1.Event {
 	}
 }
 
-// With the rights of a node's token in each mode, Events are written where `kubectl describe pod`
-// finds them.
+// With a node's token in each mode, Events are written where `kubectl describe pod` finds them.
 func TestDaemonWritesEventsOfPods(t *testing.T) {
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
 		t.Run(mode, func(t *testing.T) {
 			harness.KubeClean(t)
 			bindRoles(t, mode, true)
 			ctx, admin, node := t.Context(), harness.KubeClient(t), account(t, "berthd", "node-1")
-			harness.Eventually(t, limit, "its role holds, and no other", func() error { return notBoundMore(t, node) })
+			harness.Eventually(t, limit, "only its role is in effect", func() error { return notBoundMore(t, node) })
 			w := writerOf(t, "node-1")
 			e := podEvent("node-1", "berthd.node-1x1")
 			harness.Eventually(t, limit, "an Event is written", func() error {
@@ -80,12 +79,12 @@ func TestDaemonWritesEventsOfPods(t *testing.T) {
 				"involvedObject.name": e.Pod.Name, "involvedObject.namespace": e.Pod.Namespace, "involvedObject.uid": e.Pod.UID,
 			}))
 			if len(list.Items) != 1 {
-				t.Fatalf("kubectl finds %d events", len(list.Items))
+				t.Fatalf("kubectl finds %d events, want 1", len(list.Items))
 			}
 			got := list.Items[0]
 			if got.Type != "Warning" || got.Reason != e.Reason || got.Message != e.Note || got.ReportingController != "berthd" || got.ReportingInstance != "node-1" ||
 				got.Series == nil || got.Series.Count != 7 || got.Series.LastObservedTime.Sub(got.EventTime.Time).Round(time.Second) != time.Minute {
-				t.Errorf("kubectl finds %+v", got)
+				t.Errorf("kubectl finds event %+v, want a series of 7", got)
 			}
 			for what, err := range map[string]error{
 				"read an event":          node.Get(ctx, client.ObjectKeyFromObject(&got), &eventsv1.Event{}),
@@ -95,7 +94,7 @@ func TestDaemonWritesEventsOfPods(t *testing.T) {
 				"read the pod":           node.Get(ctx, client.ObjectKey{Namespace: "default", Name: "web-0"}, &corev1.Pod{}),
 			} {
 				if !apierrors.IsForbidden(err) {
-					t.Errorf("%s: %v, want no right to it", what, err)
+					t.Errorf("%s: error = %v, want it forbidden", what, err)
 				}
 			}
 		})
@@ -107,37 +106,37 @@ func TestRejectedEventsAreNotRetried(t *testing.T) {
 	applyEventPolicy(t)
 	w := writerOf(t, "node-1")
 	for what, change := range map[string]func(*podevents.Event){
-		"no such namespace":  func(e *podevents.Event) { e.Pod.Namespace = "nowhere" },
-		"no namespace":       func(e *podevents.Event) { e.Pod.Namespace = "" },
-		"a path for a name":  func(e *podevents.Event) { e.Pod.Name = "../../pods" },
-		"a path for a space": func(e *podevents.Event) { e.Pod.Namespace = "../../api" },
-		"a long note":        func(e *podevents.Event) { e.Note = strings.Repeat("x", 1025) },
-		"another's node":     func(e *podevents.Event) { e.Instance = "node-2" },
-		"another's name":     func(e *podevents.Event) { e.Name = "berthd.node-2x2" },
-		"another's reason":   func(e *podevents.Event) { e.Reason = "Killing" },
+		"missing namespace":            func(e *podevents.Event) { e.Pod.Namespace = "nowhere" },
+		"empty namespace":              func(e *podevents.Event) { e.Pod.Namespace = "" },
+		"path as name":                 func(e *podevents.Event) { e.Pod.Name = "../../pods" },
+		"path as namespace":            func(e *podevents.Event) { e.Pod.Namespace = "../../api" },
+		"too long note":                func(e *podevents.Event) { e.Note = strings.Repeat("x", 1025) },
+		"another node":                 func(e *podevents.Event) { e.Instance = "node-2" },
+		"name of another node's event": func(e *podevents.Event) { e.Name = "berthd.node-2x2" },
+		"reason of another program":    func(e *podevents.Event) { e.Reason = "Killing" },
 	} {
 		e := podEvent("node-1", "berthd.node-1x2")
 		change(&e)
 		if err := w.Create(t.Context(), e); !errors.Is(err, podevents.ErrFinal) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("Create() with %s: error = %v, want ErrFinal", what, err)
 		}
 	}
 	if err := w.Repeat(t.Context(), podEvent("node-1", "berthd.node-1x4")); !errors.Is(err, podevents.ErrFinal) {
-		t.Errorf("counting up an Event that is gone: %v", err)
+		t.Errorf("Repeat() of a deleted Event: error = %v, want ErrFinal", err)
 	}
 	e := podEvent("node-1", "berthd.node-1x5")
 	harness.OK(t, w.Create(t.Context(), e))
 	if err := w.Create(t.Context(), e); !errors.Is(err, podevents.ErrTaken) || errors.Is(err, podevents.ErrFinal) {
-		t.Errorf("a name that is taken: %v", err)
+		t.Errorf("Create() with a name in use: error = %v, want ErrTaken", err)
 	}
 	defer harness.WithoutAPIServer(t)()
 	if err := w.Create(t.Context(), podEvent("node-1", "berthd.node-1x3")); err == nil || errors.Is(err, podevents.ErrFinal) {
-		t.Errorf("without an API server: %v", err)
+		t.Errorf("Create() without an API server: error = %v, want a temporary error", err)
 	}
 }
 
-// The policy allows all reasons that berthd writes, and node names of the maximum length.
-func TestPolicyKnowsTheReasons(t *testing.T) {
+// The policy allows all reasons that berthd uses, and node names of the maximum length.
+func TestEventPolicyAllowsAllReasons(t *testing.T) {
 	applyEventPolicy(t)
 	long := strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("p", 63) + "." + strings.Repeat("q", 40)
 	w := writerOf(t, long)
@@ -193,7 +192,7 @@ func TestDaemonWritesNoOtherEvents(t *testing.T) {
 		}
 		if err := byPolicy(daemon.Create(t.Context(), e, client.DryRunAll)); err != nil {
 			t.Logf("%+v", e.ManagedFields)
-			t.Errorf("made with %s: %v", what, err)
+			t.Errorf("Create() with %s: error = %v, want it rejected by a policy", what, err)
 		}
 	}
 	forbidden(t, account(t, "berthd", "").Create(t.Context(), event("1", func(*eventsv1.Event) {})), "this token names no node")
@@ -207,7 +206,7 @@ func TestDaemonWritesNoOtherEvents(t *testing.T) {
 	large := managed(1, 300_000)
 	large[0].APIVersion = "events.k8s.io/v1"
 	if err := byPolicy(daemon.Patch(t.Context(), mine, managedPatch(t, large))); err != nil {
-		t.Errorf("large managed fields: %v", err)
+		t.Errorf("large managed fields: error = %v, want it rejected by a policy", err)
 	}
 	forbidden(t, account(t, "berthd", "node-2").Patch(t.Context(), mine, counted), own)
 }
@@ -218,13 +217,13 @@ func applyEventPolicy(t *testing.T) {
 	harness.KubeClean(t)
 	applyPoliciesOf(t, deploy.NodeMode)
 	loose := account(t, "berthd", "")
-	untilRefused(t, map[string]func() error{"the daemon's Events": func() error {
+	untilRefused(t, map[string]func() error{"Events of the daemon": func() error {
 		return loose.Create(t.Context(), eventOf("0"), client.DryRunAll)
 	}})
 }
 
 // A node can have at most 256 Events in a namespace.
-func TestDaemonCannotFlood(t *testing.T) {
+func TestDaemonEventsAreBounded(t *testing.T) {
 	applyEventPolicy(t)
 	daemon := account(t, "berthd", "node-1")
 	made := 0
@@ -236,6 +235,6 @@ func TestDaemonCannotFlood(t *testing.T) {
 		}
 	}
 	if made != 256 {
-		t.Errorf("%d Events were made", made)
+		t.Errorf("%d Events were created, want 256", made)
 	}
 }

@@ -21,11 +21,11 @@ import (
 // The operator's IAM policy allows exactly the EC2 actions that pace.Cloud calls: the operator's
 // code uses every method. Tests in internal/ec2/cloud/aws compare the actions of each method with
 // the policies of both modes.
-func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
+func TestOperatorPolicyMatchesCalls(t *testing.T) {
 	called := selectors(t, "../internal/ec2/eni", "../internal/vpcport/branch", "../internal/operator", "../cmd/berth-operator")
 	for _, method := range cloudMethods() {
 		if !called[method] {
-			t.Errorf("the operator does not call %s: its policy need not have the action", method)
+			t.Errorf("the operator does not call %s, so its policy does not need the action", method)
 		}
 	}
 	var want []string
@@ -33,7 +33,7 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 		want = append(want, "ec2:"+action)
 	}
 	if d := cmp.Diff(want, policyActions(t, "iam/operator.json")); d != "" {
-		t.Errorf("iam/operator.json (-called +allowed):\n%s", d)
+		t.Errorf("actions of iam/operator.json (-called +allowed):\n%s", d)
 	}
 }
 
@@ -41,7 +41,7 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	called := selectors(t, "../internal/source/nodenetworksupplier")
 	for _, method := range cloudMethods() {
-		// Names that other types use too.
+		// Names that other types use as well.
 		if called[method] && !slices.Contains([]string{"ENIs", "Limits", "Subnets", "Instance"}, method) {
 			t.Errorf("internal/source/nodenetworksupplier calls %s", method)
 		}
@@ -105,7 +105,7 @@ func policyActions(t *testing.T, file string) []string {
 	var policy struct {
 		Statement []struct {
 			Effect string
-			Action any // a string or a list
+			Action any // string or list
 		}
 	}
 	if err := json.Unmarshal(readFile(t, file), &policy); err != nil {
@@ -114,7 +114,7 @@ func policyActions(t *testing.T, file string) []string {
 	var actions []string
 	for _, s := range policy.Statement {
 		if s.Effect != "Allow" {
-			t.Errorf("a statement has the effect %q", s.Effect)
+			t.Errorf("effect of a statement = %q, want Allow", s.Effect)
 		}
 		switch a := s.Action.(type) {
 		case string:

@@ -23,14 +23,13 @@ func (e expression) GetName() string            { return e.name }
 func (e expression) GetExpression() string      { return e.text }
 func (e expression) ReturnTypes() []*celgo.Type { return []*celgo.Type{e.kind} }
 
-// TestPoliciesCompileOnTheOldestKubernetes compiles policies with the CEL functions of the oldest
-// Kubernetes version that their mode supports. An API server accepts only the functions of the
-// previous release in new expressions.
-func TestPoliciesCompileOnTheOldestKubernetes(t *testing.T) {
+// Policies compile with the CEL functions of the oldest Kubernetes version that their mode supports. In new expressions,
+// an API server accepts only the functions of the previous release.
+func TestPoliciesCompileOnOldestKubernetes(t *testing.T) {
 	enabled := map[string]any{"enabled": true}
 	for name, tt := range map[string]struct {
 		values map[string]any
-		minor  uint // of the release before the oldest supported one
+		minor  uint // release before the oldest supported one
 	}{
 		"node":     {map[string]any{"mode": deploy.NodeMode, "clusterName": "test"}, 29},
 		"operator": {map[string]any{"mode": deploy.OperatorMode, "clusterName": "test", "egress": enabled, "ports": enabled}, 31},

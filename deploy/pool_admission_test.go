@@ -78,7 +78,7 @@ func installPoolPolicies(t *testing.T) {
 	admin, daemon, operator := harness.KubeClient(t), account(t, "berthd", ""), account(t, "berth-operator", "")
 	probe, block := addressPool("probe", "10.255.0.0/24"), addressBlock("probe", 0, "node")
 	harness.Eventually(t, limit, "a first pool", func() error { return admin.Create(t.Context(), probe) })
-	harness.Eventually(t, limit, "the operator's role holds", func() error { return operator.Create(t.Context(), block) })
+	harness.Eventually(t, limit, "the operator's role is in effect", func() error { return operator.Create(t.Context(), block) })
 	untilRefused(t, map[string]func() error{
 		"overlap": func() error {
 			return admin.Create(t.Context(), addressPool("probe-2", "10.255.0.0/24"), client.DryRunAll)
@@ -93,12 +93,12 @@ func installPoolPolicies(t *testing.T) {
 	harness.OK(t, change(t, admin, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = nil }))
 }
 
-// overlaps checks that a pool was rejected and that the message names both ranges.
+// overlaps asserts that a pool was rejected with a message that contains both ranges.
 func overlaps(t *testing.T, err error, a, b string) {
 	t.Helper()
 	want := "spec.subnets must not overlap those of another AddressPool: " + a + " overlaps " + b
 	if !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
-		t.Errorf("got %v\nwant %s", err, want)
+		t.Errorf("error = %v\nwant %s", err, want)
 	}
 }
 
@@ -118,9 +118,9 @@ func TestPoolsDoNotOverlap(t *testing.T) {
 	}{
 		{"inside", addressPool("third", "10.0.7.0/24"), "10.0.7.0/24", "10.0.0.0/16 of first"},
 		{"around", addressPool("third", "10.1.0.0/16"), "10.1.0.0/16", "10.1.0.0/24 of first"},
-		{"in a later subnet", addressPool("third", "10.9.0.0/24", "10.2.255.255/32"), "10.2.255.255/32", "10.2.0.0/16 of second"},
-		{"in IPv6 alone", addressPool("third", "10.9.0.0/24 fd01::/120"), "fd01::/120", "fd01::/120 of first"},
-		{"written otherwise", addressPool("third", "fd02:0000:0::00/112"), "fd02::/112", "fd02::/112 of second"},
+		{"inside, in a later subnet", addressPool("third", "10.9.0.0/24", "10.2.255.255/32"), "10.2.255.255/32", "10.2.0.0/16 of second"},
+		{"IPv6 only", addressPool("third", "10.9.0.0/24 fd01::/120"), "fd01::/120", "fd01::/120 of first"},
+		{"another notation", addressPool("third", "fd02:0000:0::00/112"), "fd02::/112", "fd02::/112 of second"},
 	} {
 		t.Run(tc.name, func(t *testing.T) { overlaps(t, c.Create(t.Context(), tc.pool), tc.mine, tc.other) })
 	}
@@ -144,18 +144,17 @@ func TestPoolsDoNotOverlap(t *testing.T) {
 			mine string
 		}{{over, "fd77::/120"}, {addressPool("over", "10.76.0.0/24", "10.77.0.7/32"), "10.77.0.7/32"}, {addressPool("over", "10.64.0.0/12"), "10.64.0.0/12"}} {
 			if err := c.Create(t.Context(), tc.pool); !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), why+tc.mine+" overlaps 10.77.0.0/24, fd77::/120 of ServiceCIDR more") {
-				t.Errorf("%s: %v", tc.mine, err)
+				t.Errorf("pool with %s: error = %v, want an overlap with a ServiceCIDR", tc.mine, err)
 			}
 		}
 		harness.OK(t, c.Create(t.Context(), addressPool("beside", "10.77.1.0/24")))
 	})
-	t.Run("next to one another", func(t *testing.T) {
+	t.Run("adjacent", func(t *testing.T) {
 		harness.OK(t, c.Create(t.Context(), addressPool("third", "10.1.1.0/24 fd01::100/120", "10.3.1.0/24 fd03::100/120")))
 	})
 }
 
-// Overlapping pools, created concurrently or before the policy, can still be labelled, finalized
-// and deleted.
+// Overlapping pools, created concurrently or before the policy, can still be labelled, finalized and deleted.
 func TestOverlappingPoolCanBeRemoved(t *testing.T) {
 	applyPoolPolicies(t)
 	c := harness.KubeClient(t)
@@ -173,7 +172,7 @@ func TestOverlappingPoolCanBeRemoved(t *testing.T) {
 	harness.OK(t, c.Delete(t.Context(), second))
 	harness.OK(t, change(t, c, second, func(p *v1alpha1.AddressPool) { p.Finalizers = nil }))
 	if err := c.Get(t.Context(), client.ObjectKeyFromObject(second), second); !apierrors.IsNotFound(err) {
-		t.Errorf("got %v, want it to be gone", err)
+		t.Errorf("Get() of the deleted pool: error = %v, want not found", err)
 	}
 }
 
@@ -204,11 +203,11 @@ func TestDaemonRequestsForItsOwnNode(t *testing.T) {
 	daemon, loose := account(t, "berthd", "node-1"), account(t, "berthd", "")
 	own, other := blockRequest("own", "node-1"), blockRequest("other", "node-2")
 
-	t.Run("its own", func(t *testing.T) {
+	t.Run("may request for its own node", func(t *testing.T) {
 		harness.OK(t, daemon.Create(t.Context(), own))
 		harness.OK(t, change(t, daemon, own, func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} }))
 	})
-	t.Run("not another's", func(t *testing.T) {
+	t.Run("may not write requests of other nodes", func(t *testing.T) {
 		const why = "berthd of node node-1 may write the BlockRequests of that node only, not those of node-2"
 		forbidden(t, daemon.Create(t.Context(), other.DeepCopy()), why)
 		harness.OK(t, admin.Create(t.Context(), other))
@@ -216,16 +215,16 @@ func TestDaemonRequestsForItsOwnNode(t *testing.T) {
 		forbidden(t, daemon.Delete(t.Context(), other), why)
 		forbidden(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.BlockRequest{}), why)
 	})
-	t.Run("not the answer", func(t *testing.T) {
+	t.Run("may not write the status", func(t *testing.T) {
 		forbidden(t, changeStatus(t, daemon, own, func(r *v1alpha1.BlockRequest) { r.Status.AddressBlockName = "default-0" }),
 			"berthd may not write the status of a BlockRequest")
 	})
-	t.Run("not without a node", func(t *testing.T) {
+	t.Run("needs a token with a node", func(t *testing.T) {
 		const why = "this token names no node"
 		forbidden(t, loose.Create(t.Context(), blockRequest("loose", "node-3")), why)
 		forbidden(t, loose.Delete(t.Context(), other), why)
 	})
-	t.Run("nothing beside", func(t *testing.T) {
+	t.Run("may not set other metadata", func(t *testing.T) {
 		for what, how := range map[string]func(*v1alpha1.BlockRequest){
 			"a long name":   func(r *v1alpha1.BlockRequest) { r.Name = strings.Repeat("a", 91) },
 			"labels":        func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} },
@@ -241,14 +240,14 @@ func TestDaemonRequestsForItsOwnNode(t *testing.T) {
 			r := blockRequest("beside", "node-1")
 			how(r)
 			if err := byPolicy(daemon.Create(t.Context(), r)); err != nil {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("Create() with %s: error = %v, want it rejected by a policy", what, err)
 			}
 		}
 		r := blockRequest("beside", "node-1")
 		r.OwnerReferences = []metav1.OwnerReference{owner("Node", "node-1")}
 		harness.OK(t, daemon.Create(t.Context(), r))
 	})
-	t.Run("takes it back", func(t *testing.T) {
+	t.Run("may delete its requests", func(t *testing.T) {
 		harness.OK(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.BlockRequest{}, client.MatchingFields{"spec.nodeName": "node-1"}))
 	})
 }
@@ -264,26 +263,26 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 	release := func(b *v1alpha1.AddressBlock) { b.Finalizers = []string{"example.com/mine"} }
 	const finalizers = "berthd may only remove the finalizer berth.dev/addresses of an AddressBlock, and only after the block is deleted"
 
-	t.Run("renews its claim", func(t *testing.T) { harness.OK(t, changeStatus(t, daemon, own, renew)) })
-	t.Run("not another's", func(t *testing.T) {
+	t.Run("may renew its claim", func(t *testing.T) { harness.OK(t, changeStatus(t, daemon, own, renew)) })
+	t.Run("may not write blocks of other nodes", func(t *testing.T) {
 		const why = "berthd of node node-1 may write the AddressBlocks of that node only, not those of node-2"
 		forbidden(t, changeStatus(t, daemon, other, renew), why)
 		forbidden(t, change(t, daemon, other, release), why)
 		forbidden(t, daemon.Delete(t.Context(), other), why)
 		forbidden(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.AddressBlock{}, client.MatchingFields{"nodeName": "node-2"}), why)
 	})
-	t.Run("not without a node", func(t *testing.T) {
+	t.Run("needs a token with a node", func(t *testing.T) {
 		forbidden(t, changeStatus(t, loose, own, renew), "this token names no node")
 		forbidden(t, loose.Delete(t.Context(), own), "this token names no node")
 	})
-	t.Run("makes none", func(t *testing.T) {
+	t.Run("may not create blocks", func(t *testing.T) {
 		forbidden(t, daemon.Create(t.Context(), addressBlock("default", 3, "node-1")), "AddressBlocks may be created by berth-operator only")
 	})
-	t.Run("does not let go of one that it has", func(t *testing.T) {
+	t.Run("may not release a block that is not deleted", func(t *testing.T) {
 		forbidden(t, change(t, daemon, own, release), finalizers)
 		forbidden(t, change(t, daemon, own, func(b *v1alpha1.AddressBlock) { b.Finalizers = append(b.Finalizers, "another") }), finalizers)
 	})
-	t.Run("nothing that is the operator's", func(t *testing.T) {
+	t.Run("may not write the operator's fields", func(t *testing.T) {
 		const why = "berthd may not change labels, annotations or owner references of an AddressBlock"
 		for _, how := range []func(b *v1alpha1.AddressBlock){
 			func(b *v1alpha1.AddressBlock) { b.Labels[v1alpha1.LabelPool] = "other" },
@@ -298,7 +297,7 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 			b.Withheld = []v1alpha1.WithheldAddresses{{CIDR: "10.0.0.1/32", Owner: "Node node-1"}}
 		}), "berthd may not change withheld of an AddressBlock")
 	})
-	t.Run("gives it back", func(t *testing.T) {
+	t.Run("may release a deleted block", func(t *testing.T) {
 		harness.OK(t, daemon.Delete(t.Context(), own))
 		for _, keep := range [][]string{{}, {v1alpha1.FinalizerBlock}} {
 			forbidden(t, change(t, daemon, own, func(b *v1alpha1.AddressBlock) { b.Finalizers = keep }), finalizers)
@@ -335,12 +334,12 @@ func TestOperatorWritesItsOwnFields(t *testing.T) {
 		harness.OK(t, changeStatus(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Status.AcceptedSubnets = 1 }))
 		harness.OK(t, changeStatus(t, operator, request, func(r *v1alpha1.BlockRequest) { r.Status.AddressBlockName = block.Name }))
 	})
-	t.Run("not what a pool is", func(t *testing.T) {
+	t.Run("may not write the spec of a pool", func(t *testing.T) {
 		const why = "berth-operator may write the status and finalizers of an AddressPool only; spec belongs to people"
 		forbidden(t, operator.Create(t.Context(), addressPool("another", "10.1.0.0/16")), why)
 		forbidden(t, change(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"team-a"} }), why)
 	})
-	t.Run("no request and no claim", func(t *testing.T) {
+	t.Run("may not write requests and claims", func(t *testing.T) {
 		forbidden(t, operator.Create(t.Context(), blockRequest("another", "node-1")), "berth-operator may not create a BlockRequest")
 		forbidden(t, changeStatus(t, operator, block, func(b *v1alpha1.AddressBlock) { b.Status.RenewTime = &metav1.MicroTime{Time: time.Now()} }),
 			"berth-operator may not write the status of an AddressBlock")
@@ -368,12 +367,12 @@ func withoutOverlapPolicy(t *testing.T, c client.Client, do func()) {
 	installPoolPolicies(t)
 }
 
-// seen waits until the policy sees a pool: the API server's own view of the pools lags behind.
+// seen waits until the policy sees a pool, as the API server's own view of the pools lags behind.
 func seen(t *testing.T, p *v1alpha1.AddressPool) {
 	t.Helper()
-	harness.Eventually(t, limit, "pool "+p.Name+" is seen", func() error {
+	harness.Eventually(t, limit, "pool "+p.Name+" is visible to the policy", func() error {
 		if err := createAlike(t, p); err == nil {
-			return errors.New("a pool just like it is not refused")
+			return errors.New("an identical pool is not rejected yet")
 		}
 		return nil
 	})

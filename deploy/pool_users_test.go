@@ -26,7 +26,7 @@ var roles = map[string][]string{
 	"admin": {"system:aggregate-to-admin", "system:aggregate-to-view", "system:aggregate-to-edit"},
 }
 
-// user returns a client of a user with one of the roles in one namespace.
+// user returns a client for a user with one of the roles in a namespace.
 func user(t *testing.T, role, namespace string) client.Client {
 	t.Helper()
 	admin, name := harness.KubeClient(t), role+"-of-"+namespace
@@ -39,7 +39,7 @@ func user(t *testing.T, role, namespace string) client.Client {
 	return harness.KubeClientFor(t, cfg)
 }
 
-// bindRole gives the user of a role in a namespace a ClusterRole there.
+// bindRole grants a ClusterRole in a namespace to the user of a role.
 func bindRole(t *testing.T, role, namespace, name string) {
 	t.Helper()
 	harness.OK(t, client.IgnoreAlreadyExists(harness.KubeClient(t).Create(t.Context(), &rbacv1.RoleBinding{
@@ -49,18 +49,18 @@ func bindRole(t *testing.T, role, namespace, name string) {
 	})))
 }
 
-// denied checks that the user has no right to a resource.
+// denied asserts that the user has no right to a resource.
 func denied(t *testing.T, err error, resource string) {
 	t.Helper()
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `cannot `) || !strings.Contains(err.Error(), `resource "`+resource+`"`) {
-		t.Errorf("got %v\nwant no right to %s", err, resource)
+		t.Errorf("error = %v\nwant no right to %s", err, resource)
 	}
 }
 
-// Users with the role edit or admin in a namespace can request a pool with a pod's annotation. The
-// daemon ignores it unless the pool's spec lists the namespace. They cannot change anything that
-// would grant the pool: the namespace's annotation, the pool's list, blocks and requests.
-func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
+// Users with the role edit or admin in a namespace can request a pool with a pod's annotation. The daemon ignores it
+// unless the pool's spec lists the namespace. They cannot change anything that would grant the pool: the namespace's
+// annotation, the pool's list, blocks and requests.
+func TestNamespaceUsersCannotGrantPools(t *testing.T) {
 	applyPoolPolicies(t)
 	const namespace = "team-a"
 	given := addressPool("public", "192.0.2.0/24")
@@ -76,7 +76,7 @@ func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
 	for role := range roles {
 		t.Run(role, func(t *testing.T) {
 			c := user(t, role, namespace)
-			harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), pod(namespace)) })
+			harness.Eventually(t, limit, "the role is in effect", func() error { return c.Create(t.Context(), pod(namespace)) })
 			denied(t, c.Create(t.Context(), pod("default")), "pods")
 
 			here := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -95,9 +95,9 @@ func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
 	}
 }
 
-// Users with the role edit can create PodNICs in their namespace, in VPCs that allow it. They
-// cannot change VPCs, statuses, or objects of other namespaces.
-func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
+// Users with the role edit can create PodNICs in their namespace, in VPCs that allow it. They cannot change VPCs,
+// statuses, or objects in other namespaces.
+func TestNamespaceUsersManagePodNICs(t *testing.T) {
 	applyPortPolicies(t)
 	const namespace = "team-c"
 	admin := harness.KubeClient(t)
@@ -120,14 +120,14 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	bindRole(t, "edit", namespace, "berth-podnics-view")
 	bindRole(t, "edit", namespace, "berth-podnics-edit")
 	db := in("db", "mine")
-	harness.Eventually(t, limit, "the role holds", func() error { return c.Create(t.Context(), db) })
+	harness.Eventually(t, limit, "the role is in effect", func() error { return c.Create(t.Context(), db) })
 	harness.OK(t, patch(t, c, db, `{"spec":{"securityGroups":["web"]}}`))
 	const theirs = "spec.securityGroups: of-the-bank is not for namespace " + namespace + " in VPC mine"
-	harness.Eventually(t, limit, "the policy holds", func() error {
+	harness.Eventually(t, limit, "the policy is in effect", func() error {
 		posing := in("posing", "mine")
 		posing.Spec.SecurityGroups = []string{"open", "of-the-bank"}
 		if err := c.Create(t.Context(), posing, client.DryRunAll); err == nil || !strings.Contains(err.Error(), theirs) {
-			return fmt.Errorf("want %s, got %w", theirs, err)
+			return fmt.Errorf("error = %[2]w, want %[1]s", theirs, err)
 		}
 		return nil
 	})
@@ -153,9 +153,9 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	harness.OK(t, patch(t, c, policy, `{"spec":{"subnet":"subnet-1"}}`))
 	denied(t, patch(t, c, policy, `{"status":{"conditions":null}}`, "status"), "nicpolicies/status")
 	denied(t, c.Create(t.Context(), nicPolicy("default")), "nicpolicies")
-	viewer := user(t, "view", namespace) // only Berth's part of that role
+	viewer := user(t, "view", namespace) // the role contains only Berth's rules here
 	bindRole(t, "view", namespace, "berth-podnics-view")
-	harness.Eventually(t, limit, "the role of who views holds", func() error {
+	harness.Eventually(t, limit, "the role view is in effect", func() error {
 		return viewer.Get(t.Context(), client.ObjectKeyFromObject(policy), &v1alpha1.NICPolicy{})
 	})
 	harness.OK(t, viewer.List(t.Context(), &v1alpha1.NICPolicyList{}, client.InNamespace(namespace)))
@@ -165,15 +165,15 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	harness.OK(t, c.Delete(t.Context(), policy))
 	for name, label := range map[string]string{"berth-podnics-view": "aggregate-to-view", "berth-podnics-edit": "aggregate-to-edit"} {
 		if got := one[rbacv1.ClusterRole](t, render(t, deploy.PortMode), name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
-			t.Errorf("%s has the labels %v", name, got.Labels)
+			t.Errorf("labels of %s = %v", name, got.Labels)
 		}
 	}
 }
 
-// Users with the role edit can select pods of other namespaces with an Egress only if those
-// Namespaces consent, or the Egress's own Namespace has the administrator's label. The role does
-// not allow writing Namespaces. A selector without bounds requires the label.
-func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
+// Users with the role edit can select pods of other namespaces with an Egress only if those Namespaces consent, or if
+// the Egress's own Namespace has the administrator's label. The role does not allow writing Namespaces. A selector
+// without bounds requires the label.
+func TestNamespaceUsersCannotSelectOtherNamespaces(t *testing.T) {
 	applyEgressPolicies(t)
 	const namespace = "team-e"
 	admin := harness.KubeClient(t)
@@ -183,7 +183,7 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 	clients := map[string]client.Client{}
 	for role := range roles {
 		clients[role] = user(t, role, namespace)
-		bindRole(t, role, namespace, "berth-egresses-view") // Kubernetes' controller aggregates them
+		bindRole(t, role, namespace, "berth-egresses-view") // aggregated by Kubernetes' controller
 		bindRole(t, role, namespace, "berth-egresses-edit")
 	}
 	here := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -210,7 +210,7 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 			"all without a label": expression("no-such-label", "DoesNotExist"),
 		} {
 			if err := c.Create(t.Context(), in("taps", s)); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
-				t.Errorf("%s, %s: got %v", role, what, err)
+				t.Errorf("role %s, selector %s: error = %v, want it forbidden", role, what, err)
 			}
 		}
 		forbidden(t, patch(t, c, own, `{"spec":{"clients":{"namespaceSelector":{}}}}`), why)
@@ -225,15 +225,15 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 
 		grant(`"true"`)
 		all := in("all-"+role, &v1alpha1.LabelSelector{})
-		harness.Eventually(t, limit, "the grant is known", func() error { return c.Create(t.Context(), all) })
+		harness.Eventually(t, limit, "the grant is in effect", func() error { return c.Create(t.Context(), all) })
 		grant("null")
-		harness.Eventually(t, limit, "the grant is gone", func() error {
+		harness.Eventually(t, limit, "the grant is no longer in effect", func() error {
 			if err := c.Create(t.Context(), in("taps", &v1alpha1.LabelSelector{}), client.DryRunAll); !apierrors.IsForbidden(err) {
-				return fmt.Errorf("it is allowed still: %w", err)
+				return fmt.Errorf("still allowed: %w", err)
 			}
 			return nil
 		})
-		harness.OK(t, patch(t, c, all, `{"spec":{"replicas":2}}`)) // an existing one
+		harness.OK(t, patch(t, c, all, `{"spec":{"replicas":2}}`)) // an existing Egress
 		forbidden(t, patch(t, c, all, `{"spec":{"clients":{"podSelector":{"matchLabels":{"a":"b"}}}}}`), why)
 	}
 }

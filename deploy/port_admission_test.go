@@ -95,7 +95,7 @@ func installPortPolicies(t *testing.T) {
 	harness.OK(t, admin.Delete(t.Context(), nic))
 }
 
-// bound reports, as the operator, that a NIC is bound to a node.
+// bound reports as the operator that a NIC is bound to a node.
 func bound(t *testing.T, n *v1alpha1.PodNIC, node string) {
 	t.Helper()
 	harness.OK(t, changeStatus(t, account(t, "berth-operator", ""), n, func(n *v1alpha1.PodNIC) {
@@ -122,21 +122,21 @@ func TestDaemonPlugsItsOwnNICs(t *testing.T) {
 	bound(t, own, "node-1")
 	bound(t, other, "node-2")
 
-	t.Run("its own", func(t *testing.T) {
+	t.Run("may report about its own NICs", func(t *testing.T) {
 		harness.OK(t, changeStatus(t, daemon, own, plugged))
 		harness.OK(t, changeStatus(t, daemon, own, func(n *v1alpha1.PodNIC) { n.Status.Node.State = v1alpha1.NodeUnplugged }))
 	})
-	t.Run("not another's", func(t *testing.T) {
+	t.Run("may not write NICs of other nodes", func(t *testing.T) {
 		forbidden(t, changeStatus(t, daemon, other, plugged), "berthd of node node-1 may write the status of that node's PodNICs only, and status.nodeName is node-2")
 		forbidden(t, changeStatus(t, daemon, nobodys, plugged), "and status.nodeName is not set")
 	})
-	t.Run("not by naming itself", func(t *testing.T) {
+	t.Run("may not take over a NIC", func(t *testing.T) {
 		forbidden(t, changeStatus(t, daemon, other, func(n *v1alpha1.PodNIC) { n.Status.NodeName = "node-1"; plugged(n) }), "status.nodeName is node-2")
 	})
-	t.Run("not without a node", func(t *testing.T) {
+	t.Run("needs a token with a node", func(t *testing.T) {
 		forbidden(t, changeStatus(t, account(t, "berthd", ""), own, plugged), "this token names no node")
 	})
-	t.Run("nothing else of the status", func(t *testing.T) {
+	t.Run("may not write other parts of the status", func(t *testing.T) {
 		for i, f := range reflect.VisibleFields(reflect.TypeFor[v1alpha1.PodNICStatus]()) {
 			if f.Name == "Node" {
 				continue
@@ -151,7 +151,7 @@ func TestDaemonPlugsItsOwnNICs(t *testing.T) {
 			forbidden(t, err, "berthd may write status.node only")
 		}
 	})
-	t.Run("no PodNIC or VPC", func(t *testing.T) {
+	t.Run("may not create, change or delete PodNICs and VPCs", func(t *testing.T) {
 		const why = "berthd may write the status of PodNICs only"
 		forbidden(t, daemon.Create(t.Context(), podNIC("new", "")), why)
 		forbidden(t, daemon.Create(t.Context(), podNIC("new", "a")), why)
@@ -194,7 +194,7 @@ func TestOnlyOperatorWritesNICStatus(t *testing.T) {
 	harness.OK(t, change(t, admin, made, func(n *v1alpha1.PodNIC) { n.Finalizers = nil }))
 }
 
-func TestOperatorMakesNICsOfPods(t *testing.T) {
+func TestOperatorCreatesNICsForPodsOnly(t *testing.T) {
 	applyPortPolicies(t)
 	admin, operator := harness.KubeClient(t), account(t, "berth-operator", "node-1")
 	theirs, users, made := vpc("vpc-1", "default"), podNIC("users", ""), podNIC("made", "a")
@@ -209,31 +209,31 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 		}
 	})
 
-	t.Run("status and finalizers", func(t *testing.T) {
+	t.Run("may write status and finalizers", func(t *testing.T) {
 		bound(t, users, "node-1")
 		harness.OK(t, changeStatus(t, operator, theirs, func(v *v1alpha1.VPC) { v.Status.NetworkID = "id" }))
 		harness.OK(t, change(t, operator, theirs, func(v *v1alpha1.VPC) { v.Finalizers = append(v.Finalizers, v1alpha1.FinalizerVPC) }))
 		harness.OK(t, change(t, operator, users, func(n *v1alpha1.PodNIC) { n.Finalizers = append(n.Finalizers, v1alpha1.FinalizerPort) }))
 		harness.OK(t, change(t, operator, users, func(n *v1alpha1.PodNIC) { n.Finalizers = []string{"example.com/mine"} }))
 	})
-	t.Run("only for a pod", func(t *testing.T) {
+	t.Run("may create NICs for pods only", func(t *testing.T) {
 		for what, how := range map[string]func(*v1alpha1.PodNIC){
-			"no pod":           func(n *v1alpha1.PodNIC) { n.Spec.Pod = nil },
-			"another's owner":  func(n *v1alpha1.PodNIC) { n.OwnerReferences[0].UID = "another" },
-			"a node's":         func(n *v1alpha1.PodNIC) { n.OwnerReferences[0].Kind = "Node" },
-			"a finalizer":      func(n *v1alpha1.PodNIC) { n.Finalizers = []string{"a/b"} },
-			"a label":          func(n *v1alpha1.PodNIC) { n.Labels["app"] = "db" },
-			"an annotation":    func(n *v1alpha1.PodNIC) { n.Annotations = map[string]string{"a": "b"} },
-			"two kinds of own": func(n *v1alpha1.PodNIC) { n.OwnerReferences = append(n.OwnerReferences, owner("Node", "node-1")) },
+			"without a pod":   func(n *v1alpha1.PodNIC) { n.Spec.Pod = nil },
+			"another owner":   func(n *v1alpha1.PodNIC) { n.OwnerReferences[0].UID = "another" },
+			"owned by a node": func(n *v1alpha1.PodNIC) { n.OwnerReferences[0].Kind = "Node" },
+			"finalizer":       func(n *v1alpha1.PodNIC) { n.Finalizers = []string{"a/b"} },
+			"label":           func(n *v1alpha1.PodNIC) { n.Labels["app"] = "db" },
+			"annotation":      func(n *v1alpha1.PodNIC) { n.Annotations = map[string]string{"a": "b"} },
+			"two owners":      func(n *v1alpha1.PodNIC) { n.OwnerReferences = append(n.OwnerReferences, owner("Node", "node-1")) },
 		} {
 			n := podNIC("new", "b")
 			how(n)
 			if err := operator.Create(t.Context(), n); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator may create a PodNIC for a pod only") {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("Create() with %s: error = %v, want it forbidden", what, err)
 			}
 		}
 	})
-	t.Run("no change of what is asked for", func(t *testing.T) {
+	t.Run("may not change specs", func(t *testing.T) {
 		groups := func(n *v1alpha1.PodNIC) { n.Spec.SecurityGroups = []string{"open"} }
 		forbidden(t, change(t, operator, users, groups), "may not change the spec of an existing PodNIC")
 		forbidden(t, change(t, operator, made, groups), "may not change the spec of an existing PodNIC")
@@ -242,7 +242,7 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 		forbidden(t, operator.Create(t.Context(), vpc("mine", "*")), why)
 		forbidden(t, operator.Delete(t.Context(), theirs), why)
 	})
-	t.Run("nothing of others' in metadata", func(t *testing.T) {
+	t.Run("may not change other metadata", func(t *testing.T) {
 		const why = "may not change finalizers of others, owner references, labels or annotations"
 		for _, o := range []client.Object{theirs, users, made} {
 			for _, body := range []string{
@@ -253,7 +253,7 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 			}
 		}
 	})
-	t.Run("not what a node says", func(t *testing.T) {
+	t.Run("may not write a node's report", func(t *testing.T) {
 		const why = "may clear status.node of a PodNIC, but only the daemon may write it"
 		forbidden(t, changeStatus(t, operator, users, plugged), why)
 		harness.OK(t, changeStatus(t, account(t, "berthd", "node-1"), users, plugged))
@@ -261,14 +261,14 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 		harness.OK(t, changeStatus(t, operator, users, func(n *v1alpha1.PodNIC) { n.Status.Phase = v1alpha1.PhaseActive }))
 		harness.OK(t, changeStatus(t, operator, users, func(n *v1alpha1.PodNIC) { n.Status.NodeName, n.Status.Node = "node-2", nil }))
 	})
-	t.Run("takes its own away, and no user's", func(t *testing.T) {
+	t.Run("may delete only NICs that it created", func(t *testing.T) {
 		forbidden(t, operator.Delete(t.Context(), users), "may delete only PodNICs that it created for a pod")
 		harness.OK(t, operator.Delete(t.Context(), made))
 	})
 }
 
 // A pod may have NICs in a VPC for its namespace, with either annotation.
-func TestVPCsAreForTheirNamespaces(t *testing.T) {
+func TestVPCNamespaceRestrictions(t *testing.T) {
 	applyPortPolicies(t)
 	c := harness.KubeClient(t)
 	all, some, none, selected := vpc("all", "*"), vpc("some", "elsewhere", "default"), vpc("none"), vpc("selected", "elsewhere")
@@ -293,7 +293,7 @@ func TestVPCsAreForTheirNamespaces(t *testing.T) {
 			}
 		}
 	}
-	t.Run("that its namespace names", func(t *testing.T) {
+	t.Run("VPC of the namespace", func(t *testing.T) {
 		inNamespace(t, "others", func(namespace string) {
 			in := func(p *corev1.Pod) *corev1.Pod { p.Namespace = namespace; return p }
 			const want = "metadata.annotations[berth.dev/vpc]: VPC others is not for namespace "
@@ -311,19 +311,18 @@ func TestVPCsAreForTheirNamespaces(t *testing.T) {
 // seenVPC waits until policies apply a VPC that is not for the namespace default.
 func seenVPC(t *testing.T, v *v1alpha1.VPC) {
 	t.Helper()
-	harness.Eventually(t, limit, "policies go by VPC "+v.Name, func() error {
+	harness.Eventually(t, limit, "policies apply VPC "+v.Name, func() error {
 		return byPolicy(harness.KubeClient(t).Create(t.Context(), annotated("probe", v1alpha1.AnnotationVPC, v.Name), client.DryRunAll))
 	})
 }
 
-// inNamespace runs do in a namespace whose pods use the VPC by default, once pods can be created
-// there.
+// inNamespace runs do in a namespace whose pods use the VPC by default, once pods can be created there.
 func inNamespace(t *testing.T, vpc string, do func(namespace string)) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "in-vpc-", Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc}}}
 	harness.OK(t, c.Create(t.Context(), ns))
-	harness.Eventually(t, limit, "pods can be made", func() error {
+	harness.Eventually(t, limit, "pods can be created", func() error {
 		p := annotated("probe", v1alpha1.AnnotationVPC, "")
 		p.Namespace = ns.Name
 		return c.Create(t.Context(), p, client.DryRunAll)
@@ -334,7 +333,7 @@ func inNamespace(t *testing.T, vpc string, do func(namespace string)) {
 
 // The messages of the policy are those of internal/nicrequest, which the webhook, the controller
 // and the daemon use.
-func TestPodsThatCannotHaveNICs(t *testing.T) {
+func TestInvalidNICRequestsAreRejected(t *testing.T) {
 	applyPortPolicies(t)
 	c := harness.KubeClient(t)
 	hosts := annotated("hosts", v1alpha1.AnnotationVPC, "vpc-1")
@@ -345,20 +344,20 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 	quiet.Spec.HostNetwork = true
 	long := strings.Repeat("#", nicrequest.MaxLength)
 	for what, pod := range map[string]*corev1.Pod{
-		"NICs without a VPC":       annotated("a", v1alpha1.AnnotationNICs, "[]"),
-		"NICs with an empty VPC":   annotated("a", v1alpha1.AnnotationNICs, "[]", v1alpha1.AnnotationVPC, ""),
-		"the node's network":       hosts,
-		"the node's network, NICs": hostsNICs,
-		"no name of a VPC":         annotated("a", v1alpha1.AnnotationVPC, "VPC 1"),
-		"a name that is too long":  annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 64)),
-		"a long list":              annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, long+"#"),
-		"a list of many bytes":     annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "#"+strings.Repeat("ü", nicrequest.MaxLength/2)),
-		"a VPC":                    annotated("a", v1alpha1.AnnotationVPC, "vpc-1"),
-		"a VPC and NICs":           annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "[{subnet: a}]"),
-		"the longest list":         annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 63), v1alpha1.AnnotationNICs, long),
-		"no VPC, in so many words": annotated("a", v1alpha1.AnnotationVPC, ""),
-		"the node's, without NICs": quiet,
-		"other annotations":        annotated("a", "example.com/nics", "[]"),
+		"NICs without a VPC":              annotated("a", v1alpha1.AnnotationNICs, "[]"),
+		"NICs with an empty VPC":          annotated("a", v1alpha1.AnnotationNICs, "[]", v1alpha1.AnnotationVPC, ""),
+		"host network":                    hosts,
+		"host network with NICs":          hostsNICs,
+		"invalid name":                    annotated("a", v1alpha1.AnnotationVPC, "VPC 1"),
+		"too long name":                   annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 64)),
+		"too long list":                   annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, long+"#"),
+		"list with too many bytes":        annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "#"+strings.Repeat("ü", nicrequest.MaxLength/2)),
+		"VPC":                             annotated("a", v1alpha1.AnnotationVPC, "vpc-1"),
+		"VPC and NICs":                    annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "[{subnet: a}]"),
+		"longest valid list":              annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 63), v1alpha1.AnnotationNICs, long),
+		"explicitly no VPC":               annotated("a", v1alpha1.AnnotationVPC, ""),
+		"host network, explicitly no VPC": quiet,
+		"other annotations":               annotated("a", "example.com/nics", "[]"),
 	} {
 		said := nicrequest.Pod{Annotations: pod.Annotations, HostNetwork: pod.Spec.HostNetwork}
 		_, want := said.VPC()
@@ -376,7 +375,7 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 			detail = detail[i:]
 		}
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want[0].Field+": "+detail) {
-			t.Errorf("%s: got %v\nwant %v", what, err, want[0])
+			t.Errorf("pod with %s: error = %v\nwant %v", what, err, want[0])
 		}
 	}
 	t.Run("with a namespace's VPC", func(t *testing.T) {
@@ -386,13 +385,13 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 			harness.OK(t, c.Create(t.Context(), p, client.DryRunAll))
 			p.Annotations[v1alpha1.AnnotationVPC] = ""
 			if err := c.Create(t.Context(), p, client.DryRunAll); !apierrors.IsInvalid(err) {
-				t.Errorf("a list of NICs, and no VPC in so many words: %v", err)
+				t.Errorf("pod with NICs and explicitly no VPC: error = %v, want it invalid", err)
 			}
 		})
 	})
 }
 
-func TestVPCOfAPodStays(t *testing.T) {
+func TestPodVPCIsImmutable(t *testing.T) {
 	applyPortPolicies(t)
 	c := harness.KubeClient(t)
 	p, without := annotated("a", v1alpha1.AnnotationVPC, "vpc-1"), annotated("without")
@@ -410,10 +409,10 @@ func TestVPCOfAPodStays(t *testing.T) {
 		err := change(t, c, p, how)
 		want := nicrequest.CheckVPCChange("vpc-1", p.Annotations[v1alpha1.AnnotationVPC]).Err().Error()
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v\nwant %s", what, err, want)
+			t.Errorf("change to VPC %s: error = %v\nwant %s", what, err, want)
 		}
 	}
 	if err := change(t, c, without, func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationVPC: "vpc-1"} }); !apierrors.IsInvalid(err) {
-		t.Errorf("a first VPC of a running pod: %v", err)
+		t.Errorf("VPC added to a running pod: error = %v, want it invalid", err)
 	}
 }

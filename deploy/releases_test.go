@@ -29,8 +29,8 @@ var update = flag.Bool("update", false, "rewrite testdata/releases.txt")
 
 const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// releases are those whose objects testdata/releases.txt lists: all fields of node mode, and the
-// differences of every other one to the release that it is compared with.
+// releases are the releases whose objects testdata/releases.txt lists: all fields of node mode, and for every other
+// release the differences from the one with which it is compared.
 var releases = []struct{ name, than, mode, values, kubernetes string }{
 	{name: "node", mode: deploy.NodeMode},
 	{name: "operator", than: "node", mode: deploy.OperatorMode},
@@ -106,8 +106,8 @@ operator:
   settings: {health-address: "127.0.0.1:7778"}`},
 }
 
-// Every release has the objects of testdata/releases.txt, which fit the programs and each other.
-// After a change of the chart, look at the difference and run the test with -update.
+// Every release renders the objects of testdata/releases.txt, which fit the programs and each other. After a change of
+// the chart, review the difference and run the test with -update.
 func TestReleases(t *testing.T) {
 	const file = "testdata/releases.txt"
 	want := map[string]string{}
@@ -131,7 +131,7 @@ func TestReleases(t *testing.T) {
 		fmt.Fprintf(&all, "== %s\n%s", title, got)
 		t.Run(r.name, func(t *testing.T) {
 			if d := cmp.Diff(want[title], got); d != "" && !*update {
-				t.Errorf("the objects differ from %s (-want +got):\n%s", file, d)
+				t.Errorf("objects differ from %s (-want +got):\n%s", file, d)
 			}
 			fitTogether(t, objects)
 			pod := podOf(t, objects, "daemon")
@@ -146,7 +146,7 @@ func TestReleases(t *testing.T) {
 	}
 }
 
-// differences are the lines that one list has and the other lacks, in order.
+// differences are the lines that only one of two lists has, in order.
 func differences(than, of []string) string {
 	var text strings.Builder
 	all := slices.Concat(than, of)
@@ -162,13 +162,13 @@ func differences(than, of []string) string {
 	return text.String()
 }
 
-// shorter are the beginnings of fields that most lines would repeat.
+// shorter are prefixes of fields that most lines would repeat.
 var shorter = strings.NewReplacer(
 	"spec.template.spec.containers[berthd].", "container ", "spec.template.spec.containers[berth-operator].", "container ", "spec.template.spec.", "pod ", "].value =", "] =",
 )
 
-// describe lists the fields of objects, one a line. It leaves out what other tests check: the
-// definitions of kinds, the expressions of policies, and the labels of every object.
+// describe lists the fields of objects, one on each line. It omits the parts that other tests check: CRDs, expressions of
+// policies, and labels of all objects.
 func describe(objects deploy.Objects) (lines []string) {
 	for _, o := range objects {
 		id := o.GetKind() + " " + o.GetName()
@@ -213,11 +213,11 @@ func listOf(o *unstructured.Unstructured, field string) (out []map[string]any) {
 	return out
 }
 
-// leftOut are fields that say the same in every object, and those of policies and webhooks that other
+// leftOut are fields that are the same in every object, and those of policies and webhooks that other
 // tests check.
 var leftOut = regexp.MustCompile(`controller-gen|app\.kubernetes\.io/|helm\.sh/chart|policyName|matchConstraints|\b(expression|message|messageExpression|reason)$`)
 
-// flatten calls add for every field with its path. Elements of lists are called by their names.
+// flatten calls add for every field with its path. Elements of lists are identified by their names.
 func flatten(path string, value any, add func(path, value string)) {
 	list, _ := value.([]any)
 	switch fields, ok := value.(map[string]any); {
@@ -245,28 +245,28 @@ func flatten(path string, value any, add func(path, value string)) {
 	}
 }
 
-// thereOnce checks that no two objects have one name.
+// thereOnce asserts that no two objects have the same name.
 func thereOnce(t *testing.T, objects deploy.Objects) map[string]bool {
 	t.Helper()
 	seen := map[string]bool{}
 	for _, o := range objects {
 		id := strings.Join([]string{o.GetKind(), o.GetNamespace(), o.GetName()}, " ")
 		if seen[id] {
-			t.Errorf("there are two objects %s", id)
+			t.Errorf("object %s is rendered twice", id)
 		}
 		seen[id] = true
 	}
 	return seen
 }
 
-// fitTogether checks that objects have names of their own and Berth's labels, that bindings are of accounts
-// and roles of the release, and that policies do not reject the first object of a kind.
+// fitTogether asserts that objects have unique names and Berth's labels, that bindings are between accounts and roles of
+// the release, and that policies do not reject the first object of a kind.
 func fitTogether(t *testing.T, objects deploy.Objects) {
 	t.Helper()
 	seen := thereOnce(t, objects)
 	for _, o := range objects {
 		if o.GetLabels()["app.kubernetes.io/part-of"] != "berth" {
-			t.Errorf("%s %s has the labels %v", o.GetKind(), o.GetName(), o.GetLabels())
+			t.Errorf("labels of %s %s = %v, want those of Berth", o.GetKind(), o.GetName(), o.GetLabels())
 		}
 	}
 	for _, o := range objects.Of("ClusterRoleBinding", "RoleBinding") {
@@ -277,18 +277,18 @@ func fitTogether(t *testing.T, objects deploy.Objects) {
 			role = "ClusterRole  " + b.RoleRef.Name
 		}
 		if len(b.Subjects) != 1 || b.Subjects[0].Kind != "ServiceAccount" || b.Subjects[0].Namespace != "kube-system" || !seen[role] {
-			t.Errorf("%s binds %s to %+v", o.GetName(), role, b.Subjects)
+			t.Errorf("binding %s binds %s to %+v, want a role and an account of the release", o.GetName(), role, b.Subjects)
 		}
 	}
 	for _, o := range objects.Of("ClusterRole", "Role") {
 		var r rbacv1.ClusterRole
 		harness.OK(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &r))
 		if len(r.Rules) == 0 {
-			t.Errorf("the role %s allows nothing", o.GetName())
+			t.Errorf("role %s allows nothing", o.GetName())
 		}
 		for _, rule := range r.Rules {
 			if slices.Contains(slices.Concat(rule.Verbs, rule.Resources, rule.APIGroups), "*") {
-				t.Errorf("the role %s allows %v", o.GetName(), rule)
+				t.Errorf("role %s has a wildcard rule: %v", o.GetName(), rule)
 			}
 		}
 	}
@@ -297,18 +297,18 @@ func fitTogether(t *testing.T, objects deploy.Objects) {
 		// A policy "is invalid if spec.paramKind refers to a non-existent Kind" (API reference), as it is for up to
 		// 30 s after a kind is installed. With Fail the first pool would be rejected; the operator checks it too.
 		if k := p.Spec.ParamKind; k != nil && strings.HasPrefix(k.APIVersion, "berth.dev/") && *p.Spec.FailurePolicy != admissionregistrationv1.Ignore {
-			t.Errorf("%s depends on a kind of the chart's own and has failurePolicy %s, want Ignore", p.Name, *p.Spec.FailurePolicy)
+			t.Errorf("policy %s depends on a CRD of the chart: failurePolicy = %s, want Ignore", p.Name, *p.Spec.FailurePolicy)
 		}
 	}
 }
 
-// fitsTheDaemon checks a daemon's pod against its program: berthd knows all its settings, and all paths
-// that it uses are mounted.
+// fitsTheDaemon checks a daemon's pod against its program: berthd knows all its settings, and all paths that it uses are
+// mounted.
 func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	t.Helper()
 	cfg := load(t, c)
 	if len(cfg.Unknown) > 0 || cfg.NodeName != "node-1" {
-		t.Errorf("berthd has no settings %v; its node is %s", cfg.Unknown, cfg.NodeName)
+		t.Errorf("settings unknown to berthd = %v, node = %s, want none and node-1", cfg.Unknown, cfg.NodeName)
 	}
 	var reference bytes.Buffer
 	harness.OK(t, config.WriteReference(&reference))
@@ -319,7 +319,7 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 			t.Errorf("berthd reads no variable %s", e.Name)
 		}
 		if m := used.FindStringSubmatch(e.Value); m != nil && !known[m[1]] {
-			t.Errorf("%s uses %s, which no variable before it sets", e.Name, m[1])
+			t.Errorf("variable %s uses %s, which no earlier variable sets", e.Name, m[1])
 		}
 		known[e.Name] = true
 	}
@@ -327,16 +327,15 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	checkProbes(t, c, cfg.IntrospectionAddr)
 	for _, p := range c.Ports {
 		if p.ContainerPort != p.HostPort || !strings.HasSuffix(cfg.MetricsAddr, fmt.Sprint(":", p.HostPort)) {
-			t.Errorf("port %+v, metrics at %s", p, cfg.MetricsAddr)
+			t.Errorf("port = %+v, metrics address = %s, want the same port", p, cfg.MetricsAddr)
 		}
 	}
 	if float64(*pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
-		t.Errorf("killed after %d s, drains for %v", *pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
+		t.Errorf("termination grace period = %d s, want more than the drain timeout %v", *pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
 	}
 }
 
-// mountsWhatBerthdUses checks that every path that berthd uses is mounted once, from the node's path of
-// the same name.
+// mountsWhatBerthdUses asserts that every path that berthd uses is mounted once, from the same path on the node.
 func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container, cfg config.Config) {
 	t.Helper()
 	hostPaths := map[string]string{}
@@ -349,7 +348,7 @@ func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container, 
 			t.Errorf("two volumes are mounted at %s", m.MountPath)
 		}
 		propagation[m.MountPath] = m.MountPropagation
-		sysctls := hostPaths[m.Name] == "/proc/sys/net" && m.MountPath == cfg.SysctlDir+"/net" // where a runtime lets it be
+		sysctls := hostPaths[m.Name] == "/proc/sys/net" && m.MountPath == cfg.SysctlDir+"/net" // where runtimes allow this mount
 		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath && !sysctls {
 			t.Errorf("%s of the node is mounted at %s", host, m.MountPath)
 		}
@@ -366,10 +365,10 @@ func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container, 
 			t.Errorf("%s is not mounted", dir)
 		}
 	}
-	// TestNamespacesReachADaemonInAContainer shows what happens otherwise.
+	// TestNamespacesReachADaemonInAContainer shows the effect of another propagation.
 	for _, dir := range []string{"/run/netns", "/var/run/netns"} {
 		if p := propagation[dir]; p == nil || *p != corev1.MountPropagationHostToContainer {
-			t.Errorf("%s is mounted with propagation %v", dir, p)
+			t.Errorf("mount propagation of %s = %v, want HostToContainer", dir, p)
 		}
 	}
 }
@@ -379,24 +378,24 @@ func fitsTheOperator(t *testing.T, c corev1.Container, daemon config.Config) {
 	t.Helper()
 	cfg := loadBy(t, config.NewOperatorLoader, c)
 	if len(cfg.Unknown) > 0 {
-		t.Errorf("berth-operator has no settings %v", cfg.Unknown)
+		t.Errorf("settings unknown to berth-operator = %v", cfg.Unknown)
 	}
 	checkProbes(t, c, cfg.HealthAddr)
 	if daemon.IPAM == config.IPAMENIOperator && cfg.ClusterName != daemon.ClusterName {
-		t.Errorf("the operator's cluster is %q, the daemons' is %q", cfg.ClusterName, daemon.ClusterName)
+		t.Errorf("cluster name of the operator = %q, of the daemons = %q", cfg.ClusterName, daemon.ClusterName)
 	}
 	if cfg.Egress != daemon.Egress || cfg.EgressPort != daemon.EgressPort {
-		t.Errorf("the operator has egress %v at %d, the daemons %v at %d", cfg.Egress, cfg.EgressPort, daemon.Egress, daemon.EgressPort)
+		t.Errorf("egress of the operator = %v with port %d, of the daemons = %v with port %d", cfg.Egress, cfg.EgressPort, daemon.Egress, daemon.EgressPort)
 	}
 	if !slices.Contains([]string{config.IPAMENI, config.IPAMNone}, daemon.IPAM) && !slices.Contains(cfg.IPAM, daemon.IPAM) || daemon.HasPorts() != slices.Contains(cfg.IPAM, config.IPAMPort) {
-		t.Errorf("the operator works for %v, the daemons get addresses by %s and have ports: %v", cfg.IPAM, daemon.IPAM, daemon.HasPorts())
+		t.Errorf("ipam of the operator = %v, of the daemons = %s with ports = %v", cfg.IPAM, daemon.IPAM, daemon.HasPorts())
 	}
 	if daemon.HasPorts() && cfg.FirstIsPort != (daemon.IPAM == config.IPAMPort) {
-		t.Errorf("the first interface is a port for the operator: %v, daemons have %s", cfg.FirstIsPort, daemon.IPAM)
+		t.Errorf("first interface is a port for the operator = %v, ipam of the daemons = %s", cfg.FirstIsPort, daemon.IPAM)
 	}
 	for _, p := range c.Ports {
 		if p.ContainerPort != p.HostPort || p.Name == "metrics" && !strings.HasSuffix(cfg.MetricsAddr, fmt.Sprint(":", p.HostPort)) || p.Name == "webhook" && cfg.WebhookAddr != fmt.Sprint(":", p.HostPort) {
-			t.Errorf("port %+v, metrics at %s, the webhook at %s", p, cfg.MetricsAddr, cfg.WebhookAddr)
+			t.Errorf("port = %+v, metrics address = %s, webhook address = %s", p, cfg.MetricsAddr, cfg.WebhookAddr)
 		}
 	}
 }

@@ -41,7 +41,7 @@ const (
 	OperatorMode = "operator" // ENIs, by berth-operator for all nodes
 	PoolMode     = "pool"     // blocks of address pools, by berth-operator
 	PortMode     = "port"     // ports of VPCs, by berth-operator
-	EgressMode   = "egress"   // Egresses only: berth follows the plugins of another network
+	EgressMode   = "egress"   // Egresses only: berth is chained after the plugins of another network
 )
 
 // InMode returns a release with default values except for the mode and the cluster's name.
@@ -49,10 +49,9 @@ func InMode(mode, cluster string) Release {
 	return Release{Values: map[string]any{"mode": mode, "clusterName": cluster}}
 }
 
-// Render returns the objects that `helm install` sends to the API server for a release, in Helm's
-// order: kinds and accounts before the objects that use them. It fails like Helm on values that the
-// chart's schema rejects, and the error names them. Results are cached; the caller gets its own
-// copy.
+// Render returns the objects that `helm install` sends to the API server for a release, in Helm's order: kinds and
+// accounts before the objects that use them. Like Helm, it fails on values that the chart's schema rejects, with an error
+// that names them. Results are cached; each caller gets its own copy.
 func Render(r Release) (Objects, error) {
 	key, err := json.Marshal(r)
 	if err != nil {
@@ -63,7 +62,7 @@ func Render(r Release) (Objects, error) {
 	return objects.copy(), err
 }
 
-// rendered caches one renderer per release, by the release in JSON.
+// rendered caches a renderer for each release, by the release in JSON.
 var rendered sync.Map
 
 // Notes returns the notes that `helm install` prints for a release.
@@ -147,7 +146,7 @@ func read(text string) (Objects, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		if len(o.Object) > 0 { // empty documents have comments only
+		if len(o.Object) > 0 { // documents with comments only
 			objects = append(objects, o)
 		}
 	}

@@ -27,7 +27,7 @@ func TestNodeTokenReadsTemplates(t *testing.T) {
 	admin := harness.KubeClient(t)
 	bindRolesOf(t, objects, false)
 	node := account(t, "berthd", "node-1")
-	harness.Eventually(t, limit, "its roles hold, and no others", func() error {
+	harness.Eventually(t, limit, "only its roles are in effect", func() error {
 		return errors.Join(notBoundMore(t, node), node.List(t.Context(), &v1alpha1.NodeNetworkTemplateList{}), node.List(t.Context(), &corev1.NodeList{}))
 	})
 	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: "t"}}
@@ -41,7 +41,7 @@ func TestNodeTokenReadsTemplates(t *testing.T) {
 		"label its Node":    node.Update(t.Context(), n),
 	} {
 		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s: %v, want no right to it", what, err)
+			t.Errorf("%s: error = %v, want it forbidden", what, err)
 		}
 	}
 }

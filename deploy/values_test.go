@@ -35,7 +35,7 @@ func rendered(t *testing.T, mode, text string) deploy.Objects {
 }
 
 // Invalid values are rejected before anything is installed, with an error that names the value.
-func TestWrongValuesAreRefused(t *testing.T) {
+func TestInvalidValuesAreRejected(t *testing.T) {
 	for _, tt := range []struct{ values, want string }{
 		{"mode: enii", "at '/mode': value must be one of 'node', 'operator', 'pool', 'port'"},
 		{"ports: {enabled: 'yes'}", "at '/ports/enabled': got string, want boolean"},
@@ -115,13 +115,13 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"admissionPolicies: {create: 0}", "at '/admissionPolicies/create': got number, want boolean"},
 	} {
 		if _, err := deploy.Render(values(t, deploy.OperatorMode, tt.values)); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: got %v\nwant %s", tt.values, err, tt.want)
+			t.Errorf("values %s: error = %v\nwant %s", tt.values, err, tt.want)
 		}
 	}
 }
 
 // Every object of the schema rejects unknown fields.
-func TestSchemaIsClosed(t *testing.T) {
+func TestSchemaRejectsUnknownFields(t *testing.T) {
 	var schema any
 	harness.OK(t, json.Unmarshal(readFile(t, "chart/values.schema.json"), &schema))
 	var look func(path string, at any)
@@ -133,7 +133,7 @@ func TestSchemaIsClosed(t *testing.T) {
 			}
 		case map[string]any:
 			if _, object := v["properties"].(map[string]any); object && v["type"] == "object" && v["additionalProperties"] == nil {
-				t.Errorf("%s takes anything", path)
+				t.Errorf("schema of %s accepts unknown fields", path)
 			}
 			for key, e := range v {
 				look(path+"/"+key, e)
@@ -143,7 +143,7 @@ func TestSchemaIsClosed(t *testing.T) {
 	look("", schema)
 }
 
-// sample returns a valid value of a setting, and the text that its program reads.
+// sample returns a valid value of a setting, and the text that its program receives.
 func sample(s config.Setting) (value any, text string) {
 	form := s.Form()
 	switch form.Kind {
@@ -165,9 +165,9 @@ func sample(s config.Setting) (value any, text string) {
 	return "some-text:1", "some-text:1"
 }
 
-// Every setting of the programs is a value, except those derived from other values, and reaches the
-// program in its environment variable.
-func TestEverySettingIsAValue(t *testing.T) {
+// Every setting of the programs is a value of the chart, except those derived from other values, and reaches the program
+// in its environment variable.
+func TestEverySettingIsAChartValue(t *testing.T) {
 	for program, tt := range map[string]struct {
 		settings  []config.Setting
 		container corev1.Container
@@ -192,7 +192,7 @@ func TestEverySettingIsAValue(t *testing.T) {
 				r := deploy.InMode(deploy.OperatorMode, "test")
 				r.Values[program] = map[string]any{"settings": map[string]any{s.Flag: text}}
 				if _, err := deploy.Render(r); err == nil {
-					t.Errorf("%s.settings.%s is taken", program, s.Flag)
+					t.Errorf("value %s.settings.%s was accepted, want an error", program, s.Flag)
 				}
 				continue
 			}
@@ -208,7 +208,7 @@ func TestEverySettingIsAValue(t *testing.T) {
 		}
 		for name, text := range want {
 			if got[name] != text {
-				t.Errorf("%s: %s is %q, want %q", program, name, got[name], text)
+				t.Errorf("%s: variable %s = %q, want %q", program, name, got[name], text)
 			}
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// theirs are names of kinds of software that may be in a cluster beside Berth: plurals, singulars where Berth has such a kind,
+// theirs are the names of kinds of other software that may be in a cluster: plurals, singulars if Berth has such a kind,
 // short names, and categories.
 var theirs = map[string]string{
 	"Kubernetes": "all bindings componentstatuses cs configmaps cm endpoints ep events ev limitranges limits namespaces ns nodes no persistentvolumeclaims pvc " +
@@ -35,8 +35,8 @@ var theirs = map[string]string{
 	"Openshift": "netnamespaces hostsubnets egressnetworkpolicies clusternetworks",
 }
 
-// Each kind has a name that is Berth's alone, and documents use no other with kubectl.
-func TestNamesAreBerthsOwn(t *testing.T) {
+// Each kind has a unique name, and documents use no other with kubectl.
+func TestKindNamesAreUnique(t *testing.T) {
 	others := map[string]string{}
 	for of, names := range theirs {
 		for _, name := range strings.Fields(names) {
@@ -45,7 +45,7 @@ func TestNamesAreBerthsOwn(t *testing.T) {
 	}
 	files, err := filepath.Glob("../deploy/chart/files/crds/*.yaml")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no definitions of kinds: %v", err)
+		t.Fatalf("no CRDs found: %v", err)
 	}
 	ambiguous, own := map[string]string{}, map[string]string{}
 	for _, file := range files {
@@ -62,13 +62,13 @@ func TestNamesAreBerthsOwn(t *testing.T) {
 			if of, shared := others[name]; shared {
 				ambiguous[name] = of
 				if len(names.ShortNames) == 0 {
-					t.Errorf("%s: %s has %s too, and there is no short name", names.Kind, of, name)
+					t.Errorf("%s: %s also has the name %s, and the kind has no short name", names.Kind, of, name)
 				}
 			}
 		}
 		for _, name := range append(names.ShortNames, names.Categories...) {
 			if of, shared := others[name]; shared {
-				t.Errorf("%s: %s has %s too", names.Kind, of, name)
+				t.Errorf("%s: %s also has the name %s", names.Kind, of, name)
 			}
 		}
 		for _, name := range append([]string{names.Plural, names.Singular}, names.ShortNames...) {
@@ -78,11 +78,11 @@ func TestNamesAreBerthsOwn(t *testing.T) {
 			own[name] = names.Kind
 		}
 		if !slices.Equal(names.Categories, []string{"berth"}) {
-			t.Errorf("%s has the categories %q", names.Kind, names.Categories)
+			t.Errorf("categories of %s = %q, want berth", names.Kind, names.Categories)
 		}
 	}
 	if len(ambiguous) != 10 {
-		t.Errorf("others have %q", slices.Sorted(maps.Keys(ambiguous)))
+		t.Errorf("names that other software also has = %q, want 10", slices.Sorted(maps.Keys(ambiguous)))
 	}
 
 	texts := pages(t)
@@ -104,7 +104,7 @@ func TestNamesAreBerthsOwn(t *testing.T) {
 					count++
 				}
 				if of, shared := ambiguous[name]; shared {
-					t.Errorf("%s: %q: %s has %s too, expected %s with .berth.dev, or its short name", page, found[0], of, name, name)
+					t.Errorf("%s: %q: %s also has the name %s, use %s with .berth.dev, or the short name", page, found[0], of, name, name)
 				}
 			}
 		}

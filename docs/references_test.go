@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// pages are all documents that people wrote, by path; those of reference/ are generated.
+// pages returns all hand-written documents by path; those of reference/ are generated.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	names, err := filepath.Glob("*.md")
@@ -25,8 +25,7 @@ func pages(t *testing.T) map[string]string {
 	return out
 }
 
-// named calls check with what a pattern finds in each of the pages, which must be
-// least times at least.
+// named calls check with each match of a pattern in the pages. There must be at least least matches.
 func named(t *testing.T, pattern string, least int, check func(page string, found []string)) {
 	t.Helper()
 	re, count := regexp.MustCompile(pattern), 0
@@ -41,7 +40,7 @@ func named(t *testing.T, pattern string, least int, check func(page string, foun
 	}
 }
 
-// goFiles calls visit with each Go file below some folders, tests aside.
+// goFiles calls visit with each Go file below some folders, except tests.
 func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 	t.Helper()
 	for _, dir := range dirs {
@@ -57,8 +56,8 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 	}
 }
 
-// others are flags that documents name and that are of programs of others, and
-// those of Berth's programs that are for people and have no page of settings.
+// others are flags in the documents that belong to other software, or to those of Berth's programs that have no settings
+// page.
 var others = map[string]string{
 	"multus-conf-file": "Multus", "without-nodegroup": "eksctl",
 	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
@@ -70,10 +69,10 @@ var others = map[string]string{
 	"overwrite": "kubectl", "set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
-// variables of the environment that are no settings of a program, but of tests.
+// variables are environment variables of tests, not settings of a program.
 var variables = []string{"BERTH_FAILPOINTS", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS", "BERTH_VERDICTS"}
 
-// Every flag and variable in the documents is one that there is.
+// Every flag and variable in the documents exists.
 func TestSettingsExist(t *testing.T) {
 	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md") + readPage(t, "reference/egress-configuration.md")
 	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../bench")
@@ -89,7 +88,7 @@ func TestSettingsExist(t *testing.T) {
 	})
 }
 
-// flagLiterals are string literals of programs whose flags are not in a table.
+// flagLiterals returns the string literals of programs whose flags are not in a table.
 func flagLiterals(t *testing.T, dirs ...string) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
@@ -104,7 +103,7 @@ func flagLiterals(t *testing.T, dirs ...string) map[string]bool {
 	return out
 }
 
-// Every metric in the documents is served, with the labels that they name.
+// Every metric in the documents is served, with the labels that the documents use.
 func TestMetricsExist(t *testing.T) {
 	known := map[string]string{} // metric to its labels
 	row := regexp.MustCompile("(?m)^\\| `(berth_[a-z0-9_]+)` \\| [a-z]+ \\| ([a-z_, ]*) \\|")
@@ -131,9 +130,9 @@ func TestMetricsExist(t *testing.T) {
 	})
 }
 
-// Every field in the documents is one that a kind of Berth's has.
+// Every field in the documents exists in a kind of Berth's.
 func TestFieldsExist(t *testing.T) {
-	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true, "status.podIPs": true} // of a Node and a Pod
+	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true, "status.podIPs": true} // fields of Nodes and Pods
 	for _, kind := range []string{"nodenetwork", "addresspool", "addressblock", "blockrequest", "vpc", "podnic", "egress", "egressclient"} {
 		section := ""
 		for line := range strings.Lines(readPage(t, "reference/"+kind+".md")) {
@@ -148,13 +147,13 @@ func TestFieldsExist(t *testing.T) {
 	}
 	named(t, "`((?:spec|status)\\.[a-zA-Z0-9.]*[a-zA-Z0-9])", 30, func(page string, m []string) {
 		if !known[m[1]] {
-			t.Errorf("%s: no kind has a %s", page, m[1])
+			t.Errorf("%s: no kind has a field %s", page, m[1])
 		}
 	})
 }
 
-// Pages for users name no test: the one that holds a sentence stands in a comment behind it.
-func TestUsersPagesNameNoTests(t *testing.T) {
+// Pages for users name no test. The test for a statement is named in a comment behind it.
+func TestUserPagesNameNoTests(t *testing.T) {
 	ofContributors := []string{"architecture.md", "contributing.md", "design.md", "../CHANGELOG.md"}
 	comment, test := regexp.MustCompile(`(?s)<!--.*?-->`), regexp.MustCompile("`Test[A-Z][A-Za-z0-9_/]*`")
 	for page, text := range pages(t) {
@@ -162,12 +161,12 @@ func TestUsersPagesNameNoTests(t *testing.T) {
 			continue
 		}
 		for _, name := range test.FindAllString(comment.ReplaceAllString(text, ""), -1) {
-			t.Errorf("%s names %s: expected it in a comment, <!-- test: %s -->", page, name, strings.Trim(name, "`"))
+			t.Errorf("%s names %s, want it in a comment: <!-- test: %s -->", page, name, strings.Trim(name, "`"))
 		}
 	}
 }
 
-// Every figure in the documents is one that `make bench` measures.
+// Every figure in the documents is measured by `make bench`.
 func TestFiguresExist(t *testing.T) {
 	data, err := os.ReadFile("../bench/results.json")
 	if err != nil {
@@ -192,9 +191,8 @@ func TestFiguresExist(t *testing.T) {
 	})
 }
 
-// Every package has a row on the map in docs/architecture.md, or a word in the row of
-// the package around it.
-func TestPackagesAreOnTheMap(t *testing.T) {
+// Every package has a row in the map in docs/architecture.md, or is named in the row of a package around it.
+func TestPackagesAreOnMap(t *testing.T) {
 	rows := map[string]string{}
 	for _, m := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|.*$").FindAllStringSubmatch(readPage(t, "architecture.md"), -1) {
 		for _, p := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(m[1], -1) {
@@ -220,7 +218,7 @@ func TestPackagesAreOnTheMap(t *testing.T) {
 				return nil
 			}
 		}
-		t.Errorf("architecture.md: the map has no row for %s, nor a word of it in a row around it", name)
+		t.Errorf("architecture.md: the map has no row for %s, and no row of a package around it names it", name)
 		return nil
 	})
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package docs holds the documentation; its tests compare it with the code.
+// Package docs contains the documentation. Its tests compare it with the code.
 package docs
 
 import (
@@ -17,11 +17,10 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// literals are the string literals of the packages whose messages people get
-// to read, and what of them names a reason.
+// literals are the string literals of the packages with messages for users, and those of them that are reasons.
 type literals struct {
 	texts   []string
-	reasons map[string]string // to where it is
+	reasons map[string]string // file by reason
 }
 
 func readCode(t *testing.T) literals {
@@ -58,7 +57,7 @@ func (l *literals) take(n ast.Node, path string) {
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "set" && len(n.Args) == 4 {
 			l.reason(n.Args[2], path)
 		}
-		// exhausted(reason, ...) of address pools, of ports and of egress, and events of theirs
+		// exhausted(reason, ...) of address pools, ports and egress, and their events
 		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "exhausted" && (strings.HasSuffix(filepath.Dir(path), "source/pool") || strings.HasSuffix(filepath.Dir(path), "node/nics") || strings.HasSuffix(filepath.Dir(path), "node/podegress")) {
 			l.reason(n.Args[0], path)
 		}
@@ -100,10 +99,10 @@ func isNamed(e ast.Expr, name string) bool {
 	return ok && ident.Name == name
 }
 
-// reasonConst are names of constants that are reasons, or conditions.
+// reasonConst matches names of constants that are reasons or conditions.
 var reasonConst = regexp.MustCompile(`^([Rr]eason[A-Z]|Condition|Growing$)`)
 
-// reason notes a literal; a constant or a variable is noted where it is set.
+// reason records a literal. Constants and variables are recorded where they are set.
 func (l *literals) reason(e ast.Expr, path string) {
 	if s, ok := text(e); ok && s != "" && !strings.ContainsAny(s, " %") {
 		l.reasons[s] = path
@@ -119,8 +118,7 @@ func text(e ast.Expr) (string, bool) {
 	return s, err == nil
 }
 
-// Every reason of a failed call, of a shortage and of a condition has its place
-// in the page that people look it up in.
+// docs/troubleshoot.md explains every reason of a failed call, of a shortage and of a condition.
 func TestEveryReasonIsExplained(t *testing.T) {
 	page := readPage(t, "troubleshoot.md")
 	reasons := readCode(t).reasons
@@ -132,9 +130,9 @@ func TestEveryReasonIsExplained(t *testing.T) {
 			t.Errorf("this test no longer finds %s in the code", known)
 		}
 	}
-	// The operator makes reasons of conditions of these.
+	// The operator derives condition reasons from these.
 	for class := cloud.Unknown; !strings.HasPrefix(class.String(), "class("); class++ {
-		if class != cloud.Bug && class != cloud.Gone { // those two have names of their own, which are found in the code
+		if class != cloud.Bug && class != cloud.Gone { // these two have other names, which are found in the code
 			reasons[camel(class.String())] = "cloud.Class"
 		}
 	}
@@ -148,7 +146,7 @@ func TestEveryReasonIsExplained(t *testing.T) {
 	}
 }
 
-// camel writes subnet-full as SubnetFull.
+// camel converts subnet-full to SubnetFull.
 func camel(s string) string {
 	var out strings.Builder
 	for word := range strings.SplitSeq(s, "-") {
@@ -157,9 +155,9 @@ func camel(s string) string {
 	return out.String()
 }
 
-// What the page quotes in the cells of its tables is what the programs say.
-// Placeholders in the code (%s, %d, ...) and the ends of a literal are … here.
-func TestMessagesAreInTheCode(t *testing.T) {
+// Messages quoted in the tables of the page exist in the programs. Placeholders in the code (%s, %d, ...) and the ends
+// of literals correspond to … in the page.
+func TestQuotedMessagesExist(t *testing.T) {
 	verbs := regexp.MustCompile(`%[+#]?[a-z]`)
 	var code strings.Builder
 	for _, s := range readCode(t).texts {
@@ -170,7 +168,7 @@ func TestMessagesAreInTheCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range objects { // what the API server says for Berth
+	for _, o := range objects { // messages that the API server returns for Berth
 		for _, s := range texts(o.Object) {
 			code.WriteString(s + "\n")
 		}
@@ -184,7 +182,7 @@ func TestMessagesAreInTheCode(t *testing.T) {
 			quoted++
 			for _, part := range strings.Split(m[1], "…") {
 				if part = strings.TrimSpace(part); part != "" && !strings.Contains(code.String(), part) {
-					t.Errorf("no program says %q of %q", part, m[1])
+					t.Errorf("no program has the message %q, part of %q", part, m[1])
 				}
 			}
 		}
@@ -194,7 +192,7 @@ func TestMessagesAreInTheCode(t *testing.T) {
 	}
 }
 
-// texts are all strings in a value.
+// texts returns all strings in a value.
 func texts(v any) (out []string) {
 	switch v := v.(type) {
 	case string:
@@ -211,7 +209,7 @@ func texts(v any) (out []string) {
 	return out
 }
 
-// isMessage tells a sentence from a name, a flag or a command.
+// isMessage distinguishes a sentence from a name, a flag or a command.
 func isMessage(s string) bool {
 	return strings.Count(s, " ") >= 2 && !regexp.MustCompile(`^(ls|df|ip|nft|nstat|ping|kubectl|berthctl) `).MatchString(s)
 }

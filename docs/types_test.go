@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Bounds of a type: one that has more state or more methods has more than one subject.
+// Bounds of a type. One with more state or more methods has more than one subject.
 const (
 	maxFields  = 15
 	maxMethods = 25
@@ -23,7 +23,7 @@ var large = map[string]string{
 	"lab.Options":                         flags,
 	"internal/ctl/kubectl.Egress":         document,
 	"internal/ec2/cloud.ENI":              document,
-	"internal/ec2/eni/plan.ENI":           "a row of independent input of the plan, without state",
+	"internal/ec2/eni/plan.ENI":           "independent inputs of the plan, without state",
 	"internal/ec2/cloud/cloudfake.Cloud":  "implements cloud.API and pace.Calls, a method for each EC2 action",
 	"internal/ec2/cloud/pace.Set":         untouched,
 	"internal/ec2/cloud/pace.pacer":       untouched,
@@ -34,7 +34,7 @@ var large = map[string]string{
 	"internal/node/attachment.Record":     document,
 	"internal/node/introspect.Document":   document,
 	"internal/source/sourcefake.Source":   "implements source.Source, with a switch for each answer",
-	"internal/vpcport/vpcporttest.Bed":    "what a provider's tests offer to the contract",
+	"internal/vpcport/vpcporttest.Bed":    "fixture of a provider's tests for the contract",
 	"lab.Status":                          document,
 	"lab/cloud/alcorfake.entity":          document,
 	"lab/cloud/ec2api.eniXML":             document,
@@ -45,14 +45,14 @@ var large = map[string]string{
 	"lab/cloud/vpc.ENI":                   document,
 }
 
-// Reasons that several types have.
+// Reasons that apply to several types.
 const (
 	document  = "one field for each field of a document or of an API's object"
 	flags     = "one field for each flag or option of a program"
 	untouched = "proven as it is, and not to be rewritten for its size"
 )
 
-// TestTypesAreSmall holds what docs/contributing.md says about the size of types.
+// Checks the limits in docs/contributing.md for the size of types.
 func TestTypesAreSmall(t *testing.T) {
 	fields, methods := map[string]int{}, map[string]int{}
 	goFiles(t, func(path string) error {
@@ -98,12 +98,12 @@ func TestTypesAreSmall(t *testing.T) {
 	}
 	for name := range large {
 		if !slices.Contains(names, name) {
-			t.Errorf("the exception %s names no type", name)
+			t.Errorf("the exception %s is not a type", name)
 		}
 	}
 }
 
-// receiver returns the type's name in the receiver of a method.
+// receiver returns the type name in the receiver of a method.
 func receiver(e ast.Expr) string {
 	for {
 		switch x := e.(type) {

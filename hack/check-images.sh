@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checks that Berth's images depend on the sources only: packs them from two copies of the
-# tree, with different folder names, file times, umask and time zone, and compares all
+# Checks that Berth's images depend only on the sources: packs them from two copies of the
+# tree with different directory names, file times, umask and time zone, and compares all
 # files.
 #
-#   hack/check-images.sh [ARCH...]      (by default this machine's architecture)
+#   hack/check-images.sh [ARCH...]      (default: this machine's architecture)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
 
 # pack DIR packs the images of a copy of the tree in DIR, with the programs of
-# tools/ that are built already.
+# tools/ that have already been built.
 pack() {
 	mkdir -p "$1"
 	git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
@@ -23,9 +23,9 @@ pack() {
 	(cd "$1" && hack/images.sh -version v0.0.0-check -archs "$archs" >/dev/null)
 }
 
-echo "Packing the images twice, from two copies of the tree: the first ..." >&2
+echo "Packing the images from the first copy of the tree ..." >&2
 (pack "$work/a" 2001-02-03)
-echo "The second ..." >&2
+echo "Packing the images from the second copy ..." >&2
 (umask 077 && export TZ=Asia/Tokyo GOFLAGS=-buildvcs=true && pack "$work/another folder/of another name" 2020-06-07)
 if ! diff -r "$work/a/dist/images" "$work/another folder/of another name/dist/images"; then
 	echo "The same sources produced different images." >&2

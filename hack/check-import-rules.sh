@@ -111,7 +111,7 @@ done <<<"$table" | sort >"$copy/want"
 
 (cd "$copy" && GOFLAGS=-mod=mod GOPROXY=off "$lint" run --enable-only depguard --output.text.print-issued-lines=false ./... 2>&1 || true) |
 	sed -nE "s/^([^:]+):[0-9:]+ import '([^']+)' is not allowed from list '([^']+)'.*/\1 \2 \3/p" | sort >"$copy/got"
-if ! diff -u --label "refused as it should be" --label "refused" "$copy/want" "$copy/got" >&2; then
+if ! diff -u --label "expected rejections" --label "actual rejections" "$copy/want" "$copy/got" >&2; then
 	echo ".golangci.yml does not enforce the import rules that hack/check-import-rules.sh expects." >&2
 	exit 1
 fi

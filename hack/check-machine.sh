@@ -23,6 +23,6 @@ for root in /sys/fs/cgroup /sys/fs/cgroup/*; do
 	case $(stat -f -c %T "$root" 2>/dev/null) in cgroupfs | cgroup2fs) ;; *) continue ;; esac
 	why=$(mkdir "$root/berth-check-$$" 2>&1 && rmdir "$root/berth-check-$$" 2>&1) || missing "cgroups: $why"
 	hierarchies=$((hierarchies + 1))
-	[ "$root" != /sys/fs/cgroup ] || break # version 2 alone: what is below is its groups
+	[ "$root" != /sys/fs/cgroup ] || break # version 2 only: the directories below are groups
 done
 [ "$hierarchies" -gt 0 ] || missing "no cgroups are mounted at /sys/fs/cgroup"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the programs and images for a lab cluster and runs the demo in it (make demo
-# MODE=cluster): complete nodes with containerd, kubelet and kube-proxy. It needs root on
+# MODE=cluster): whole nodes with containerd, kubelet and kube-proxy. It needs root on
 # the machine itself, because pods need the machine's cgroups.
 #
 #   hack/cluster-demo.sh node|operator|pool|port [FLAG OF vpclab demo...]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs Kubernetes' own end-to-end network tests against Berth, on one lab cluster after the
-# other (see test/upstream).
+# Runs Kubernetes' own end-to-end network tests against Berth, on one lab cluster at a
+# time (see test/upstream).
 #
 #   hack/conformance.sh MODES [FLAG...]      (hack/conformance.sh "node/ipv6 pool" -focus DNS)
 #

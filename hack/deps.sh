@@ -135,10 +135,10 @@ fi
 
 echo "Installing Debian packages: ${missing[*]}" >&2
 log=$(mktemp)
-policy= # made here, and to be removed
+policy= # set if created here, for removal
 trap 'rm -f "$log"; [ -z "$policy" ] || "${as_root[@]}" rm -f "$policy"' EXIT
 unwanted=$(for package in "${missing[@]}"; do services "$package"; done)
-# Debian's scripts call this before they start a service (invoke-rc.d(8)).
+# Debian's scripts call this program before they start a service (invoke-rc.d(8)).
 if [ -n "$unwanted" ] && [ ! -e /usr/sbin/policy-rc.d ]; then
 	policy=/usr/sbin/policy-rc.d
 	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
@@ -174,5 +174,5 @@ if ! install; then
 fi
 if [ -n "$unwanted" ] && [ -d /run/systemd/system ]; then
 	# shellcheck disable=SC2086 # several
-	"${as_root[@]}" systemctl disable --now --quiet $unwanted >>"$log" 2>&1 || true # those that there are
+	"${as_root[@]}" systemctl disable --now --quiet $unwanted >>"$log" 2>&1 || true # only those that exist
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds Berth's programs and packs them into OCI images as described in deploy/images.yaml.
-# The digests depend on the commit only, not on the folder, the clock or the environment.
+# The digests depend only on the commit, not on the directory, the clock or the environment.
 #
 #   hack/images.sh [-version VERSION] [-archs "amd64 arm64"] [-out DIR] [-- FLAG...]
 #
@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
 		break
 		;;
 	*)
-		echo "hack/images.sh: $1 is not known, expected -version, -archs or -out" >&2
+		echo "hack/images.sh: unknown flag $1, expected -version, -archs or -out" >&2
 		exit 2
 		;;
 	esac
@@ -30,7 +30,7 @@ if [ -n "$revision" ] && [ -n "$(git status --porcelain 2>/dev/null)" ]; then
 	revision=$revision-dirty
 fi
 
-# Flags and targets of this machine's Go that would change the programs.
+# Override settings of this machine's Go that would change the programs.
 export GOFLAGS='' GOEXPERIMENT='' GOAMD64=v1 GOARM64=v8.0 GOOS=linux CGO_ENABLED=0
 packer=$(GOOS='' hack/tool.sh images images)
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Prints the folder of real Kubernetes programs: etcd, kube-apiserver,
+# Prints the directory of real Kubernetes programs: etcd, kube-apiserver,
 # kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl.
-# KUBEBUILDER_ASSETS names an existing folder; otherwise the programs are built once for
-# this machine (tools/kubebox).
+# If KUBEBUILDER_ASSETS is set, it is that directory; otherwise the programs are built once
+# for this machine (tools/kubebox).
 #
 #   hack/kubebox.sh [--api]
 #
-# With --api, etcd and kube-apiserver suffice: if nothing is built yet, it uses those of the
-# same minor version that setup-envtest or another build left on this machine.
+# With --api, etcd and kube-apiserver suffice: if nothing has been built yet, it uses those
+# of the same minor version from setup-envtest or another build on this machine.
 set -euo pipefail
 
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
@@ -16,7 +16,7 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
 		echo "KUBEBUILDER_ASSETS is $KUBEBUILDER_ASSETS, which has no program $name." >&2
 		case $name in
 		etcd | kube-apiserver)
-			echo "Set it to a folder that has the program, or unset it to build the programs once for this machine." >&2
+			echo "Set it to a directory with the program, or unset it to build the programs once for this machine." >&2
 			exit 1
 			;;
 		*) echo "Commands that need it will fail; setup-envtest does not install it." >&2 ;;
@@ -27,7 +27,7 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
 fi
 cd "$(dirname "$0")/.."
 
-# installed prints a folder on this machine that has both programs.
+# installed prints a directory on this machine that contains both programs.
 installed() {
 	local folder version
 	version=$(sed -n 's|^\tk8s.io/kubernetes \(v[0-9]*\.[0-9]*\)\..*|\1|p' tools/kubebox/go.mod)
@@ -44,7 +44,7 @@ installed() {
 	return 1
 }
 if [ "${1:-}" = --api ] && ! hack/tool.sh --built kubebox kubebox >/dev/null && folder=$(installed); then
-	echo "Taking the control plane in $folder." >&2
+	echo "Using the control plane in $folder." >&2
 	echo "$folder"
 	exit
 fi

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Prints a folder with images for a cluster of the lab as tar archives, which
-# `ctr image import` takes: NAME-ARCH.tar for each NAME of hack/lab-images.yaml, or
-# for those that are named here. Nothing comes from a registry: programs are built
-# from Go modules, and what upstream's images take from a distribution is this
-# machine's (hack/deps.sh lab-images).
+# Prints a directory with images for lab clusters as tar archives for
+# `ctr image import`: NAME-ARCH.tar for each NAME of hack/lab-images.yaml, or for
+# the given names. Nothing comes from a registry: programs are built from Go
+# modules, and the files that upstream images take from a distribution come from
+# this machine (hack/deps.sh lab-images).
 #
 #   hack/lab-images.sh [NAME...]      (hack/lab-images.sh pause coredns)
 #
-# Archives are kept outside the tree, by the checksum of what they consist of, so
-# that a fresh clone need not make them again.
+# Archives are cached outside the tree, by the checksum of their content, so that
+# fresh clones share them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,7 +23,7 @@ files=$(mktemp -d)
 trap 'rm -rf "$files"' EXIT
 trap 'exit 130' INT TERM HUP
 
-# host PROGRAM... takes programs of this machine.
+# host PROGRAM... adds programs of this machine.
 host() {
 	mkdir -p "$files/host"
 	local program path
@@ -33,7 +33,7 @@ host() {
 	done
 }
 
-# gather NAME puts the files of an image where hack/lab-images.yaml has them.
+# gather NAME puts the files of an image where hack/lab-images.yaml expects them.
 gather() {
 	case $1 in
 	pause) ln -sf "$(hack/tool.sh images pause)" "$files/pause" ;;
@@ -64,7 +64,7 @@ gather() {
 for name in "${names[@]}"; do gather "$name"; done
 packer=$(hack/tool.sh images images)
 
-# One folder for each choice of images: who imports all of it gets no others.
+# One directory per set of images, so that callers can import all of it.
 key=$({
 	echo "${names[*]} $arch"
 	cat hack/lab-images.yaml
@@ -79,6 +79,6 @@ if [ ! -d "$folder" ]; then
 	hack/slowly.sh "Packing images for clusters of the lab" \
 		"$packer" -spec hack/lab-images.yaml -files "$files" -out "$folder.$$" -only "$only" \
 		-platforms "linux/$arch" -formats archive -compress=false >/dev/null
-	mv -T "$folder.$$" "$folder" 2>/dev/null || [ -d "$folder" ] # another may have been first
+	mv -T "$folder.$$" "$folder" 2>/dev/null || [ -d "$folder" ] # another process may have been first
 fi
 echo "$folder"

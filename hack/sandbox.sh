@@ -24,7 +24,7 @@ if [ "${1:-}" != --inside ]; then
 		echo "kernel.apparmor_restrict_unprivileged_userns). A container needs CAP_SYS_ADMIN." >&2
 		exit 1
 	fi
-	# Short, because the paths of unix sockets are below it.
+	# Short, because Unix sockets are created below it.
 	SANDBOX_DIR=$(mktemp -d /tmp/bt.XXXXXX)
 	mkdir -p /tmp/bt
 	export SANDBOX_DIR
@@ -35,7 +35,7 @@ if [ "${1:-}" != --inside ]; then
 		trap '' INT TERM HUP
 		if [ -n "${BERTH_GRACE:-}" ]; then
 			kill -TERM $(cat "/proc/$sandbox/task/$sandbox/children") || true
-			trap 'exit 130' INT TERM HUP # a second time: at once
+			trap 'exit 130' INT TERM HUP # on the second signal, exit immediately
 			# Limited, because process 1 of the sandbox may not handle the signal yet.
 			for ((i = 0; i < BERTH_GRACE + 10; i++)); do
 				kill -0 "$sandbox" 2>/dev/null || break
@@ -52,12 +52,12 @@ fi
 shift
 # TMPDIR has the same name in every sandbox, because it is part of the key of Go's test
 # cache.
-export TMPDIR=/tmp/bt BERTH_TEST_BIN=/tmp/bt/bin # the latter is of test/harness
+export TMPDIR=/tmp/bt BERTH_TEST_BIN=/tmp/bt/bin # BERTH_TEST_BIN is for test/harness
 mkdir "$SANDBOX_DIR/bin"
 mount --bind "$SANDBOX_DIR" "$TMPDIR"
 unset SANDBOX_DIR
 mount -t tmpfs -o mode=755 tmpfs /run
-mkdir /run/netns # whose mounts reach containers, as where systemd or ip-netns(8) made it
+mkdir /run/netns # shared, so that its mounts reach containers, as if created by systemd or ip-netns(8)
 mount --bind /run/netns /run/netns
 mount --make-shared /run/netns
 mount -t sysfs sysfs /sys 2>/dev/null || true # so that /sys/class/net is this namespace's
@@ -70,7 +70,7 @@ interrupted() {
 		{ sleep "$BERTH_GRACE" && kill -KILL "$command"; } &
 		wait "$command" || true
 	fi
-	exit 130 # the end of process 1 ends everything in here
+	exit 130 # when process 1 ends, everything in the sandbox ends
 }
 trap interrupted INT TERM HUP
 

@@ -5,6 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 commits=$(git rev-list --count --first-parent HEAD 2>/dev/null) || commits=0 # a tarball
-# In a shallow clone the number of commits is constant.
+# In a shallow clone the number of commits is constant, so use the commit's hash.
 [ "$(git rev-parse --is-shallow-repository 2>/dev/null)" != true ] || commits=$((16#$(git rev-parse HEAD | cut -c 1-7)))
 echo $((commits % 10))

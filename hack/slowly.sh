@@ -66,7 +66,7 @@ ticker=$!
 trap 'kill "$ticker" 2>/dev/null || true; rm -f "$BERTH_PROGRESS"' EXIT
 trap 'exit 130' INT TERM HUP
 if [ -n "$regex" ]; then
-	# The filter has read everything before the end of the command is reported.
+	# Waits for the filter before it reports the end of the command.
 	{ "$@" 2>&1 >&3 3>&- | while IFS= read -r line; do
 		if [[ $line =~ $regex ]]; then echo "$line" >"$BERTH_PROGRESS"; else echo "$line" >&2; fi
 	done; } 3>&1

@@ -58,7 +58,7 @@ if [ -z "$mode" ]; then
 	beside=$!
 fi
 
-# Not with `go test`, which would handle an interrupt before the report is written. The
+# Does not use `go test`, which would exit on an interrupt before the report is written. The
 # child processes handle the interrupt; this script only combines the reports.
 export BERTH_LEFTOVERS=check BERTH_GRACE=180
 status=0

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs go test as root of a sandbox and prints a summary (tools/testrun). Failed tests are
-# run again alone, each in its own sandbox. Fails when a test keeps failing, when more than
-# three tests are flaky, when nothing was tested, or when the tests leave namespaces, links,
-# rules, tables or processes behind.
+# Runs go test as root in a sandbox and prints a summary (tools/testrun). Failed tests are
+# retried alone, each in its own sandbox. Fails if a test keeps failing, if more than three
+# tests are flaky, if no tests ran, or if the tests leave namespaces, links, rules, tables or
+# processes behind.
 #
 #   hack/test.sh PACKAGES GO_TEST_FLAG...
 #
@@ -12,7 +12,7 @@
 # hack/budget.tsv. "all" (the default) and "none" do not use the cache. BERTH_SAMPLE is the
 # slice of the rotation (harness.Rotate), or all.
 #
-# If the control plane must be built, packages that do not need it are tested meanwhile.
+# While the control plane is being built, packages that do not need it are tested.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,7 +41,7 @@ for flag in "$@"; do
 	esac
 done
 testrun=$(hack/tool.sh testrun testrun)
-hack/slowly.sh "Downloading Go modules" go mod download # nothing can be fetched in the sandbox
+hack/slowly.sh "Downloading Go modules" go mod download # the sandbox has no network access
 
 # shellcheck disable=SC2086 # several patterns
 all=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $patterns)
@@ -49,7 +49,7 @@ if [ -z "$all" ]; then
 	echo "No package of $patterns has tests." >&2
 	exit 1
 fi
-# Prometheus's own programs, for the tests of the alerts.
+# Programs of Prometheus, for the tests of the alerts.
 case $all in
 */test/e2e/alerts*) prometheus="promexpr promtool prometheus" ;;
 */deploy/monitoring*) prometheus="promexpr promtool" ;;
@@ -62,7 +62,7 @@ case $all in
 */test/labs*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
 esac
 
-# The kernel of the virtual machine, which is downloaded.
+# The kernel of the virtual machine, which must be downloaded outside the sandbox.
 case $all in
 */test/guest* | */lab/vm*)
 	BERTH_VM_IMAGE=$(hack/vm.sh --prepare)
@@ -111,7 +111,7 @@ labs=$({
 
 status=0
 if [ "$patterns" = ./... ]; then
-	hack/slowly.sh "Building all packages" go build ./... # also what no test links
+	hack/slowly.sh "Building all packages" go build ./... # including packages that no test links
 	for module in tools/testrun tools/images; do hack/slowly.sh "Testing $module" go -C "$module" test ./... || status=$?; done
 fi
 
@@ -120,7 +120,7 @@ fi
 # numbers without them.
 export GOGC=400
 once=(-count=1)
-[ -z "$counted" ] || once=() # the flags of a group come after the caller's
+[ -z "$counted" ] || once=() # a group's flags would override the caller's
 case ${RACE:-all} in
 auto) fresh=(-race "${once[@]}") lab=(CGO_ENABLED=0 "${once[@]}") ;;
 all) fresh=(-race "${once[@]}") lab=(-race "${once[@]}") ;;
@@ -130,7 +130,7 @@ esac
 [ "${fresh[0]}" != -race ] || export CGO_ENABLED=1 # the race detector needs cgo
 
 groups=()
-# group FLAG... adds the packages in stdin, which are tested with these flags.
+# group FLAG... adds a group of packages from stdin, which are tested with these flags.
 group() {
 	local waiting others list
 	list=$(some -xFf <(echo "$all") | first)
@@ -142,7 +142,7 @@ group() {
 fresh_packages=$(some -vxFf <(echo "$labs") <<<"$every")
 unraced=$labs
 case ${RACE:-all}-${BERTH_SAMPLE:-0} in
-auto-[0-9]) # races of those with a control plane are looked for in every second slice
+auto-[0-9]) # packages with a control plane use the race detector in every second slice
 	rest=$(awk -v slice="$BERTH_SAMPLE" 'NR % 2 != slice % 2' <<<"$fresh_packages")
 	unraced+=$'\n'$rest
 	fresh_packages=$(some -vxFf <(echo "$rest") <<<"$fresh_packages")
@@ -150,10 +150,10 @@ auto-[0-9]) # races of those with a control plane are looked for in every second
 esac
 group "${lab[@]}" -p 4 <<<"$unraced"
 group "${fresh[@]}" -p 2 <<<"$fresh_packages"
-[ "${RACE:-all}" != auto ] || fresh=(-race) # the rest may come from Go's cache
+[ "${RACE:-all}" != auto ] || fresh=(-race) # the remaining packages may use Go's cache
 group "${fresh[@]}" -p 2 < <(some -vxFf <(echo "$every"; echo "$labs") <<<"$all")
 
-echo "Slice ${BERTH_SAMPLE:-0} of what is sampled and rotates (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
+echo "Running slice ${BERTH_SAMPLE:-0} of the sampled and rotating tests (docs/contributing.md, \"Samples\"); race detector: ${RACE:-all}."
 budget=()
 [ "${RACE:-all}" != auto ] || [ "${BERTH_SAMPLE:-0}" = all ] || [ -n "$counted" ] || budget=(-budget hack/budget.tsv)
 BERTH_LEFTOVERS=check "$testrun" "${groups[@]}" "${budget[@]}" -accounts-file dist/test-accounts.tsv \

@@ -6,7 +6,7 @@
 #
 #   hack/tool.sh [--built] MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
-# With --built it fails instead of building.
+# With --built, it fails instead of building.
 #
 # Binaries are stored outside the tree, by the checksum of the module's files and the Go
 # version, so that fresh clones share them.

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs a command as root in a virtual machine with Debian's kernel, which has Foo-over-UDP,
 # and this machine's files (vpclab vm). Files that it writes are lost with the machine,
-# except in folders of --share. The exit code is that of the command.
+# except in directories of --share. The exit code is that of the command.
 #
 #   hack/vm.sh [--share DIR] [--cpus N] [--memory MIB] COMMAND [ARGUMENT...]
-#   hack/vm.sh --prepare      prepares the kernel, and prints its folder
+#   hack/vm.sh --prepare      prepares the kernel, and prints its directory
 #
-# Programs are built here, which is ten times as fast, and tests of a package run
-# there, each package in a machine of its own, by
+# Programs are built on the host, which is ten times as fast, and run in the virtual machine.
+# To run the tests of packages, each in a separate machine:
 #
 #   go test -tags guest -exec "$PWD/hack/vm.sh" -run X ./internal/kernel/egressclient
 set -euo pipefail

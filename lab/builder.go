@@ -15,7 +15,7 @@ import (
 // builder starts the parts of a lab in the order of their dependencies.
 type builder struct{ lab *Lab }
 
-// raise starts all.
+// raise starts all parts of the lab.
 func (b builder) raise(ctx context.Context) error {
 	l := b.lab
 	if swept, err := Sweep(l.Dir, l.ID); err != nil {
@@ -36,7 +36,7 @@ func (b builder) raise(ctx context.Context) error {
 	}
 }
 
-// raiseEC2 raises a lab with a VPC of EC2.
+// raiseEC2 starts a lab with an EC2 VPC.
 func (b builder) raiseEC2(ctx context.Context) error {
 	l := b.lab
 	var err error
@@ -67,7 +67,7 @@ func (b builder) raiseEC2(ctx context.Context) error {
 	return b.settle(ctx)
 }
 
-// settle waits until the lab is up, unless the caller starts the daemons.
+// settle waits until the lab is ready, unless the caller starts the daemons.
 func (b builder) settle(ctx context.Context) error {
 	l := b.lab
 	if err := l.WaitReports(ctx); err != nil {
@@ -90,7 +90,7 @@ func cidrs(b vpc.Snapshot) []netip.Prefix {
 	return out
 }
 
-// egressOnly reports whether IPv6 leaves by an egress-only internet gateway.
+// egressOnly reports whether IPv6 traffic leaves through an egress-only internet gateway.
 func egressOnly(b vpc.Snapshot) bool {
 	return slices.ContainsFunc(b.RouteTables, func(t vpc.RouteTable) bool { return slices.ContainsFunc(t.Routes, vpc.Route.EgressOnly) })
 }

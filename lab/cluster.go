@@ -34,32 +34,31 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Cluster is the Kubernetes side of a lab, in all modes but plain node mode: a real API
-// server in the router's namespace, where nodes and operators reach it at
-// apiEndpoint, with the objects of the chart (deploy/chart) except its workloads. The lab itself acts as
-// scheduler, controllers and kubelets.
+// Cluster is the Kubernetes side of a lab, in all modes but plain node mode: a real API server in the router's
+// namespace, which nodes and operators reach at apiEndpoint, with the objects of the chart (deploy/chart) except
+// its workloads. The lab itself acts as scheduler, controllers and kubelets.
 type Cluster struct {
 	*kube.ControlPlane
 	// Client reads and writes as an administrator, without a cache.
 	Client client.WithWatch
 
-	// Kubeconfig is a file by which a person outside the lab is administrator.
+	// Kubeconfig is the path of an administrator's kubeconfig for use outside the lab.
 	Kubeconfig string
 
 	vpcs    []string // of the VPC objects that the lab created
 	dir     string
-	assets  string // folder of kubectl
+	assets  string // directory of kubectl
 	nodes   *nodeObjects
 	forward *forward.Forward // for Kubeconfig
 }
 
-// The service accounts of the chart.
+// Service accounts of the chart.
 var (
 	daemonAccount   = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 )
 
-// raiseKube starts the control plane and the operators and, where pods have ports, the cloud and the VPCs. Plain node
+// raiseKube starts the control plane and the operators and, if pods have ports, the cloud and the VPCs. Plain node
 // mode has none of them.
 func (b builder) raiseKube(ctx context.Context) error {
 	l := b.lab
@@ -113,7 +112,7 @@ func (b builder) raiseKube(ctx context.Context) error {
 	return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 }
 
-// startKube starts a control plane in the router's namespace, and opens it to the outside.
+// startKube starts a control plane in the router's namespace, and exposes it outside the lab.
 func (b builder) startKube(ctx context.Context, o kube.Options) error {
 	l := b.lab
 	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), b.apiEndpoint()
@@ -131,16 +130,16 @@ func (b builder) startKube(ctx context.Context, o kube.Options) error {
 	}
 	if carried != nil {
 		l.Kube.forward, l.Kube.Kubeconfig = carried, control.AdminKubeconfig()
-		// Programs in the lab's namespaces reach it where it would be.
+		// Programs in the lab's namespaces reach it at this address.
 		l.Kube.ControlPlane = control.In(l.RouterPath(), netip.AddrPortFrom(o.Address, control.Endpoint().Port()))
 	} else if err := l.Kube.open(); err != nil {
-		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
+		return fmt.Errorf("expose the Kubernetes API outside the lab: %w", err)
 	}
-	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
+	l.Progress("Kubernetes API server; KUBECONFIG=" + l.Kube.Kubeconfig)
 	return nil
 }
 
-// apiEndpoint is the address of the Kubernetes API: IPv6 if the cluster is IPv6-only.
+// apiEndpoint returns the address of the Kubernetes API: IPv6 if the cluster is IPv6-only.
 func (b builder) apiEndpoint() netip.Addr {
 	l := b.lab
 	snapshot := l.Snapshot()
@@ -151,8 +150,8 @@ func (b builder) apiEndpoint() netip.Addr {
 	return fabric.APIEndpoint
 }
 
-// controlPlane starts a control plane or, if another process runs one for this machine, forwards connections of the
-// router's namespace to it.
+// controlPlane starts a control plane or, if another process runs one for this machine, forwards connections from
+// the router's namespace to it.
 func (b builder) controlPlane(ctx context.Context, o kube.Options) (*kube.ControlPlane, *forward.Forward, error) {
 	l := b.lab
 	remote := os.Getenv(kube.RemoteDir)
@@ -186,7 +185,7 @@ func (c *Cluster) open() error {
 	if c.forward, err = forwardPort(c.Netns, inside); err != nil {
 		return err
 	}
-	cfg.ServerName = inside.Addr().String() // that of the certificate
+	cfg.ServerName = inside.Addr().String() // name in the certificate
 	cfg.Host = "https://" + c.forward.Addr().String()
 	c.Kubeconfig = filepath.Join(c.dir, "kubeconfig")
 	return kube.WriteKubeconfig(c.Kubeconfig, cfg)
@@ -197,13 +196,13 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	ctrllog.SetLogger(logr.Discard()) // errors are returned; controller-runtime complains of a missing logger after half a minute
+	ctrllog.SetLogger(logr.Discard()) // errors are returned; controller-runtime complains about a missing logger after half a minute
 	cfg := control.Config()
-	cfg.WarningHandler = rest.NoWarnings{} // advice for persons who write manifests
+	cfg.WarningHandler = rest.NoWarnings{} // warnings for authors of manifests
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
 }
 
-// kubeconfig writes a kubeconfig with a token of a service account's pod on a node or, without a node, of the account.
+// kubeconfig writes a kubeconfig with a token of the service account, bound to a pod on a node if one is given.
 func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.NamespacedName, node string) error {
 	var token string
 	var err error
@@ -221,7 +220,7 @@ func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.Nam
 	return kube.WriteKubeconfig(file, c.ConfigWithToken(token))
 }
 
-// object is a pointer to a kind.
+// object is a pointer to an API type.
 type object[T any] interface {
 	*T
 	client.Object
@@ -236,7 +235,7 @@ func read[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key 
 	return o, nil
 }
 
-// edit changes an object as a person does with kubectl edit.
+// edit changes an object as a user does with kubectl edit.
 func edit[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key client.ObjectKey, change func(P)) error {
 	o, err := read[T, P](ctx, c, kind, key)
 	if err != nil {
@@ -253,17 +252,17 @@ func edit[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key 
 // name formats a key, without the slash if it has no namespace.
 func name(key client.ObjectKey) string { return strings.TrimPrefix(key.String(), "/") }
 
-// NodeNetwork reads a node's object.
+// NodeNetwork reads a node's NodeNetwork.
 func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
 	return read[v1alpha1.NodeNetwork](ctx, c, "NodeNetwork", client.ObjectKey{Name: node})
 }
 
-// EditNodeNetwork changes a node's object as a person does with kubectl edit.
+// EditNodeNetwork changes a node's NodeNetwork as a user does with kubectl edit.
 func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
 	return edit(ctx, c, "NodeNetwork", client.ObjectKey{Name: node}, change)
 }
 
-// NodeNetworks lists them all.
+// NodeNetworks lists all NodeNetworks.
 func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
 	list := &v1alpha1.NodeNetworkList{}
 	if err := c.Client.List(ctx, list); err != nil {
@@ -272,12 +271,12 @@ func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, err
 	return list.Items, nil
 }
 
-// clusterName is what daemons and operators know the cluster by.
+// clusterName is the name that daemons and operators use for the cluster.
 func (o Options) clusterName() string { return clusterName(o.ID) }
 
 func clusterName(lab string) string { return "vpclab-" + lab }
 
-// WaitReports waits until the API server knows all changes of nodes and pods so far. In node mode there is nothing to
+// WaitReports waits until the API server has all changes of nodes and pods so far. In node mode there is nothing to
 // report.
 func (l *Lab) WaitReports(ctx context.Context) error {
 	if l.Kube == nil {
@@ -286,7 +285,7 @@ func (l *Lab) WaitReports(ctx context.Context) error {
 	return l.Kube.nodes.reports.wait(ctx)
 }
 
-// close ends the lab's reports and the control plane.
+// close stops the lab's reports and the control plane.
 func (c *Cluster) close() error {
 	var err error
 	if c.forward != nil {
@@ -296,7 +295,7 @@ func (c *Cluster) close() error {
 	return errors.Join(err, c.Stop())
 }
 
-// Kubectl runs the real kubectl against the cluster and returns what it prints.
+// Kubectl runs the real kubectl against the cluster and returns its output.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.assets, "kubectl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "HOME="+c.dir)
@@ -307,7 +306,7 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// WaitDeployment waits until all replicas of a Deployment are Ready and of its latest template.
+// WaitDeployment waits until all replicas of a Deployment are Ready and match its latest template.
 func (c *Cluster) WaitDeployment(ctx context.Context, namespace, name string) error {
 	return poll.Until(ctx, func() error {
 		d := &appsv1.Deployment{}
@@ -319,13 +318,13 @@ func (c *Cluster) WaitDeployment(ctx context.Context, namespace, name string) er
 			want = *d.Spec.Replicas
 		}
 		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.Replicas > want || s.ReadyReplicas < want {
-			return fmt.Errorf("deployment %s/%s: %d of %d replicas are ready, %d new, %d in all", namespace, name, s.ReadyReplicas, want, s.UpdatedReplicas, s.Replicas)
+			return fmt.Errorf("deployment %s/%s: %d of %d replicas are ready, %d are updated, %d exist", namespace, name, s.ReadyReplicas, want, s.UpdatedReplicas, s.Replicas)
 		}
 		return nil
 	})
 }
 
-// WaitNodesReady waits until Nodes are Ready, which needs a network plugin.
+// WaitNodesReady waits until Nodes are Ready, which requires a network plugin.
 func (c *Cluster) WaitNodesReady(ctx context.Context, nodes ...*node.Node) error {
 	return poll.Until(ctx, func() error {
 		for _, n := range nodes {

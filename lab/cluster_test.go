@@ -23,51 +23,51 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// TestTheClusterFollowsTheCloud binds pods, launches, stops and terminates instances, and looks at their Nodes, also
-// while the API server is down.
-func TestTheClusterFollowsTheCloud(t *testing.T) {
+// TestNodesFollowInstances binds pods, launches, stops and terminates instances, and checks their Nodes, even while the
+// API server is down.
+func TestNodesFollowInstances(t *testing.T) {
 	l := start(t, Options{Nodes: 1, Mode: OperatorMode})
-	t.Run("pods are objects", func(t *testing.T) { podsAreObjects(t, l) })
-	t.Run("a lost reply to a binding", func(t *testing.T) { lostReplyToABinding(t, l) })
+	t.Run("pods are API objects", func(t *testing.T) { podsAreObjects(t, l) })
+	t.Run("lost reply to a binding", func(t *testing.T) { lostReplyToABinding(t, l) })
 	ctx := t.Context()
 	n := &corev1.Node{}
 	ready := func(name string, want corev1.ConditionStatus) {
 		t.Helper()
-		l.WaitEvents() // a machine is off, or on, before it is said
+		l.WaitEvents() // the machine's state changes before its Node is updated
 		ok(t, l.WaitReports(ctx))
 		ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, n))
 		if c := n.Status.Conditions; len(c) != 1 || c[0].Type != corev1.NodeReady || c[0].Status != want {
-			t.Errorf("conditions of %s: %+v, want Ready=%s", name, c, want)
+			t.Errorf("conditions of %s = %+v, want Ready=%s", name, c, want)
 		}
 	}
 	ready("node-1", corev1.ConditionTrue)
 	first := l.Snapshot().Instances[0]
 	if want := "aws:///" + first.Zone + "/" + first.ID; n.Spec.ProviderID != want {
-		t.Errorf("provider ID %q, want %q", n.Spec.ProviderID, want)
+		t.Errorf("provider ID = %q, want %q", n.Spec.ProviderID, want)
 	}
 
 	ok(t, l.Kube.KillAPIServer())
 	i, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "a", Role: "node"})
 	ok(t, err)
-	l.WaitEvents() // nobody waits for the API server
+	l.WaitEvents() // events do not wait for the API server
 	ok(t, l.Kube.StartAPIServer(ctx))
 	ready("late", corev1.ConditionTrue)
 	ok(t, l.Cloud.Instances.Stop(i.ID))
-	eventually(t, "it is off", func() bool { _, err := l.Node("late"); return err != nil })
+	eventually(t, "node late is off", func() bool { _, err := l.Node("late"); return err != nil })
 	ready("late", corev1.ConditionUnknown)
 	ok(t, l.Cloud.Instances.Start(i.ID))
-	eventually(t, "it is on", func() bool { _, err := l.Node("late"); return err == nil })
+	eventually(t, "node late is on", func() bool { _, err := l.Node("late"); return err == nil })
 	ready("late", corev1.ConditionTrue)
 	late, err := l.Node("late")
 	ok(t, err)
 	ok(t, BindPods(ctx, late, "a", "b"))
 	ok(t, l.Cloud.Instances.Terminate(i.ID))
-	eventually(t, "the Node goes", func() bool {
+	eventually(t, "Node late is deleted", func() bool {
 		return apierrors.IsNotFound(l.Kube.Client.Get(ctx, client.ObjectKey{Name: "late"}, n))
 	})
 	ok(t, l.WaitReports(ctx))
 	if left := podsOf(t, l, "late"); len(left) != 0 {
-		t.Errorf("%v are left on a node that is gone", left)
+		t.Errorf("pods %v remain on a deleted node", left)
 	}
 }
 
@@ -88,13 +88,13 @@ func podsAreObjects(t *testing.T, l *Lab) {
 	uid, name, err := n.Objects.Bind(ctx, "new-namespace", "a", nil)
 	ok(t, err)
 	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a", nil); err != nil || again != uid {
-		t.Errorf("bound again as %s, %v; want %s", again, err, uid)
+		t.Errorf("second Bind() = %s, %v; want %s", again, err, uid)
 	}
 	pod := &corev1.Pod{}
 	key := client.ObjectKey{Namespace: "new-namespace", Name: name}
 	ok(t, l.Kube.Client.Get(ctx, key, pod))
 	if pod.Spec.NodeName != n.Name || pod.Status.Phase != corev1.PodPending || pod.Status.PodIP != "" || string(pod.UID) != uid {
-		t.Errorf("a pod that is bound: %+v", pod)
+		t.Errorf("bound pod = %+v, want Pending on the node without an IP", pod)
 	}
 	n.Objects.Running(&node.Pod{
 		PodOptions: node.PodOptions{Namespace: "new-namespace"}, Name: "a", ObjectName: name, UID: uid,
@@ -103,15 +103,15 @@ func podsAreObjects(t *testing.T, l *Lab) {
 	ok(t, l.WaitReports(ctx))
 	ok(t, l.Kube.Client.Get(ctx, key, pod))
 	if pod.Status.Phase != corev1.PodRunning || pod.Status.PodIP != "10.0.0.9" {
-		t.Errorf("a pod that runs: %+v", pod.Status)
+		t.Errorf("status of running pod = %+v, want Running with IP 10.0.0.9", pod.Status)
 	}
 	n.Objects.Gone("new-namespace", "a")
 	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a", nil); err != nil || again == uid {
-		t.Errorf("a pod of the same name: %s, %v; want another than %s", again, err, uid)
+		t.Errorf("Bind() of a new pod with the same name = %s, %v; want a UID other than %s", again, err, uid)
 	}
 }
 
-// lostReplyToABinding loses the reply by which a pod's object is created: the pod is bound to that object.
+// lostReplyToABinding loses the reply to the creation of a pod object: Bind then uses that object.
 func lostReplyToABinding(t *testing.T, l *Lab) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -133,12 +133,12 @@ func lostReplyToABinding(t *testing.T, l *Lab) {
 	pod := &corev1.Pod{}
 	ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, pod))
 	if uid == "" || string(pod.UID) != uid {
-		t.Errorf("bound as %q, the object has the UID %q", uid, pod.UID)
+		t.Errorf("Bind() = UID %q, want %q of the object", uid, pod.UID)
 	}
 }
 
-// TestReports sends reports in order, repeats them while the API server is down, and drops rejected ones.
-func TestReports(t *testing.T) {
+// Reports are sent in order, repeated while the API server is down, and dropped if rejected.
+func TestReportsAreSentInOrder(t *testing.T) {
 	var mu sync.Mutex // guards sent and trouble
 	var sent, trouble []string
 	r := newReports(func(err error) { mu.Lock(); defer mu.Unlock(); trouble = append(trouble, err.Error()) })
@@ -168,10 +168,10 @@ func TestReports(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if want := []string{"a", "b", "c", "d"}; !slices.Equal(sent, want) {
-		t.Errorf("sent %v, want %v", sent, want)
+		t.Errorf("sent = %v, want %v", sent, want)
 	}
 	if len(trouble) != 1 || !strings.HasPrefix(trouble[0], "c: ") {
-		t.Errorf("trouble %v, want that of c", trouble)
+		t.Errorf("errors = %v, want only one from c", trouble)
 	}
 }
 
@@ -179,13 +179,13 @@ func ignoreContext(f func() error) func(context.Context) error {
 	return func(context.Context) error { return f() }
 }
 
-// A different order would replace pods at the next installation.
-func TestEnvironmentOfAChartHasOneOrder(t *testing.T) {
+// A different order would replace pods when the chart is installed again.
+func TestChartEnvironmentOrderIsStable(t *testing.T) {
 	of := map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c", "Z": "d"}
 	first := env(of)
 	for range 50 {
 		if again := env(of); !reflect.DeepEqual(again, first) {
-			t.Fatalf("%v, then %v", first, again)
+			t.Fatalf("env() = %v, then %v; want the same order", first, again)
 		}
 	}
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// GatewayPool is the pool of EgressPools whose addresses the outside knows gateways by.
+// GatewayPool is the pool in EgressPools that provides the source addresses of gateways' traffic to the outside.
 const GatewayPool = "gateways"
 
-// GatewayNetworks are its addresses: each is a block of its own.
+// GatewayNetworks are the addresses of GatewayPool. Each address is one block.
 var GatewayNetworks = v1alpha1.PoolSubnet{IPv4: "198.51.101.0/27", IPv6: "2001:db8:51::/123"}
 
-// EgressArgs are settings of berthd under which little of egress takes long.
+// EgressArgs are settings of berthd that shorten delays of egress.
 var EgressArgs = []string{"--repair-interval=2s", "--cooling-period=1s"}
 
 // EgressPools are the pools of clients and of gateways.
@@ -32,13 +32,13 @@ func (c *Cluster) Egress(ctx context.Context, key types.NamespacedName) (*v1alph
 	return read[v1alpha1.Egress](ctx, c, "Egress", key)
 }
 
-// EditEgress changes an Egress as a person does with kubectl edit.
+// EditEgress changes an Egress as a user does with kubectl edit.
 func (c *Cluster) EditEgress(ctx context.Context, key types.NamespacedName, change func(*v1alpha1.Egress)) error {
 	return edit(ctx, c, "Egress", key, change)
 }
 
-// WaitGateways waits until an Egress has so many gateways, all ready and none that ends, and returns
-// their addresses with their names.
+// WaitGateways waits until an Egress has n gateways, all ready and none terminating, and returns their addresses with
+// their names.
 func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n int) (map[netip.Addr]string, error) {
 	addrs := map[netip.Addr]string{}
 	err := poll.Until(ctx, func() error {
@@ -55,7 +55,7 @@ func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n 
 			}
 		}
 		if len(e.Status.Gateways) != n || int(e.Status.ReadyGateways) != n {
-			return fmt.Errorf("status has %d, of which %d are ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, Conditions(e.Status.Conditions))
+			return fmt.Errorf("status has %d gateways, %d of them ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, Conditions(e.Status.Conditions))
 		}
 		return nil
 	})

@@ -22,13 +22,13 @@ func (o Options) completeFamilies() (Options, error) {
 	}
 	asked := fmt.Sprintf("IP families %q", o.IPFamilies)
 	if !o.IPFamilies.Has(ipfamily.IPv6) {
-		asked = "egress of IPv6"
+		asked = "IPv6 egress"
 	}
 	if !o.Mode.HasEC2() {
-		return o, fmt.Errorf("%s: of modes %s and %s only; in %s mode the addresses that there are say it", asked, NodeMode, OperatorMode, o.Mode)
+		return o, fmt.Errorf("%s: only supported in %s and %s mode; in %s mode the pools or subnets determine the families", asked, NodeMode, OperatorMode, o.Mode)
 	}
 	if o.Kubelets != nil && o.IPv6Egress {
-		return o, errors.New("egress of IPv6: clusters with kubelets have IPv6 for pods or not at all: give IP families, or leave out kubelets")
+		return o, errors.New("IPv6 egress: not supported in a cluster with kubelets: set IP families, or omit kubelets")
 	}
 	s, err := WithIPv6(*o.Spec)
 	if err != nil {
@@ -43,7 +43,7 @@ func (o Options) HasIPv6() bool {
 	return o.PodFamilies().Has(ipfamily.IPv6) || o.Mode.HasEC2() && o.IPv6Egress
 }
 
-// familyArgs are the flags of berthd for the pods' IP families, where they are not the default.
+// familyArgs returns the flags of berthd for the pods' IP families if they are not the default.
 func (o Options) familyArgs() (args []string) {
 	if !o.Mode.HasEC2() {
 		return nil
@@ -57,12 +57,12 @@ func (o Options) familyArgs() (args []string) {
 	return args
 }
 
-// The on-premises network by family, as security groups have it.
+// On-premises networks by family, for security groups.
 var onPremises4, onPremises6 = netip.MustParsePrefix("192.168.100.0/24"), netip.PrefixFrom(fabric.OnPremHost6, 64).Masked()
 
-// WithIPv6 adds IPv6 to the VPCs of a spec that have none: a /56 of the documentation range (RFC 3849), and a /64 of
-// it and AssignIpv6AddressOnCreation for each subnet, as EKS needs it. Security groups allow IPv6 where they allow
-// IPv4 of the VPC, the on-premises network, or all. There may be 256 VPCs of 256 subnets.
+// WithIPv6 adds IPv6 to the VPCs of a spec that have none: a /56 of the documentation range (RFC 3849), and for each
+// subnet a /64 and AssignIpv6AddressOnCreation, which EKS requires. Security groups allow IPv6 where they allow IPv4 of
+// the VPC, the on-premises network, or all. At most 256 VPCs with 256 subnets each are supported.
 func WithIPv6(s spec.Spec) (spec.Spec, error) {
 	s.VPCs = slices.Clone(s.VPCs)
 	for i := range s.VPCs {
@@ -71,7 +71,7 @@ func WithIPv6(s spec.Spec) (spec.Spec, error) {
 			continue
 		}
 		if i > 255 || len(v.Subnets) > 256 {
-			return s, errors.New("IP families: there is IPv6 for 256 VPCs with 256 subnets each at most: give them blocks of IPv6 in the spec")
+			return s, errors.New("IP families: IPv6 blocks suffice for 256 VPCs with 256 subnets each: set them in the spec")
 		}
 		block := [16]byte{0x20, 0x01, 0x0d, 0xb8, 0, 1, byte(i)}
 		v.IPv6 = []netip.Prefix{netip.PrefixFrom(netip.AddrFrom16(block), 56)}

@@ -11,13 +11,13 @@ import (
 // follower applies the cloud's events to machines, links and routes.
 type follower struct {
 	lab    *Lab
-	cancel func() // ends the subscription
+	cancel func() // unsubscribes
 
-	following sync.Mutex // held while one event is followed; guards machines' dark
+	following sync.Mutex // held while an event is processed; guards machines' dark
 
 	mu       sync.Mutex // guards all below; never held across I/O
-	moved    *sync.Cond // on mu; when followed or closed changed
-	followed uint64     // the last event that was followed
+	moved    *sync.Cond // on mu; when followed or closed changes
+	followed uint64     // sequence number of the last processed event
 	closed   bool
 }
 
@@ -34,11 +34,11 @@ func (f *follower) close() {
 	f.moved.Broadcast()
 	f.mu.Unlock()
 	f.cancel()
-	f.following.Lock() // an event that is being followed ends first
+	f.following.Lock() // let a running event finish first
 	defer f.following.Unlock()
 }
 
-// follow applies the state of the cloud to the fabric, and then every later event.
+// follow applies the state of the cloud to the fabric, and then every further event.
 func (f *follower) follow() error {
 	f.following.Lock()
 	defer f.following.Unlock()
@@ -131,7 +131,7 @@ func (f *follower) apply(ev vpc.Event) error {
 		if m != nil {
 			err = errors.Join(err, m.Scrap())
 		}
-		if f.lab.Kube != nil { // with kubelets this is a cloud's controller's too
+		if f.lab.Kube != nil { // with kubelets too, as a cloud controller does
 			f.lab.Kube.nodes.terminated(nameOf(ev.Instance))
 		}
 		return err
@@ -141,7 +141,7 @@ func (f *follower) apply(ev vpc.Event) error {
 		return f.lab.Fabric.Detach(ev.ENI.ID)
 	case vpc.ENIAssociated:
 		if m := f.lab.machines.ofInstance(ev.Instance.ID); m != nil && m.dark {
-			return nil // as its trunk, when it is plugged in
+			return nil // together with its trunk, when the machine is plugged in
 		}
 		return f.lab.Fabric.Associate(ev.ENI)
 	case vpc.ENIDisassociated:
@@ -154,7 +154,7 @@ func (f *follower) apply(ev vpc.Event) error {
 	return nil
 }
 
-// nameOf is the name of an instance's node.
+// nameOf returns the name of an instance's node.
 func nameOf(i vpc.Instance) string {
 	if i.Name == "" {
 		return i.ID
@@ -162,7 +162,7 @@ func nameOf(i vpc.Instance) string {
 	return i.Name
 }
 
-// addMachine turns an instance's power on.
+// addMachine powers an instance on.
 func (f *follower) addMachine(i vpc.Instance) error {
 	name := nameOf(i)
 	if err := f.lab.machines.mayName(name); err != nil {
@@ -187,8 +187,7 @@ func (f *follower) removeMachine(instanceID string) (*machine, error) {
 	return m, errors.Join(m.PowerOff(), f.lab.Fabric.RemoveNode(m.Name))
 }
 
-// attach makes an ENI's link appear. With the primary one the machine has
-// booted.
+// attach makes an ENI's link appear. The primary ENI boots the machine.
 func (f *follower) attach(e vpc.ENI) error {
 	m := f.lab.machines.ofInstance(e.Attachment.InstanceID)
 	if m == nil {
@@ -206,7 +205,7 @@ func (f *follower) attach(e vpc.ENI) error {
 	return f.lab.machines.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
 }
 
-// unplug removes a machine's network namespace. The caller holds following.
+// unplug removes a machine's network namespace. The caller must hold following.
 func (f *follower) unplug(m *machine) error {
 	if f.lab.Site != nil {
 		return f.lab.Site.RemoveNode(m.Name)
@@ -214,13 +213,13 @@ func (f *follower) unplug(m *machine) error {
 	return f.lab.Fabric.RemoveNode(m.Name)
 }
 
-// plug creates a machine's network namespace again, with links of the ENIs that are attached. A failure leaves nothing
+// plug creates a machine's network namespace again, with links of the attached ENIs. On failure it leaves nothing
 // behind.
 func (f *follower) plug(m *machine) error {
 	f.following.Lock()
 	defer f.following.Unlock()
 	if !m.dark {
-		return errors.New("it is powered on")
+		return errors.New("the machine is powered on")
 	}
 	if err := f.addNetwork(m); err != nil {
 		return errors.Join(err, f.unplug(m))
@@ -231,7 +230,7 @@ func (f *follower) plug(m *machine) error {
 
 func (f *follower) addNetwork(m *machine) error {
 	if f.lab.Site != nil {
-		// It gets the number that it had: the first that is free.
+		// The node gets its previous number again: the first free one.
 		if _, err := f.lab.Site.AddNode(m.Name); err != nil || f.lab.Ports == nil {
 			return err
 		}

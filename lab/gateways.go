@@ -29,15 +29,15 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// gatewayProgram is what runs in gateways, and gatewayImage its image in a lab.
+// gatewayProgram is the program of gateways, and gatewayImage its image in a lab.
 const (
 	gatewayProgram  = "berth-egress"
 	gatewayImage    = gatewayProgram + ":" + gatewayImageTag
 	gatewayImageTag = "lab"
 )
 
-// gateways runs the pods of Egresses' Deployments as kubelets do: their network by the plugin, and their program as a
-// process in it, with restarts, readiness probes and grace periods.
+// gateways runs the pods of Egresses' Deployments like kubelets: the plugin sets up their network, and the program runs
+// as a process in it, with restarts, readiness probes and grace periods.
 type gateways struct {
 	lab    *Lab
 	cancel context.CancelFunc
@@ -51,16 +51,16 @@ type gateways struct {
 type Gateway struct {
 	*proc.Process
 	Egress types.NamespacedName
-	Name   string // of the Pod
+	Name   string // name of the Pod
 	UID    types.UID
 	Pod    *node.Pod // its sandbox
 
-	deleted chan struct{} // closed when the Pod is to end
+	deleted chan struct{} // closed when the Pod is deleted
 	once    sync.Once
-	gone    atomic.Bool // see Vanish
+	gone    atomic.Bool // set by Vanish
 }
 
-// Cut kills the gateway's program and takes its link down. Its kubelet restarts the program, which reaches nobody, and
+// Cut kills the gateway's program and takes its link down. The lab restarts the program, which has no network, and
 // reports that it is not ready.
 func (g *Gateway) Cut() error {
 	err := ns.Netlink(g.Pod.Netns(), func(h *netlink.Handle) error {
@@ -76,7 +76,7 @@ func (g *Gateway) Cut() error {
 	return nil
 }
 
-// Vanish is Cut on a node that is lost: the program is not restarted, and the API is not updated.
+// Vanish is like Cut on a lost node: the program is not restarted, and the API is not updated.
 func (g *Gateway) Vanish() error {
 	g.gone.Store(true)
 	return g.Cut()
@@ -89,7 +89,7 @@ func newGateways(l *Lab) *gateways {
 	return g
 }
 
-// Gateways are the running gateways of an Egress, by name.
+// Gateways returns the running gateways of an Egress, by name.
 func (l *Lab) Gateways(egress types.NamespacedName) []*Gateway {
 	if l.gateways == nil {
 		return nil
@@ -106,7 +106,7 @@ func (l *Lab) Gateways(egress types.NamespacedName) []*Gateway {
 	return out
 }
 
-// close ends all gateways at once.
+// close kills all gateways.
 func (g *gateways) close() error {
 	g.cancel()
 	g.work.Wait()
@@ -121,11 +121,11 @@ func (g *gateways) close() error {
 	return errors.Join(errs...)
 }
 
-// watch follows gateways' Pods until ctx ends.
+// watch watches gateways' Pods until ctx ends.
 func (g *gateways) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := g.follow(ctx); err != nil && ctx.Err() == nil {
-			g.lab.Log.Debug("watching gateways' pods again", "err", err)
+			g.lab.Log.Debug("restarting the watch of gateway pods", "err", err)
 			_ = poll.Pause(ctx, time.Now(), poll.Often)
 		}
 	}
@@ -170,7 +170,7 @@ func (g *gateways) see(ctx context.Context, what watch.EventType, pod *corev1.Po
 	}
 }
 
-// run is the life of a gateway's pod.
+// run runs a gateway's pod until its end.
 func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error {
 	wanted, forget := context.WithCancel(ctx)
 	defer forget()
@@ -195,15 +195,15 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 		err = g.serve(ctx, one, pod, n)
 	}
 	if wanted.Err() != nil && ctx.Err() == nil {
-		err = nil // what was under way when it was deleted
+		err = nil // an error of the deletion
 	}
 	if g.gone(n) {
-		err = nil // all that was under way
+		err = nil // an error of the node loss
 	}
 	return errors.Join(err, g.end(ctx, one, pod, n, sandbox))
 }
 
-// node waits for a node by name: a Pod may be bound to one that was just lost. It returns nil when ctx ends first.
+// node waits for a node by name: a Pod may be bound to a node that was just lost. It returns nil when ctx ends first.
 func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	for {
 		if n, err := g.lab.Node(name); err == nil {
@@ -221,7 +221,7 @@ func (g *gateways) gone(n *node.Node) bool {
 	return err != nil || now != n
 }
 
-// gatewaySandbox is the name of a pod on its node.
+// gatewaySandbox returns the name of the pod's sandbox on its node.
 func gatewaySandbox(pod *corev1.Pod) string { return "gw-" + string(pod.UID)[:8] }
 
 // start starts the gateway's program in its sandbox, and reports the pod's addresses.
@@ -238,7 +238,7 @@ func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, san
 	kubeconfig := filepath.Join(g.lab.Kube.dir, pod.Name+".kubeconfig")
 	account := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Spec.ServiceAccountName}
 	var token string
-	// While its Egress is being deleted the account may be gone before the pod is.
+	// While the Egress is being deleted, the service account may be gone before the pod is.
 	err := poll.Retry(ctx, func() (err error) {
 		token, err = g.lab.Kube.Token(ctx, account, pod)
 		return err
@@ -265,7 +265,7 @@ func (g *gateways) start(ctx context.Context, one *Gateway, pod *corev1.Pod, san
 	return program.Start()
 }
 
-// capabilities are those of a container, which drops all that it does not add.
+// capabilities returns the capabilities of a container that drops all others.
 func capabilities(c corev1.Container) (names []string) {
 	for _, name := range c.SecurityContext.Capabilities.Add {
 		names = append(names, strings.ToLower(string(name)))
@@ -273,7 +273,7 @@ func capabilities(c corev1.Container) (names []string) {
 	return names
 }
 
-// environment are the variables of a container, those of the downward API included.
+// environment returns the variables of a container, including those of the downward API.
 func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) {
 	var ips, hosts []string
 	for _, ip := range pod.Status.PodIPs {
@@ -294,7 +294,7 @@ func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) 
 				value, known = fields[of.FieldPath]
 			}
 			if !known {
-				return nil, fmt.Errorf("variable %s: the lab does not know what it is from", v.Name)
+				return nil, fmt.Errorf("variable %s: unsupported source", v.Name)
 			}
 		}
 		env = append(env, v.Name+"="+value)
@@ -323,7 +323,7 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 			continue
 		case err := <-ended:
 			if err != nil {
-				g.lab.Log.Debug("gateway killed at the end of its grace period", "gateway", one.Name, "err", err)
+				g.lab.Log.Debug("killed gateway after its grace period", "gateway", one.Name, "err", err)
 			}
 			return nil
 		case <-tick.C:
@@ -345,7 +345,7 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 			continue
 		}
 		if err := g.report(ctx, pod, now); err != nil {
-			g.lab.Log.Debug("gateway not reported", "gateway", one.Name, "err", err)
+			g.lab.Log.Debug("failed to report gateway", "gateway", one.Name, "err", err)
 			continue
 		}
 		ready = now
@@ -354,11 +354,11 @@ func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *
 
 func (g *gateways) restart(one *Gateway) {
 	if err := one.Start(); err != nil {
-		g.lab.Log.Debug("gateway not restarted", "gateway", one.Name, "err", err)
+		g.lab.Log.Debug("failed to restart gateway", "gateway", one.Name, "err", err)
 	}
 }
 
-// gracePeriod is a pod's, or the default of Kubernetes.
+// gracePeriod returns a pod's grace period, or the default of Kubernetes.
 func gracePeriod(pod *corev1.Pod) time.Duration {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		return time.Duration(*s) * time.Second
@@ -369,7 +369,7 @@ func gracePeriod(pod *corev1.Pod) time.Duration {
 // probeInterval is the period of readiness probes; a kubelet's is a second or more.
 const probeInterval = 250 * time.Millisecond
 
-// patience is how long a kubelet lets a gateway's readiness probe fail.
+// patience returns how long a gateway's readiness probe may fail before it is not ready.
 func patience(pod *corev1.Pod) time.Duration {
 	for _, c := range pod.Spec.Containers {
 		if p := c.ReadinessProbe; c.Image == gatewayImage && p != nil {
@@ -379,7 +379,7 @@ func patience(pod *corev1.Pod) time.Duration {
 	return 0
 }
 
-// probed asks a gateway's readiness probe from its node, as a kubelet does.
+// probed runs a gateway's readiness probe from its node, like a kubelet.
 func probed(ctx context.Context, n *node.Node, sandbox *node.Pod, pod *corev1.Pod) bool {
 	for _, c := range pod.Spec.Containers {
 		if c.Image != gatewayImage || c.ReadinessProbe == nil || c.ReadinessProbe.HTTPGet == nil {
@@ -400,7 +400,7 @@ func probed(ctx context.Context, n *node.Node, sandbox *node.Pod, pod *corev1.Po
 	return true
 }
 
-// report writes a Pod's status as its kubelet does.
+// report writes a Pod's status like its kubelet.
 func (g *gateways) report(ctx context.Context, pod *corev1.Pod, ready bool) error {
 	is := corev1.ConditionFalse
 	if ready {
@@ -440,10 +440,10 @@ func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *no
 		errs = append(errs, program.Kill())
 	}
 	if ctx.Err() != nil {
-		return errors.Join(errs...) // the lab goes, with all there is on its nodes
+		return errors.Join(errs...) // the lab is being removed, with everything on its nodes
 	}
 	var err error
-	if !g.gone(n) { // else its node went, with all its pods
+	if !g.gone(n) { // otherwise the node is lost, with all its pods
 		if sandbox != nil {
 			errs = append(errs, n.DelPod(ctx, sandbox.Name))
 		}
@@ -458,7 +458,7 @@ func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *no
 	return errors.Join(append(errs, ignoreOther(err))...)
 }
 
-// ignoreOther ignores errors for an object that is gone, or replaced by another of its name.
+// ignoreOther ignores errors for an object that is gone, or was replaced by another with the same name.
 func ignoreOther(err error) error {
 	if err == nil || client.IgnoreNotFound(err) == nil || strings.Contains(err.Error(), "Precondition failed") {
 		return nil

@@ -24,15 +24,14 @@ import (
 // Release is the release of Berth's chart in a lab with kubelets.
 const Release = "berth"
 
-// DefaultTag is the tag of Berth's images that `make lab-images` packs.
+// DefaultTag is the tag of the Berth images that `make lab-images` packs.
 const DefaultTag = "lab"
 
 // Chart is Berth's release in a lab with kubelets.
 type Chart struct{ lab *Lab }
 
-// Install installs Berth's chart, or upgrades the release to the lab's values with more over them, and creates the
-// pools or VPCs of the lab. It does not wait for pods (see WaitReady). With Kubelets.Helm it runs `helm upgrade
-// --install`.
+// Install installs Berth's chart, or upgrades the release to the lab's values merged with more, and creates the pools or
+// VPCs of the lab. It does not wait for pods (see WaitReady). With Kubelets.Helm it runs `helm upgrade --install`.
 func (s *Chart) Install(ctx context.Context, more map[string]any) error {
 	l := s.lab
 	values := merge(s.values(), more)
@@ -67,7 +66,7 @@ func (s *Chart) apply(ctx context.Context, values map[string]any) error {
 	return l.Kube.ApplyObjects(ctx, objects)
 }
 
-// helmInstall runs Helm, so that Helm knows the release.
+// helmInstall installs with Helm, so that Helm manages the release.
 func (s *Chart) helmInstall(ctx context.Context, values map[string]any) error {
 	l := s.lab
 	dir := filepath.Join(l.Kube.dir, "chart")
@@ -82,14 +81,14 @@ func (s *Chart) helmInstall(ctx context.Context, values map[string]any) error {
 		return err
 	}
 	file := filepath.Join(l.Kube.dir, "values.json")
-	if err := os.WriteFile(file, data, 0o600); err != nil { // it may hold the operator's key
+	if err := os.WriteFile(file, data, 0o600); err != nil { // it may contain the operator's key
 		return err
 	}
 	_, err = s.Helm(ctx, "upgrade", "--install", Release, dir, "--namespace="+addons.Namespace, "--values="+file)
 	return err
 }
 
-// Helm runs Helm against the cluster and returns what it prints.
+// Helm runs Helm against the cluster and returns its output.
 func (s *Chart) Helm(ctx context.Context, args ...string) (string, error) {
 	l := s.lab
 	cmd := exec.CommandContext(ctx, l.Kubelets.Helm, args...)
@@ -102,8 +101,8 @@ func (s *Chart) Helm(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// values are the chart's: the addresses of the cloud and the API server, the images, and the settings of daemons and
-// operators.
+// values returns the values of the chart: the addresses of the cloud and the API server, the images, and the settings of
+// daemons and operators.
 func (s *Chart) values() map[string]any {
 	l := s.lab
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(l.Kube.URL(), "https://"))
@@ -112,7 +111,7 @@ func (s *Chart) values() map[string]any {
 	}
 	daemon := map[string]any{"image": image("berth-node"), "settings": settings(slices.Concat(l.familyArgs(), l.DaemonArgs)), "extraEnv": env(l.BerthdEnv)}
 	args := l.OperatorArgs
-	if l.Mode == PortMode { // the API server is on the router, and not reached at the address that it sends from
+	if l.Mode == PortMode { // the API server is on the router, and its requests come from another address
 		args = append([]string{"--webhook-clients=" + site.Links}, args...)
 	}
 	operator := map[string]any{
@@ -134,7 +133,7 @@ func (s *Chart) values() map[string]any {
 	return values
 }
 
-// nameVPCs puts pods that name no VPC into the first, also those of namespaces that are created later. The VPC need
+// nameVPCs assigns pods that name no VPC to the first one, even in namespaces that are created later. The VPC need
 // not exist.
 func (s *Chart) nameVPCs(ctx context.Context) error {
 	l := s.lab
@@ -150,10 +149,10 @@ func (s *Chart) nameVPCs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return kube.Retry(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
+	return kube.Retry(ctx, "set the default VPC of namespaces", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
-// settings are flags (--name=value or --name) as values of the chart.
+// settings converts flags (--name=value or --name) to values of the chart.
 func settings(flags []string) map[string]any {
 	out := map[string]any{}
 	for _, f := range flags {
@@ -166,7 +165,7 @@ func settings(flags []string) map[string]any {
 	return out
 }
 
-// env is an environment as a container's, sorted: in another order an upgrade would replace pods.
+// env converts an environment to that of a container. It is sorted: a different order would replace pods in an upgrade.
 func env(of map[string]string) []any {
 	out := []any{}
 	for _, k := range slices.Sorted(maps.Keys(of)) {
@@ -175,7 +174,7 @@ func env(of map[string]string) []any {
 	return out
 }
 
-// merge merges b over a, as Helm merges values.
+// merge merges b over a, like Helm merges values.
 func merge(a, b map[string]any) map[string]any {
 	out := maps.Clone(a)
 	for k, v := range b {
@@ -189,7 +188,7 @@ func merge(a, b map[string]any) map[string]any {
 	return out
 }
 
-// condition is a Node's condition of a type; a zero one if it is missing.
+// condition returns a Node's condition of a type, or a zero one if it is missing.
 func condition(n *corev1.Node, kind corev1.NodeConditionType) corev1.NodeCondition {
 	for _, c := range n.Status.Conditions {
 		if c.Type == kind {

@@ -17,26 +17,24 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
-// Kubelets describe a lab whose nodes are whole machines (package host) of a whole
-// cluster: with a scheduler, controllers, kube-proxy and the cluster's name service.
-// Berth is installed by its chart when they have joined, unless daemons are left to others.
+// Kubelets describes a lab whose nodes are whole machines (package host) of a whole cluster, with a scheduler,
+// controllers, kube-proxy and cluster DNS. Berth is installed from its chart once they have joined, unless NoDaemons is
+// set.
 type Kubelets struct {
-	// Containerd is the folder of a container runtime's programs; this machine's own,
-	// such as Debian's package, when empty.
+	// Containerd is the directory of a container runtime's programs. The default is this machine's own, such as
+	// Debian's package.
 	Containerd string
-	// Images are the folders of the images that machines have from the start: every
-	// *.tar in them. hack/lab-images.sh prints one, make lab-images makes another.
+	// Images are directories with the images that machines have from the start: every *.tar in them.
+	// hack/lab-images.sh prints one; make lab-images creates another.
 	Images []string
-	// Helm is the program that installs Berth; when empty, the lab applies what Helm
-	// would.
+	// Helm is the program that installs Berth. If empty, the lab applies the same objects itself.
 	Helm string
-	// Proxy is how kube-proxy programs the kernel, NFTables when empty.
+	// Proxy is how kube-proxy programs the kernel; default NFTables.
 	Proxy host.ProxyMode
-	// NoCNIPlugins has machines come without reference plugins, as the images of some
-	// distributions do: those that pods need come with Berth.
+	// NoCNIPlugins omits the reference plugins from the machines, as the images of some distributions do: Berth brings
+	// those that pods need.
 	NoCNIPlugins bool
-	// MaxPods of a node; when 0, as many as its ENIs have addresses for, and 110 where
-	// there are none.
+	// MaxPods of a node. The default is the number of addresses of its ENIs, or 110 without ENIs.
 	MaxPods int
 
 	runtime host.Containerd
@@ -51,29 +49,29 @@ func (o Options) completeKubelets() (Options, error) {
 	k := *o.Kubelets
 	for _, program := range []string{"kubelet", "kube-proxy"} {
 		if _, err := os.Stat(filepath.Join(o.KubeAssets, program)); err != nil {
-			return o, fmt.Errorf("find %s: %w (hack/kubebox.sh builds it and prints its folder)", program, err)
+			return o, fmt.Errorf("find %s: %w (hack/kubebox.sh builds it and prints its directory)", program, err)
 		}
 	}
 	var err error
 	if o.KubeAssets, err = filepath.Abs(o.KubeAssets); err != nil {
-		return o, fmt.Errorf("folder of Kubernetes' programs: %w", err)
+		return o, fmt.Errorf("directory of Kubernetes' programs: %w", err)
 	}
 	if k.Proxy == "" {
 		k.Proxy = host.NFTables
 	}
 	if !slices.Contains(host.ProxyModes, k.Proxy) {
-		return o, fmt.Errorf("mode %q of kube-proxy: want one of %v", k.Proxy, host.ProxyModes)
+		return o, fmt.Errorf("kube-proxy mode %q: want one of %v", k.Proxy, host.ProxyModes)
 	}
 	if k.runtime, err = host.FindContainerd(context.Background(), k.Containerd); err != nil {
 		return o, err
 	}
 	if len(k.Images) == 0 {
-		return o, errors.New("kubelets need images: name the folders that make lab-images prints")
+		return o, errors.New("kubelets need images: set the directories that make lab-images prints")
 	}
 	for _, dir := range k.Images {
 		archives, err := filepath.Glob(filepath.Join(dir, "*.tar"))
 		if err != nil || len(archives) == 0 {
-			return o, errors.Join(fmt.Errorf("images of machines: there is no *.tar in %q (make lab-images makes them)", dir), err)
+			return o, errors.Join(fmt.Errorf("images of machines: no *.tar in %q (make lab-images creates them)", dir), err)
 		}
 		k.images = append(k.images, archives...)
 	}
@@ -109,7 +107,7 @@ func (b builder) raiseCluster(ctx context.Context, machines func() error) error 
 	return l.WaitReady(ctx)
 }
 
-// controllerArgs shorten the reaction to a node's death to seconds.
+// controllerArgs shorten the reaction to a node failure to seconds.
 var controllerArgs = []string{"--node-monitor-period=1s", "--node-monitor-grace-period=10s"}
 
 // waitJoined returns once every machine is a node.
@@ -125,13 +123,13 @@ func (b builder) waitJoined(ctx context.Context) error {
 	return l.Err()
 }
 
-// ovsDir is where a machine has the socket of its OVSDB, as Debian's Open vSwitch does.
+// ovsDir is the directory of the OVSDB socket on a machine, as in Debian's Open vSwitch.
 const ovsDir = "/run/openvswitch"
 
-// hostPods are pods of a node that need no address: berthd and an operator.
+// hostPods is the number of pods on a node that need no address: berthd and an operator.
 const hostPods = 2
 
-// clusterDNS is the address of the name service: the tenth of those of Services, as with kubeadm.
+// clusterDNS is the address of the cluster DNS: the tenth of the Service CIDR, as with kubeadm.
 func (o Options) clusterDNS() netip.Addr {
 	a := kube.ServiceCIDRs[o.PodFamilies().Families()[0]].Addr()
 	for range 10 {
@@ -140,8 +138,8 @@ func (o Options) clusterDNS() netip.Addr {
 	return a
 }
 
-// maxPods is the number of pods for which an instance has addresses, as EKS calculates it (berthctl max-pods); 0 if
-// the type is unknown, or one prefix is enough for all pods. In operator mode the primary ENI is the node's own.
+// maxPods returns the number of pods for which an instance has addresses, as EKS calculates it (berthctl max-pods), or
+// 0 if the type is unknown or one prefix is enough for all pods. In operator mode the primary ENI has no pods.
 func (o Options) maxPods(instanceType string) int {
 	of, ok := limits.Lookup(instanceType)
 	if !ok || o.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {

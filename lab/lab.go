@@ -1,6 +1,5 @@
-// Package lab is a whole lab in one process: a virtual cloud, the fabric that
-// carries its packets, and nodes with real berthd processes and pods. The
-// vpclab command keeps one running; tests start as many as they like.
+// Package lab runs a whole lab in one process: a virtual cloud, the fabric that carries its packets, and nodes with real
+// berthd processes and pods. The vpclab command keeps one running; tests can start several.
 package lab
 
 import (
@@ -28,78 +27,74 @@ import (
 
 // Options describe a lab. Only Dir is needed.
 type Options struct {
-	// Dir holds the nodes' directories and logs. Keep it short: sockets lie in it.
+	// Dir contains the nodes' directories, sockets and logs. Keep it short because of the sockets.
 	Dir string
-	// ID names the lab's namespaces; IDOf(Dir) when empty.
+	// ID is part of the lab's namespace names; default IDOf(Dir).
 	ID string
-	// BinDir is where berthd and berth are; where this program is when empty.
+	// BinDir contains berthd and berth; default is the directory of this program.
 	BinDir string
-	// Spec is what the cloud holds; DefaultSpec(Nodes, InstanceType) when nil.
+	// Spec is the cloud's content; default DefaultSpec(Nodes, InstanceType).
 	Spec         *spec.Spec
 	Nodes        int    // default 2
 	InstanceType string // default m5.large
 
-	Mode Mode // NodeMode when empty
-	// IPFamilies are those of which each pod gets an address in node mode and operator mode,
-	// and berthd gets the flag; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
-	// blocks of it (WithIPv6), and each node an address. In the other modes it is empty.
+	Mode Mode // default NodeMode
+	// IPFamilies are the families of pods' addresses in node mode and operator mode, which berthd gets as a flag; default
+	// IPv4. With IPv6, the spec's VPCs and subnets get IPv6 blocks (WithIPv6), and each node an IPv6 address. In the other
+	// modes it must be empty.
 	IPFamilies ipfamily.Set
-	// IPv6Egress has pods without an IPv6 address reach the IPv6 world as their node, and berthd
-	// gets the flag. The VPC has IPv6 then. Pods without an IPv4 address always reach IPv4 hosts.
+	// IPv6Egress lets pods without an IPv6 address reach IPv6 destinations as their node; berthd gets it as a flag. The
+	// VPC then has IPv6. Pods without an IPv4 address always reach IPv4 hosts.
 	IPv6Egress bool
-	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
+	// Pools are the initial pools of a lab in pool mode; default DefaultPools().
 	Pools []v1alpha1.AddressPool
-	// VPCPorts lets pods have NICs that are ports of VPCs beside the interface that the
-	// mode gives them. They ask for them by annotations. It is always so in port mode.
+	// VPCPorts lets pods request, with annotations, NICs that are ports of VPCs, in addition to the interface that the
+	// mode gives them. It is always set in port mode.
 	VPCPorts bool
-	// VPCs are what a lab with ports begins with; DefaultVPCs() when nil. In port mode pods
-	// that name none are in the first.
+	// VPCs are the initial VPCs of a lab with ports; default DefaultVPCs(). In port mode, pods that name none are in the
+	// first.
 	VPCs []VPC
-	// PortCloud starts the provider of ports of a lab with ports; portcloud.NewModel when nil.
-	// portcloud.NewBranches is for operator mode.
+	// PortCloud starts the provider of ports of a lab with ports; default portcloud.NewModel. portcloud.NewBranches is for
+	// operator mode.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
-	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
-	// kubelets. It takes a kernel with Foo-over-UDP (package vm).
+	// Egress lets pods reach the outside through gateways of Egresses, which the lab runs unless it has kubelets. It
+	// requires a kernel with Foo-over-UDP (package vm).
 	Egress bool
-	// NodeNetworkTemplates has NodeNetworkTemplates count in node mode: there is a Kubernetes
-	// API then. In operator mode they count in any case.
+	// NodeNetworkTemplates enables NodeNetworkTemplates in node mode, which then has a Kubernetes API. In operator mode
+	// they are always enabled.
 	NodeNetworkTemplates bool
-	// OperatorCount is how many berth-operator processes there are where the mode, or
-	// VPCPorts or Egress, has operators, 1 when 0; one of them leads.
+	// OperatorCount is the number of berth-operator processes if the mode, VPCPorts or Egress requires operators; default
+	// 1. One of them leads.
 	OperatorCount int
 	OperatorArgs  []string          // of every berth-operator
 	OperatorEnv   map[string]string // likewise
-	// RestartOperators starts those again that end by themselves, as a kubelet
-	// does: one that loses its Lease ends.
+	// RestartOperators restarts operators that exit, as a kubelet does: one that loses its Lease exits.
 	RestartOperators bool
-	// Kubelets makes the nodes whole machines and the Kubernetes API a whole
-	// cluster's, in any mode; nil: the lab itself acts as runtimes, kubelets and
-	// controllers, and starts berthd and berth-operator as processes.
+	// Kubelets makes the nodes whole machines and the Kubernetes API that of a whole cluster, in any mode. If nil, the
+	// lab itself acts as runtimes, kubelets and controllers, and starts berthd and berth-operator as processes.
 	Kubelets *Kubelets
-	// KubeAssets is the folder of the control plane's programs;
-	// $KUBEBUILDER_ASSETS when empty.
+	// KubeAssets is the directory of the control plane's programs; default $KUBEBUILDER_ASSETS.
 	KubeAssets string
 
-	// DaemonArgs and BerthdEnv are given to every berthd, beyond what the lab
-	// itself sets (directories, endpoints, names).
+	// DaemonArgs and BerthdEnv apply to every berthd, in addition to the lab's own settings (directories, endpoints,
+	// names).
 	DaemonArgs []string
 	BerthdEnv  map[string]string
-	// NoDaemons leaves berthd to be started by Node.Start, and berth-operator by
-	// Operator.Start.
+	// NoDaemons leaves starting berthd to Node.Start, and berth-operator to Operator.Start.
 	NoDaemons bool
 
-	Log          *slog.Logger // discards when nil
-	Progress     func(string) // called with one line a step; may be nil
+	Log          *slog.Logger // default: discards
+	Progress     func(string) // called with one line per step; may be nil
 	CloudOptions []vpc.Option // clock, seed
 }
 
-// Lab is a running one.
+// Lab is a running lab.
 type Lab struct {
 	Options
-	Cloud  *vpc.Cloud // nil in pool and port mode, as is Fabric
+	Cloud  *vpc.Cloud // nil in pool and port mode, like Fabric
 	Fabric *fabric.Fabric
-	Site   *site.Site      // in pool and port mode, else nil
-	Ports  portcloud.Cloud // where pods have ports, else nil
+	Site   *site.Site      // nil except in pool and port mode
+	Ports  portcloud.Cloud // nil unless pods have ports
 	Kube   *Cluster        // nil in node mode without kubelets, ports, egress and templates
 
 	Chart *Chart // of a lab with kubelets
@@ -109,12 +104,12 @@ type Lab struct {
 	operators *operators
 	gateways  *gateways     // nil without egress
 	services  []io.Closer   // of the cloud, and echo servers
-	ended     chan struct{} // closed when the lab is
+	ended     chan struct{} // closed when the lab is closed
 	closing   sync.Once
 	trouble   troubles
 }
 
-// troubles are errors in the lab itself, where no caller waits for them.
+// troubles are errors in the lab itself that no caller waits for.
 type troubles struct {
 	mu   sync.Mutex // guards list
 	list []error
@@ -132,8 +127,8 @@ func (t *troubles) all() error {
 	return errors.Join(t.list...)
 }
 
-// Start raises a lab and waits until every node can take pods. Leftovers of an earlier lab of the same ID are removed
-// first.
+// Start starts a lab and waits until every node can take pods. It first removes leftovers of an earlier lab with the
+// same ID.
 func Start(ctx context.Context, o Options) (*Lab, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -151,10 +146,10 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 
 func (o Options) complete() (Options, error) {
 	if os.Geteuid() != 0 {
-		return o, errors.New("a lab makes network namespaces: run it as root")
+		return o, errors.New("a lab creates network namespaces: run it as root")
 	}
 	if o.Dir == "" {
-		return o, errors.New("lab directory: none given")
+		return o, errors.New("lab directory: not set")
 	}
 	dir, err := filepath.Abs(o.Dir)
 	if err != nil {
@@ -182,7 +177,7 @@ func (o Options) complete() (Options, error) {
 	}
 	for _, program := range o.programs() {
 		if _, err := os.Stat(filepath.Join(o.BinDir, program)); err != nil && !o.NoDaemons && o.Kubelets == nil {
-			return o, fmt.Errorf("find %s: %w (build the programs first, or say where they are)", program, err)
+			return o, fmt.Errorf("find %s: %w (build the programs first, or set their directory)", program, err)
 		}
 	}
 	if o.Nodes == 0 {
@@ -203,7 +198,7 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// completeSpec is Spec as the lab has it.
+// completeSpec completes Spec for the lab.
 func (o Options) completeSpec() (Options, error) {
 	if o.Spec == nil && o.Mode.HasEC2() {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
@@ -217,8 +212,8 @@ func (o Options) completeSpec() (Options, error) {
 	return o, nil
 }
 
-// WaitReady waits until all daemons and operators are ready or, with kubelets, until all Nodes are Ready and names are
-// resolved.
+// WaitReady waits until all daemons and operators are ready or, with kubelets, until all Nodes are Ready and DNS
+// works.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	if l.Kubelets != nil {
 		if err := l.Kube.WaitNodesReady(ctx, l.Nodes()...); err != nil {
@@ -262,17 +257,17 @@ func (l *Lab) Node(name string) (*node.Node, error) {
 	return m.Node, nil
 }
 
-// Operators are all there are, running or not; none in node mode.
+// Operators returns all operators, running or not; none in node mode.
 func (l *Lab) Operators() []*Operator { return l.operators.list }
 
-// Leader returns the operator that leads, by the Lease; nil when none does.
+// Leader returns the leading operator according to the Lease, or nil.
 func (l *Lab) Leader(ctx context.Context) (*Operator, error) { return l.operators.leader(ctx) }
 
 // WaitEvents waits until the fabric has applied every event of the cloud so far. Calls of a busy cloud may return
-// before that.
+// earlier.
 func (l *Lab) WaitEvents() { l.follower.catchUp() }
 
-// Snapshot is a snapshot of EC2's state; empty where there is no EC2.
+// Snapshot returns a snapshot of EC2's state, empty if there is no EC2.
 func (l *Lab) Snapshot() vpc.Snapshot {
 	if l.Cloud == nil {
 		return vpc.Snapshot{}
@@ -280,7 +275,7 @@ func (l *Lab) Snapshot() vpc.Snapshot {
 	return l.Cloud.Snapshot()
 }
 
-// RouterPath is the namespace of the router.
+// RouterPath returns the network namespace of the router.
 func (l *Lab) RouterPath() string {
 	if l.Site != nil {
 		return l.Site.RouterPath()
@@ -288,7 +283,7 @@ func (l *Lab) RouterPath() string {
 	return l.Fabric.RouterPath()
 }
 
-// OutsidePath is the namespace of the host on the internet, or outside the site.
+// OutsidePath returns the network namespace of the host on the internet, or outside the site.
 func (l *Lab) OutsidePath() string {
 	if l.Site != nil {
 		return l.Site.OutsidePath()
@@ -299,15 +294,15 @@ func (l *Lab) OutsidePath() string {
 // Err returns errors of the lab itself.
 func (l *Lab) Err() error { return l.trouble.all() }
 
-// note keeps an error for Err.
+// note records an error for Err.
 func (l *Lab) note(err error) {
 	if err != nil {
-		l.Log.Error("lab trouble", "err", err)
+		l.Log.Error("lab error", "err", err)
 		l.trouble.add(err)
 	}
 }
 
-// Close removes the lab except for its directory's logs. A second Close does nothing.
+// Close removes the lab except its directory's logs. A second Close does nothing.
 func (l *Lab) Close() (err error) {
 	l.closing.Do(func() { err = l.close() })
 	return err

@@ -22,11 +22,11 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// start raises a lab without daemons.
+// start starts a lab without daemons.
 func start(t *testing.T, o Options) *Lab {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Fatal("a lab makes network namespaces: run its tests as root")
+		t.Fatal("a lab creates network namespaces: run its tests as root")
 	}
 	if o.Dir == "" {
 		o.Dir = t.TempDir()
@@ -44,7 +44,7 @@ func start(t *testing.T, o Options) *Lab {
 			t.Error(err)
 		}
 		if left, err := ns.List(fabric.Prefix(l.ID)); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
+			t.Errorf("namespaces after Close() = %v, %v; want none", left, err)
 		}
 	})
 	return l
@@ -65,16 +65,16 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-func TestTheCloudIsThereForEveryNode(t *testing.T) {
+func TestEveryNodeReachesTheCloud(t *testing.T) {
 	l := start(t, Options{Nodes: 3})
 	for _, n := range l.Nodes() {
 		id, err := n.Get(t.Context(), "http://169.254.169.254/latest/meta-data/instance-id")
 		ok(t, err)
 		if id != n.InstanceID {
-			t.Errorf("the metadata of %s have instance ID %s, want %s", n.Name, id, n.InstanceID)
+			t.Errorf("instance ID in the metadata of %s = %s, want %s", n.Name, id, n.InstanceID)
 		}
 		if _, err := n.Get(t.Context(), EC2URL); err == nil || !strings.Contains(err.Error(), " 40") {
-			t.Errorf("the EC2 endpoint answers %v to a request without an action", err)
+			t.Errorf("EC2 endpoint replied %v to a request without an action, want status 40x", err)
 		}
 	}
 	if _, err := ns.Get(t.Context(), l.Fabric.NodePath("node-1"), "http://169.254.169.254/latest/meta-data/mac"); err != nil {
@@ -85,16 +85,16 @@ func TestTheCloudIsThereForEveryNode(t *testing.T) {
 	}
 }
 
-func TestALostReplyClosesTheConnection(t *testing.T) {
+func TestLostReplyClosesConnection(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	l.Cloud.API.Outage(true)
 	_, err := l.Nodes()[0].Get(t.Context(), EC2URL)
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("got %v, want the connection closed without an answer", err)
+		t.Errorf("request ended with %v, want a closed connection without a reply", err)
 	}
 }
 
-func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
+func TestCloudEventsChangeLinksAndMachines(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	l := start(t, Options{Nodes: 1, CloudOptions: []vpc.Option{vpc.WithClock(fake)}})
 	n := l.Nodes()[0]
@@ -105,10 +105,10 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	_, err = l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: e.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
 	ok(t, err)
 	if links(t, n, "ens6") {
-		t.Error("the link was there at once, before the link delay")
+		t.Error("link appeared before the link delay")
 	}
 	fake.Advance(time.Minute)
-	eventually(t, "ens6 appears", func() bool { return links(t, n, "ens6") })
+	eventually(t, "link ens6 exists", func() bool { return links(t, n, "ens6") })
 
 	machine, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"})
 	ok(t, err)
@@ -120,7 +120,7 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	ok(t, l.Cloud.Instances.Stop("late"))
 	l.WaitEvents()
 	if err := reach(t, n.Netns, primaryOf(l, machine.ID), 200*time.Millisecond); err == nil {
-		t.Error("a stopped instance answers")
+		t.Error("stopped instance still responds")
 	}
 	ok(t, l.Cloud.Instances.Start("late"))
 	l.WaitEvents()
@@ -128,10 +128,10 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	ok(t, l.Cloud.Instances.Terminate("late"))
 	l.WaitEvents()
 	if _, err := l.Node("late"); err == nil {
-		t.Error("a terminated instance is still a node")
+		t.Error("terminated instance is still a node")
 	}
 	if names, _ := ns.List(fabric.Prefix(l.ID) + "node-late"); len(names) > 0 {
-		t.Errorf("a terminated instance's namespace remains: %v", names)
+		t.Errorf("namespace of the terminated instance still exists: %v", names)
 	}
 }
 
@@ -150,27 +150,27 @@ func links(t *testing.T, n *node.Node, name string) bool {
 	return found
 }
 
-// eventually polls, as the kernel does not notify.
+// eventually polls, because the kernel does not notify.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	const patience = 5 * time.Minute
 	for end := time.Now().Add(patience); !is(); {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not after %v", what, patience)
+			t.Fatalf("timed out after %v waiting until %s", patience, what)
 		}
 		<-time.After(5 * time.Millisecond)
 	}
 }
 
-// TestSweepAfterSIGKILL raises a lab in a process that is killed, and sweeps.
+// TestSweepAfterSIGKILL starts a lab in a process that is killed, and sweeps.
 func TestSweepAfterSIGKILL(t *testing.T) {
 	const childDir = "VPCLAB_TEST_CHILD_DIR"
-	if dir := os.Getenv(childDir); dir != "" { // this is the child
+	if dir := os.Getenv(childDir); dir != "" { // this is the child process
 		l, err := Start(t.Context(), Options{Dir: dir, NoDaemons: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		// A process of the node that outlives the lab, as a user's exec would.
+		// A process on the node that outlives the lab, like a user's exec.
 		ok(t, ns.Do(l.Nodes()[0].Netns, func() error { return exec.Command("sleep", "600").Start() }))
 		_ = os.WriteFile(dir+"/raised", nil, 0o600)
 		select {}
@@ -179,25 +179,25 @@ func TestSweepAfterSIGKILL(t *testing.T) {
 	child := exec.Command(os.Args[0], "-test.run=^TestSweepAfterSIGKILL$")
 	child.Env = append(os.Environ(), childDir+"="+dir)
 	ok(t, child.Start())
-	eventually(t, "the child raises its lab", func() bool { _, err := os.Stat(dir + "/raised"); return err == nil })
+	eventually(t, "lab of the child process is ready", func() bool { _, err := os.Stat(dir + "/raised"); return err == nil })
 	ok(t, child.Process.Kill())
 	_ = child.Wait()
 	id := IDOf(dir)
 	before, err := ns.List(fabric.Prefix(id))
 	ok(t, err)
 	if len(before) < 4 {
-		t.Fatalf("the killed lab left %v; the test wants something to sweep", before)
+		t.Fatalf("killed lab left namespaces %v, want at least 4 to sweep", before)
 	}
 	removed, err := Sweep(dir, id)
 	ok(t, err)
 	if !slices.Contains(removed, before[0]) {
-		t.Errorf("sweep says that it removed %v", removed)
+		t.Errorf("Sweep() = %v, want %s included", removed, before[0])
 	}
 	left, err := ns.List(fabric.Prefix(id))
 	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		t.Errorf("namespaces after Sweep() = %v, %v; want none", left, err)
 	}
-	// A lab of the same directory can be raised after a crash without a sweep, too.
+	// A lab in the same directory can also be started after a crash without a sweep.
 	start(t, Options{Dir: dir})
 }
 
@@ -212,6 +212,6 @@ func TestIDOf(t *testing.T) {
 	}
 	a, b := IDOf("/tmp/a/lab"), IDOf("/tmp/b/lab")
 	if a == b || len(a) != 8 {
-		t.Errorf("labs in different directories have IDs %s and %s", a, b)
+		t.Errorf("IDs of labs in different directories = %s and %s, want different hashes", a, b)
 	}
 }

@@ -38,14 +38,14 @@ func newMachines(l *Lab) *machines {
 	return &machines{lab: l, givenUp: make(chan struct{}), kubeUp: make(chan struct{}), byName: map[string]*machine{}}
 }
 
-// all are in no order.
+// all returns all machines in no particular order.
 func (s *machines) all() []*machine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.byName))
 }
 
-// nodes are sorted by name.
+// nodes returns all nodes sorted by name.
 func (s *machines) nodes() []*node.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,7 @@ func (s *machines) get(name string) (*machine, error) {
 	if m := s.byName[name]; m != nil {
 		return m, nil
 	}
-	return nil, fmt.Errorf("no node %q; there are %v", name, slices.Sorted(maps.Keys(s.byName)))
+	return nil, fmt.Errorf("no node %q; the nodes are %v", name, slices.Sorted(maps.Keys(s.byName)))
 }
 
 // whole returns a machine of a lab with kubelets.
@@ -71,10 +71,10 @@ func (s *machines) whole(name string) (*machine, error) {
 	if m, err := s.get(name); err == nil && m.host != nil {
 		return m, nil
 	}
-	return nil, fmt.Errorf("no machine %q is in the lab, or it has no kubelets", name)
+	return nil, fmt.Errorf("machine %q does not exist, or the lab has no kubelets", name)
 }
 
-// ofInstance returns the machine of a running instance; nil when it does not run.
+// ofInstance returns the machine of a running instance, or nil if it does not run.
 func (s *machines) ofInstance(id string) *machine {
 	for _, m := range s.all() {
 		if m.InstanceID == id {
@@ -84,7 +84,7 @@ func (s *machines) ofInstance(id string) *machine {
 	return nil
 }
 
-// remove returns the machine that had the name, or nil.
+// remove removes and returns the machine with a name, or nil.
 func (s *machines) remove(name string) *machine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +106,7 @@ func (s *machines) mayName(name string) error {
 	return nil
 }
 
-// create makes the machine of a namespace, and its Node if there is an API. Its instanceID is empty in a site.
+// create creates the machine of a namespace, and its Node if there is an API. instanceID is empty in a site.
 func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (*machine, error) {
 	o := node.Options{
 		Name: name, InstanceID: instanceID, Netns: netns,
@@ -148,8 +148,8 @@ func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (
 	return m, nil
 }
 
-// boot starts what runs on a machine with a network: an echo server and, once the API knows the machine, berthd. It
-// does not wait for the API server.
+// boot starts the programs of a machine with a network: an echo server and, once the API has its Node, berthd. It does
+// not wait for the API server.
 func (s *machines) boot(m *machine, progress string) error {
 	if err := m.Serve(); err != nil {
 		return err
@@ -176,7 +176,7 @@ func (s *machines) boot(m *machine, progress string) error {
 	return nil
 }
 
-// newHost makes the machine that runs on a node's network.
+// newHost creates the machine that runs on a node's network.
 func (s *machines) newHost(m *machine) *host.Host {
 	folders := map[string]string{}
 	if socket, ok := strings.CutPrefix(m.ovsdb, "unix:"); ok {
@@ -194,7 +194,7 @@ func (s *machines) newHost(m *machine) *host.Host {
 	})
 }
 
-// bootHost turns a machine on, and makes it a node once there is an API server.
+// bootHost powers a machine on, and makes it a node once there is an API server.
 func (s *machines) bootHost(m *machine) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -222,7 +222,7 @@ func (s *machines) bootHost(m *machine) {
 // joinHost makes a running machine a node of the cluster.
 func (s *machines) joinHost(m *machine) error {
 	if s.lab.Kube == nil {
-		return nil // the control plane did not start, which is an error elsewhere
+		return nil // the control plane did not start, which is reported elsewhere
 	}
 	c := host.Cluster{
 		ClientCA: s.lab.Kube.CA(), DNS: s.lab.clusterDNS(), ProxyMode: s.lab.Kubelets.Proxy, MaxPods: s.lab.Kubelets.MaxPods,
@@ -242,7 +242,7 @@ func (s *machines) joinHost(m *machine) error {
 		if c.MaxPods == 0 {
 			c.MaxPods = s.lab.maxPods(i.Type)
 		}
-		delete(object.Labels, corev1.LabelHostname) // the kubelet's own
+		delete(object.Labels, corev1.LabelHostname) // for the kubelet's own
 		c.Labels, c.ProviderID = object.Labels, object.Spec.ProviderID
 	}
 	return m.host.Join(c)
@@ -297,16 +297,16 @@ func (s *machines) close() error {
 // machine is a running instance, or a running node of a site.
 type machine struct {
 	*node.Node
-	autostart bool          // berthd is started when the machine has booted
-	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
+	autostart bool          // start berthd once the machine has booted
+	joined    chan struct{} // closed once the node has joined the API; nil in node mode
 	host      *host.Host    // containerd, kubelet and kube-proxy; nil without kubelets
 	dark      bool          // powered off; guarded by follower.following
 
-	ports portcloud.Cloud // that it is a host of, in port mode, else nil
-	ovsdb string          // then where its OVSDB is, for this process
+	ports portcloud.Cloud // cloud of which it is a compute host in port mode, or nil
+	ovsdb string          // endpoint of its OVSDB in port mode, for this process
 }
 
-// PowerOff cuts the machine's power.
+// PowerOff powers the machine off.
 func (m *machine) PowerOff() error {
 	var err error
 	if m.host != nil {

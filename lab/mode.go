@@ -15,14 +15,13 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Mode is where pods' addresses come from.
+// Mode is the source of pods' addresses.
 type Mode string
 
-// The modes. In all but NodeMode, and there with Options.VPCPorts, Egress or NodeNetworkTemplates,
-// the lab has a Kubernetes API, and Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
-// permit no EC2 call. In PoolMode and PortMode there is no EC2: the network is a data
-// centre (package site) in place of a VPC, and in PortMode it is for the machines only,
-// since pods are in networks of an OpenStack or an Alcor (package portcloud).
+// Modes. In all but NodeMode, and there with Options.VPCPorts, Egress or NodeNetworkTemplates, the lab has a Kubernetes
+// API with Nodes and Pods. In OperatorMode the nodes' own credentials permit no EC2 call. In PoolMode and PortMode there
+// is no EC2: a data centre (package site) replaces the VPC. In PortMode only machines use its network, because pods are
+// in networks of an OpenStack or an Alcor (package portcloud).
 const (
 	NodeMode     Mode = "node"     // ENIs, by each node's own berthd
 	OperatorMode Mode = "operator" // ENIs, by berth-operator for all nodes
@@ -30,16 +29,16 @@ const (
 	PortMode     Mode = "port"     // ports of a VPC, by berth-operator
 )
 
-// Modes are all there are.
+// Modes are all modes.
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
 
 // hasPorts reports whether pods may have NICs that are ports of VPCs.
 func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
-// hasOperators reports whether there are operators, where nodes are no whole machines.
+// hasOperators reports whether a lab without kubelets has operators.
 func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
 
-// hasKube reports whether there is a Kubernetes API, where nodes are no whole machines.
+// hasKube reports whether a lab without kubelets has a Kubernetes API.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
 // modelled reports whether the lab itself acts as kubelets and controllers.
@@ -48,7 +47,7 @@ func (o Options) modelled() bool { return o.hasKube() && o.Kubelets == nil }
 // HasEC2 reports whether the mode's cloud is EC2.
 func (m Mode) HasEC2() bool { return m == NodeMode || m == OperatorMode }
 
-// PodFamilies are those of which each pod has an address.
+// PodFamilies returns the families of each pod's addresses.
 func (o Options) PodFamilies() ipfamily.Set {
 	switch {
 	case o.Mode == PoolMode:
@@ -60,12 +59,11 @@ func (o Options) PodFamilies() ipfamily.Set {
 	}
 }
 
-// OperatorKey is the access key of the operators. It may do what
-// deploy/iam/operator.json allows in the lab's cluster and no more,
-// unless the spec has a key of the same ID.
+// OperatorKey is the access key of the operators. Its permissions are those of deploy/iam/operator.json in the lab's
+// cluster, unless the spec has a key with the same ID.
 var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have"}
 
-// programs of the lab, in BinDir.
+// Programs of the lab, in BinDir.
 func (o Options) programs() []string {
 	programs := []string{"berthd", "berth"}
 	if o.hasOperators() {
@@ -86,10 +84,10 @@ func (o Options) completeMode() (Options, error) {
 		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
 	}
 	if o.VPCPorts && o.Mode != PortMode && o.Kubelets != nil {
-		return o, errors.New("nodes that have ports of VPCs beside other addresses are no whole machines in a lab: leave out kubelets")
+		return o, errors.New("ports of VPCs in addition to other addresses are not supported with kubelets: omit kubelets")
 	}
 	if o.NodeNetworkTemplates && (o.Mode != NodeMode || o.Kubelets != nil) {
-		return o, errors.New("NodeNetworkTemplates are switched on in node mode without kubelets only: in operator mode they count in any case")
+		return o, errors.New("NodeNetworkTemplates can only be enabled in node mode without kubelets: in operator mode they are always enabled")
 	}
 	if !o.hasKube() {
 		if o.Kubelets != nil {
@@ -112,20 +110,19 @@ func (o Options) completeAssets() (Options, error) {
 		o.KubeAssets = os.Getenv("KUBEBUILDER_ASSETS")
 	}
 	if o.KubeAssets == "" && o.Kubelets != nil {
-		return o, errors.New("kubelets need Kubernetes: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=cluster does)")
+		return o, errors.New("kubelets need Kubernetes: set KUBEBUILDER_ASSETS to the directory that hack/kubebox.sh prints (make demo MODE=cluster does)")
 	}
 	if o.KubeAssets == "" {
 		mode := o.Mode
 		if o.VPCPorts {
 			mode = PortMode
 		}
-		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=%[1]s does)", mode)
+		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the directory that hack/kubebox.sh prints (make demo MODE=%[1]s does)", mode)
 	}
 	return o, nil
 }
 
-// withoutNodePermissions is a spec whose instances may call nothing, and whose
-// operators have a key.
+// withoutNodePermissions returns a spec whose instances have no permissions, and whose operators have a key.
 func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 	s.Roles = slices.Clone(s.Roles)
 	for i := range s.Roles {
@@ -143,7 +140,7 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
-// inCluster is the spec for the lab's cluster; nil without a spec.
+// inCluster returns the spec for the lab's cluster, or nil without a spec.
 func (o Options) inCluster() *spec.Spec {
 	if o.Spec == nil || !o.Mode.HasEC2() {
 		return o.Spec
@@ -155,9 +152,8 @@ func (o Options) inCluster() *spec.Spec {
 	return &s
 }
 
-// inCluster is a spec whose instances carry the tags of a cluster's nodes, whose security groups
-// those of groups that the operator may use, and
-// whose policies are those for this cluster where they say CLUSTER_NAME.
+// inCluster returns a spec whose instances have the tags of a cluster's nodes, whose security groups have the tags of
+// groups that the operator may use, and whose policies have the cluster's name for CLUSTER_NAME.
 func inCluster(s spec.Spec, cluster string) spec.Spec {
 	tags := map[string]string{"kubernetes.io/cluster/" + cluster: "owned"}
 	maps.Copy(tags, s.LaunchTags)
@@ -178,13 +174,12 @@ func inCluster(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
-// clusterHere is replaced by the cluster's name in policies.
+// clusterHere is the placeholder for the cluster's name in policies.
 const clusterHere = "CLUSTER_NAME"
 
-// DefaultSpec is a VPC with two subnets in two zones, and nodes named node-1
-// onwards spread over them. Its security group lets in the VPC, the
-// on-premises network and node ports, and everything out. The nodes' role may do
-// what deploy/iam/node.json allows in the lab's cluster.
+// DefaultSpec returns a VPC with two subnets in two zones, and nodes named node-1 and so on spread over them. Its
+// security group allows traffic from the VPC, from the on-premises network and to node ports, and all egress. The nodes'
+// role has the permissions of deploy/iam/node.json in the lab's cluster.
 func DefaultSpec(nodes int, instanceType string) spec.Spec {
 	s := spec.Default()
 	s.VPCs[0].SecurityGroups = []spec.SecurityGroup{{

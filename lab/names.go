@@ -13,23 +13,22 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 )
 
-// DefaultDir is where the vpclab command keeps its lab by default.
+// DefaultDir is the default directory of the vpclab command's lab.
 const DefaultDir = "/run/vpclab/lab"
 
-// disksDir holds the disks of the machines of labs with kubelets, by lab: they are
-// larger than what belongs into /run.
+// disksDir contains the disks of the machines of labs with kubelets, by lab: they are too large for /run.
 const disksDir = "/var/lib/vpclab"
 
-// portsDir, in a lab's directory, has the files of the OpenStack of a lab in port mode.
+// portsDir, in a lab's directory, contains the files of the OpenStack of a lab in port mode.
 const portsDir = "ports"
 
-// kubeDir, in a lab's directory, holds its control plane's files and logs.
+// kubeDir, in a lab's directory, contains its control plane's files and logs.
 const kubeDir = "kube"
 
 var plainID = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
-// IDOf is the ID of the lab in a directory: the directory's name below /run/vpclab if that is short, else a hash of
-// the path.
+// IDOf returns the ID of the lab in a directory: the directory's name below /run/vpclab if that is short, otherwise a
+// hash of the path.
 func IDOf(dir string) string {
 	if base := filepath.Base(dir); filepath.Dir(dir) == filepath.Dir(DefaultDir) && plainID.MatchString(base) {
 		return base
@@ -39,10 +38,10 @@ func IDOf(dir string) string {
 	return fmt.Sprintf("%08x", h.Sum32())
 }
 
-// Sweep removes the leftovers of a lab whose process has ended: processes in its namespaces and cgroups, both of
-// these, and the directories of its nodes and its control plane. It returns what it removed.
+// Sweep removes the leftovers of a lab whose process has ended: processes in its namespaces and cgroups, the namespaces
+// and cgroups themselves, and the directories of its nodes and its control plane. It returns what it removed.
 func Sweep(dir, id string) ([]string, error) {
-	// What is left of whole machines ends by cgroup: pods are in namespaces of their own.
+	// Processes of whole machines are found by cgroup: pods have their own namespaces.
 	groups, groupErr := cgroup.Sweep(fabric.Prefix(id), time.Minute)
 	removed, err := fabric.Sweep(id)
 	removed, err = append(removed, groups...), errors.Join(groupErr, err)

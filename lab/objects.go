@@ -28,12 +28,12 @@ import (
 type nodeObjects struct {
 	options    Options
 	kube       *Cluster
-	beside     bool              // pods have ports beside the interface that the mode gives them
-	namespaces map[string]string // annotations of those that are created for pods
+	beside     bool              // pods have ports in addition to the interface of the mode
+	namespaces map[string]string // annotations of Pods created for pods
 	reports    *reports
 }
 
-// NodeLost reports that a node was lost: its Node becomes not ready, and its Pods are deleted.
+// NodeLost simulates the loss of a node: its Node becomes not ready, and its Pods are deleted.
 func (c *Cluster) NodeLost(name string) { c.nodes.stopped(name) }
 
 // RegisterNode creates the Node of a running node again, as its kubelet does.
@@ -41,8 +41,8 @@ func (c *Cluster) RegisterNode(ctx context.Context, name string) error {
 	return c.nodes.register(ctx, hostNode(name))
 }
 
-// equip makes a node one of the cluster: its daemon gets the address of the API and, unless it calls EC2 itself, none
-// of EC2. Its pods are objects.
+// equip prepares a node for the cluster: its daemon gets the address of the API and, unless it calls EC2 itself, no
+// address of EC2. Its pods become API objects.
 func (c *nodeObjects) equip(o *node.Options) {
 	if c.options.Mode != NodeMode {
 		o.EC2URL = ""
@@ -96,12 +96,12 @@ func (c *nodeObjects) stopped(name string) {
 	})
 }
 
-// terminated removes the Node of a machine that does not exist any more.
+// terminated removes the Node of a terminated machine.
 func (c *nodeObjects) terminated(name string) {
 	c.reports.add("remove node "+name, func(ctx context.Context) error { return c.unregister(ctx, name) })
 }
 
-// nodeOf is the Node of an instance, as its kubelet makes it.
+// nodeOf returns the Node of an instance, as its kubelet creates it.
 func nodeOf(name string, i vpc.Instance) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
@@ -111,7 +111,7 @@ func nodeOf(name string, i vpc.Instance) *corev1.Node {
 	}
 }
 
-// register makes a Node that has come up.
+// register creates the Node of a new machine.
 func (c *nodeObjects) register(ctx context.Context, n *corev1.Node) error {
 	if err := c.kube.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
@@ -119,7 +119,7 @@ func (c *nodeObjects) register(ctx context.Context, n *corev1.Node) error {
 	return c.setReady(ctx, n.Name, corev1.ConditionTrue)
 }
 
-// setReady reports a Node's condition Ready.
+// setReady sets a Node's condition Ready.
 func (c *nodeObjects) setReady(ctx context.Context, name string, status corev1.ConditionStatus) error {
 	n := &corev1.Node{}
 	if err := c.kube.Client.Get(ctx, client.ObjectKey{Name: name}, n); err != nil {
@@ -143,8 +143,7 @@ func (c *nodeObjects) unregister(ctx context.Context, name string) error {
 	return c.removePods(ctx, name)
 }
 
-// removePods removes the Pods that are bound to a node, without a grace period
-// that no kubelet would end.
+// removePods deletes the Pods that are bound to a node, without a grace period, which no kubelet would end.
 func (c *nodeObjects) removePods(ctx context.Context, node string) error {
 	pods := &corev1.PodList{}
 	if err := c.kube.Client.List(ctx, pods, client.MatchingFields{"spec.nodeName": node}); err != nil {
@@ -158,7 +157,7 @@ func (c *nodeObjects) removePods(ctx context.Context, node string) error {
 	return nil
 }
 
-// podObjects are the Pods of a node's pods. It implements node.PodObjects.
+// podObjects manages the Pods of a node's pods. It implements node.PodObjects.
 type podObjects struct {
 	cluster *nodeObjects
 	node    string
@@ -171,14 +170,14 @@ type podKey struct{ namespace, name string }
 
 var _ node.PodObjects = (*podObjects)(nil)
 
-// objectName is a pod's name in the API: names are a node's own in the lab.
+// objectName returns a pod's name in the API: names in the lab are only unique within a node.
 func (o *podObjects) objectName(name string) string { return name + "-" + o.node }
 
 func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: k.namespace, Name: o.objectName(k.name)}
 }
 
-// Bind implements node.PodObjects. It waits while an object of the name is being deleted, and while the API server is
+// Bind implements node.PodObjects. It waits while an object with the name is being deleted, and while the API server is
 // down.
 func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
@@ -198,7 +197,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	pod.Annotations = maps.Clone(annotations)
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
 	err = poll.Retry(ctx, func() error { return o.cluster.create(ctx, pod.DeepCopy(), &uid) }, func(err error) bool {
-		return apierrors.IsAlreadyExists(err) || kube.Unavailable(err) // an object goes when its removal has been sent
+		return apierrors.IsAlreadyExists(err) || kube.Unavailable(err) // an object is gone once its deletion has been sent
 	})
 	if err != nil {
 		return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
@@ -209,11 +208,11 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	return uid, o.objectName(name), nil
 }
 
-// bindingAnnotation identifies the request that created an object: its reply may be lost, and another object of the
+// bindingAnnotation identifies the request that created an object: its reply may be lost, and another object with the
 // name may exist.
 const bindingAnnotation = "vpclab/binding"
 
-// create creates a pod, unless it has done so before, and its namespace if that is missing.
+// create creates a pod, unless an earlier request has created it, and its namespace if missing.
 func (c *nodeObjects) create(ctx context.Context, pod *corev1.Pod, uid *string) error {
 	binding := pod.Annotations[bindingAnnotation]
 	err := c.kube.Client.Create(ctx, pod)
@@ -264,18 +263,18 @@ func (o *podObjects) Gone(namespace, name string) {
 	})
 }
 
-// AnnotatePod annotates a pod once it runs, as a user does.
+// AnnotatePod annotates a pod once it is running, as a user does.
 func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value string) error {
 	err := poll.Until(ctx, func() error {
 		o := &corev1.Pod{}
 		err := c.Client.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}, o)
 		if err == nil && o.Status.Phase != corev1.PodRunning {
-			err = fmt.Errorf("it is %s", o.Status.Phase)
+			err = fmt.Errorf("pod is %s", o.Status.Phase)
 		}
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("wait until pod %s/%s runs: %w", p.Namespace, p.ObjectName, err)
+		return fmt.Errorf("wait until pod %s/%s is running: %w", p.Namespace, p.ObjectName, err)
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
 	if err != nil {
@@ -288,10 +287,10 @@ func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value strin
 	return nil
 }
 
-// BindPods creates objects of pods in namespace "default", bound to a node, before the pods themselves are added.
+// BindPods creates Pods in namespace "default", bound to a node, before the pods themselves are added.
 func BindPods(ctx context.Context, n *node.Node, names ...string) error {
 	if n.Objects == nil {
-		return errors.New("bind pods: there are no objects in node mode")
+		return errors.New("bind pods: node mode has no Pod objects")
 	}
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup

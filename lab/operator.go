@@ -19,21 +19,20 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// maxOperators is how many a lab can have.
+// maxOperators is the maximum number of operators of a lab.
 const maxOperators = 9
 
-// firstOperatorPort is where the first operator's metrics are; each has the
-// next.
+// firstOperatorPort is the metrics port of the first operator; each further operator has the next one.
 const firstOperatorPort = 61680
 
 // Operator is a process of berth-operator. It runs in the router's namespace.
 type Operator struct {
 	*proc.Process
-	Name string // operator-1 and so on; its pod's
+	Name string // operator-1 and so on; also the name of its pod
 
 	netns    string
-	address  string // of its metrics and probes
-	restarts bool   // the lab starts it again when it ends by itself
+	address  string // port of its metrics and probes
+	restarts bool   // the lab restarts it when it exits by itself
 }
 
 // operators are the processes of berth-operator. The list does not change once they have started.
@@ -42,7 +41,7 @@ type operators struct {
 	list []*Operator
 }
 
-// kill ends all.
+// kill kills all operators.
 func (s *operators) kill() error {
 	var errs []error
 	for _, o := range s.list {
@@ -88,7 +87,7 @@ func (s *operators) start(ctx context.Context) error {
 	return nil
 }
 
-// restartPause is how long an operator that ended by itself stays away.
+// restartPause is the delay before an operator that exited by itself is restarted.
 const restartPause = time.Second
 
 func (s *operators) restart() {
@@ -106,13 +105,13 @@ func (s *operators) restart() {
 				continue
 			}
 			if err := o.Start(); err != nil {
-				l.Log.Warn("operator not restarted", "operator", o.Name, "err", err)
+				l.Log.Warn("failed to restart operator", "operator", o.Name, "err", err)
 			}
 		}
 	}
 }
 
-// args are the flags of every operator.
+// args returns the flags of every operator.
 func (o *Operator) args(kubeconfig, cluster string) []string {
 	return []string{
 		"--kubeconfig=" + kubeconfig,
@@ -121,12 +120,12 @@ func (o *Operator) args(kubeconfig, cluster string) []string {
 	}
 }
 
-// args are what follows from where pods' interfaces come from.
+// args returns the flags that depend on the source of pods' interfaces.
 func (s *operators) args() (args []string) {
 	l := s.lab
 	var from []string
 	switch l.Mode {
-	case NodeMode: // by the daemons only
+	case NodeMode: // used by the daemons only
 	case OperatorMode:
 		from, args = []string{"eni-operator"}, []string{"--ec2-endpoint=" + EC2URL}
 	default:
@@ -150,7 +149,7 @@ func (s *operators) env(name string) []string {
 	return env
 }
 
-// credentials are environment variables: the operators' access key of EC2, if they call it, and those of Options.
+// credentials returns environment variables: the operators' access key of EC2, if they call it, and those of Options.
 func (s *operators) credentials() map[string]string {
 	l := s.lab
 	env := map[string]string{}
@@ -167,18 +166,18 @@ func (s *operators) credentials() map[string]string {
 	return env
 }
 
-// Get fetches a path of the operator's own address: /metrics, /readyz, /livez.
+// Get fetches a path of the operator's own endpoint: /metrics, /readyz, /livez.
 func (o *Operator) Get(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return ns.Get(ctx, o.netns, "http://"+o.address+path)
 }
 
-// restartsAwaited limits the restarts for which WaitReady waits: one that cannot start at all exits each time.
+// restartsAwaited limits the restarts for which WaitReady waits: an operator that cannot start at all exits each time.
 const restartsAwaited = 3
 
 // WaitReady waits until the operator is ready, whether it leads or not. If the lab restarts operators, one that has
-// exited may have lost its Lease, and is awaited again.
+// exited may have lost its Lease, and WaitReady waits for it again.
 func (o *Operator) WaitReady(ctx context.Context) error {
 	for before := o.Starts(); ; {
 		err := o.Wait(ctx, func() error { return o.ready(ctx) })
@@ -198,13 +197,13 @@ func (o *Operator) ready(ctx context.Context) error {
 	return err
 }
 
-// leads reports whether the holder of a Lease is this operator: the identity begins with the pod's name (--pod-name).
+// leads reports whether this operator holds a Lease: the holder's identity starts with the pod's name (--pod-name).
 func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }
 
 // leader returns the operator that holds the Lease, or nil.
 func (s *operators) leader(ctx context.Context) (*Operator, error) {
 	lease := &coordinationv1.Lease{}
-	// The Lease has the account's name.
+	// The Lease is named after the service account.
 	if err := s.lab.Kube.Client.Get(ctx, operatorAccount, lease); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read the operators' Lease: %w", err)
 	}

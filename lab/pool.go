@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Pool makes an AddressPool of blocks of 2^bits addresses.
+// Pool returns an AddressPool with blocks of 2^bits addresses.
 func Pool(name string, bits int32, subnets ...v1alpha1.PoolSubnet) v1alpha1.AddressPool {
 	return v1alpha1.AddressPool{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -29,21 +29,21 @@ func Pool(name string, bits int32, subnets ...v1alpha1.PoolSubnet) v1alpha1.Addr
 	}
 }
 
-// DefaultPools is one pool of both families, whose blocks hold eight pods.
+// DefaultPools returns one dual-stack pool, whose blocks hold eight pods.
 func DefaultPools() []v1alpha1.AddressPool {
 	return []v1alpha1.AddressPool{
 		Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"}),
 	}
 }
 
-// raiseSite raises a lab in pool mode.
+// raiseSite starts a lab in pool mode.
 func (b builder) raiseSite(ctx context.Context) error {
 	l := b.lab
 	var err error
 	if l.Site, err = site.New(site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log")}); err != nil {
 		return err
 	}
-	l.Progress(fmt.Sprintf("a data centre whose router and nodes run BIRD; a host outside, %s and %s", site.OutsideHost, site.OutsideHost6))
+	l.Progress(fmt.Sprintf("a data centre whose router and nodes run BIRD, with a host outside, %s and %s", site.OutsideHost, site.OutsideHost6))
 	e, err := echo.Serve(l.Site.OutsidePath())
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func (b builder) raiseSite(ctx context.Context) error {
 	return b.settle(ctx)
 }
 
-// addHosts adds the nodes that the lab begins with.
+// addHosts adds the initial nodes of the lab.
 func (b builder) addHosts() error {
 	l := b.lab
 	for i := range l.Options.Nodes {
@@ -110,12 +110,12 @@ func (c *Cluster) AddressPool(ctx context.Context, name string) (*v1alpha1.Addre
 	return read[v1alpha1.AddressPool](ctx, c, "AddressPool", client.ObjectKey{Name: name})
 }
 
-// EditAddressPool changes a pool as a person does with kubectl edit.
+// EditAddressPool changes a pool as a user does with kubectl edit.
 func (c *Cluster) EditAddressPool(ctx context.Context, name string, change func(*v1alpha1.AddressPool)) error {
 	return settledPolicies(ctx, func() error { return edit(ctx, c, "AddressPool", client.ObjectKey{Name: name}, change) })
 }
 
-// CreateNamespace makes a namespace with annotations.
+// CreateNamespace creates a namespace with annotations.
 func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations map[string]string) error {
 	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}
 	if err := c.Client.Create(ctx, n); err != nil {
@@ -159,7 +159,7 @@ func (l *Lab) RemoveNode(name string) error {
 func (l *Lab) LoseNode(name string) error {
 	m := l.machines.remove(name)
 	if m == nil {
-		return fmt.Errorf("no node %q", name)
+		return fmt.Errorf("node %q does not exist", name)
 	}
 	return errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
 }

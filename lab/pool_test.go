@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// TestSiteFrame raises a lab in pool mode without Berth: nodes, their Nodes and the pools exist, and a removed node's
-// Node is not ready.
-func TestSiteFrame(t *testing.T) {
+// TestPoolModeLab starts a lab in pool mode without Berth: nodes, their Nodes and the pools exist, and the Node of a removed
+// node is not ready.
+func TestPoolModeLab(t *testing.T) {
 	l := start(t, Options{Nodes: 2, Mode: PoolMode, NoDaemons: true})
 	ctx := t.Context()
 	p := &v1alpha1.AddressPool{}
@@ -23,25 +23,25 @@ func TestSiteFrame(t *testing.T) {
 		n := &corev1.Node{}
 		ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: "node-2"}, n))
 		if c := n.Status.Conditions; len(c) != 1 || c[0].Status != want {
-			t.Errorf("conditions %+v, want Ready=%s", c, want)
+			t.Errorf("conditions of node-2 = %+v, want Ready=%s", c, want)
 		}
 	}
 	ready(corev1.ConditionTrue)
-	eventually(t, "the status shows nodes and pools", func() bool { // it does not wait long for an API server
+	eventually(t, "status lists nodes and pools", func() bool { // Status does not wait long for an API server
 		s, err := l.Status(ctx)
 		ok(t, err)
 		return len(s.Nodes) == 2 && s.Nodes[0].Address.String() == "172.20.1.2" && len(s.Pools) == 1 && s.Pools[0].Name == "default"
 	})
 	if _, err := l.Nodes()[0].Ask(ctx, "udp", l.Site.Addrs("node-2").IPv6, "hello"); err != nil {
-		t.Errorf("from node to node: %v", err)
+		t.Errorf("node to node: %v", err)
 	}
 	ok(t, l.RemoveNode("node-2"))
 	ready(corev1.ConditionUnknown)
 	ok(t, l.RemoveNodeObject(ctx, "node-2"))
 	if err := l.Kube.Client.Get(ctx, client.ObjectKey{Name: "node-2"}, &corev1.Node{}); client.IgnoreNotFound(err) != nil || err == nil {
-		t.Errorf("got %v", err)
+		t.Errorf("Node after RemoveNodeObject: %v, want not found", err)
 	}
 	if _, err := l.AddNode("node-1"); err == nil || !strings.Contains(err.Error(), "already") {
-		t.Errorf("got %v", err)
+		t.Errorf("AddNode() of an existing node = %v, want error", err)
 	}
 }

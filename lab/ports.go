@@ -26,19 +26,17 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// VPC is a VPC object of a lab with ports, with the network that it names.
+// VPC is a VPC object of a lab with ports, and the network that it names.
 type VPC struct {
-	Name    string // of the object
+	Name    string // name of the object
 	Network portcloud.Network
-	// Open is the ID of a group that lets everything in, which NICs have that name none.
-	// The lab sets it.
+	// Open is the ID of a group that allows all ingress, the default of NICs that name no group. The lab sets it.
 	Open string
-	// Spec are fields of the object's spec that the lab does not set: where they are set
-	// they count.
+	// Spec overrides fields of the object's spec.
 	Spec v1alpha1.VPCSpec
 }
 
-// DefaultVPCs are two whose networks have the same addresses: the first has a second subnet.
+// DefaultVPCs returns two VPCs whose networks have the same addresses. The first has a second subnet.
 func DefaultVPCs() []VPC {
 	first := netip.MustParsePrefix("192.168.0.0/24")
 	return []VPC{
@@ -49,17 +47,16 @@ func DefaultVPCs() []VPC {
 	}
 }
 
-// BranchVPC is the name of the VPC object of a lab whose ports are branches, unless its VPCs say
-// otherwise. Its network is the lab's first VPC.
+// BranchVPC is the default name of the VPC object of a lab whose ports are branches. Its network is the lab's first VPC.
 const BranchVPC = "branches"
 
 // annotationVPC names the VPC of a pod, or of the pods of a namespace.
 const annotationVPC = "berth.dev/vpc"
 
-// joinTimeout is far more than a machine takes to become a compute host.
+// joinTimeout is much longer than a machine takes to become a compute host.
 const joinTimeout = 3 * time.Minute
 
-// raisePorts raises a lab in port mode.
+// raisePorts starts a lab in port mode.
 func (b builder) raisePorts(ctx context.Context) (err error) {
 	l := b.lab
 	of := site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}
@@ -89,8 +86,7 @@ func (b builder) raisePorts(ctx context.Context) (err error) {
 	return b.settle(ctx)
 }
 
-// raisePortCloud raises the OpenStack, in the namespace of what belongs to no node, with the
-// VPCs' networks.
+// raisePortCloud starts the provider of ports, in the namespace of the central services, with the VPCs' networks.
 func (b builder) raisePortCloud(ctx context.Context) (err error) {
 	l := b.lab
 	raise := l.PortCloud
@@ -104,7 +100,7 @@ func (b builder) raisePortCloud(ctx context.Context) (err error) {
 		return err
 	}
 	if hasBranches(l) && l.Mode != OperatorMode {
-		return fmt.Errorf("ports that are branches of ENIs are for %s mode, and this is %s mode", OperatorMode, l.Mode)
+		return fmt.Errorf("branches as ports require %s mode, but the lab is in %s mode", OperatorMode, l.Mode)
 	}
 	return b.raiseNetworks(ctx)
 }
@@ -114,10 +110,10 @@ func hasBranches(l *Lab) bool {
 	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
 }
 
-// trunkSetting is the daemons' that has nodes have a trunk, which branches need.
+// trunkSetting is the daemon setting that gives nodes a trunk, which branches require.
 const trunkSetting = "trunk-eni"
 
-// raiseNetworks makes the VPCs' networks in the cloud.
+// raiseNetworks creates the VPCs' networks in the cloud.
 func (b builder) raiseNetworks(ctx context.Context) (err error) {
 	l := b.lab
 	switch {
@@ -126,22 +122,22 @@ func (b builder) raiseNetworks(ctx context.Context) (err error) {
 		l.VPCs = []VPC{{Name: BranchVPC}}
 	default:
 		l.VPCs = DefaultVPCs()
-		l.VPCs[0].Network.Routed = l.Kubelets != nil // as probes and Services need it
+		l.VPCs[0].Network.Routed = l.Kubelets != nil // probes and Services need it
 	}
 	l.VPCs = slices.Clone(l.VPCs)
 	for i := range l.VPCs {
 		v := &l.VPCs[i]
 		if v.Network, err = l.Ports.AddNetwork(ctx, v.Network); err != nil {
-			return fmt.Errorf("make the network of VPC %s: %w", v.Name, err)
+			return fmt.Errorf("create the network of VPC %s: %w", v.Name, err)
 		}
 		if v.Open, err = l.Ports.AddGroup(ctx, "open-"+v.Network.Name, portcloud.Rule{Protocol: "tcp"}, portcloud.Rule{Protocol: "udp"}, portcloud.Rule{Protocol: "icmp"}); err != nil {
-			return fmt.Errorf("make a security group for VPC %s: %w", v.Name, err)
+			return fmt.Errorf("create a security group for VPC %s: %w", v.Name, err)
 		}
 	}
 	return nil
 }
 
-// joinedArgs are the flags of a host's daemon.
+// joinedArgs returns the flags of a host's daemon.
 func joinedArgs(j portcloud.Joined) []string {
 	args := []string{"--ovsdb=" + j.OVSDB}
 	if j.NetnsPrefixes != nil {
@@ -150,14 +146,14 @@ func joinedArgs(j portcloud.Joined) []string {
 	return args
 }
 
-// credentials is the name of the Secret by which operators get into the lab's OpenStack.
+// credentials is the name of the Secret with the operators' credentials for the lab's OpenStack.
 const credentials = "openstack"
 
 // raiseVPCs creates the VPC objects and their Secret. Where all pods have ports, the first VPC is the default.
 func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs []VPC) error {
 	if access.Secret != nil {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: operatorAccount.Namespace, Name: credentials}, StringData: access.Secret}
-		if err := kube.Retry(ctx, "make the Secret of the VPCs", func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, s.DeepCopy())) }); err != nil {
+		if err := kube.Retry(ctx, "create the Secret of the VPCs", func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, s.DeepCopy())) }); err != nil {
 			return err
 		}
 	}
@@ -177,7 +173,7 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 	return c.setVPC(ctx, metav1.NamespaceDefault, vpcs[0].Name)
 }
 
-// setVPC puts the pods of a namespace that name no VPC into one.
+// setVPC sets the VPC of pods in a namespace that name none.
 func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 	return poll.Retry(ctx, func() error {
 		n := &corev1.Namespace{}
@@ -187,11 +183,11 @@ func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 		with := n.DeepCopy()
 		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpc)
 		return c.Client.Patch(ctx, with, client.MergeFrom(n))
-	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Unavailable(err) }) // the API server makes it when it has started
+	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Unavailable(err) }) // the API server creates it after its start
 }
 
-// object is the VPC in the Kubernetes API. Ports of EC2 have addresses of some families unless it says
-// otherwise.
+// object returns the VPC object for the Kubernetes API. Ports of EC2 have addresses of the given families unless Spec
+// sets others.
 func (v VPC) object(access portcloud.Access, families ipfamily.Set) *v1alpha1.VPC {
 	o := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: v.Name}, Spec: *v.Spec.DeepCopy()}
 	s := &o.Spec
@@ -224,12 +220,12 @@ func (v VPC) object(access portcloud.Access, families ipfamily.Set) *v1alpha1.VP
 	return o
 }
 
-// TagsFor are those by which pods of a namespace may name a port.
+// TagsFor returns the tags that allow pods of a namespace to name a port.
 func (o Options) TagsFor(namespace string) []string {
 	return []string{vpcport.NamespaceTag(o.clusterName(), namespace)}
 }
 
-// WaitVPCs returns once every VPC object of the lab is Ready.
+// WaitVPCs waits until every VPC object of the lab is Ready.
 func (c *Cluster) WaitVPCs(ctx context.Context) error {
 	return poll.Until(ctx, func() error {
 		for _, name := range c.vpcs {
@@ -259,9 +255,9 @@ func (c *Cluster) PodNICs(ctx context.Context) ([]v1alpha1.PodNIC, error) {
 	return list.Items, nil
 }
 
-// DNSConfig is for pods that resolve many names: nil where their own node's kube-proxy handles the queries. In port
-// mode another node does, to which the queries for IPv4 and IPv6, sent at once, may arrive in any order; its
-// connection tracking drops one then (kubernetes/kubernetes#56903).
+// DNSConfig returns the settings for pods that resolve many names: nil if their own node's kube-proxy handles the queries.
+// In port mode another node does, where the queries for IPv4 and IPv6, sent at the same time, may arrive in any order;
+// its connection tracking then drops one of them (kubernetes/kubernetes#56903).
 func (m Mode) DNSConfig() *corev1.PodDNSConfig {
 	if m != PortMode {
 		return nil

@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/lab/portcloud"
 )
 
-// deaf is a cloud that no machine joins.
+// deaf is a cloud in which Join never finishes.
 type deaf struct {
 	portcloud.Cloud
-	asked chan struct{} // closed by the first that wants to
+	asked chan struct{} // closed by the first caller of Join
 }
 
 func (deaf) Access() portcloud.Access {
@@ -35,8 +35,8 @@ func (d deaf) Join(ctx context.Context, _ portcloud.Host) (portcloud.Joined, err
 	return portcloud.Joined{}, ctx.Err()
 }
 
-// An interrupted lab does not wait until a machine has become a compute host.
-func TestInterruptedWhileAMachineJoins(t *testing.T) {
+// Interrupting a lab also interrupts machines that are becoming compute hosts.
+func TestInterruptWhileMachineJoins(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	d := deaf{asked: make(chan struct{})}
@@ -51,19 +51,19 @@ func TestInterruptedWhileAMachineJoins(t *testing.T) {
 	if err == nil {
 		_ = l.Close()
 	}
-	if !errors.Is(err, context.Canceled) { // after the time that a machine has it would be another
-		t.Errorf("%v, want %v", err, context.Canceled)
+	if !errors.Is(err, context.Canceled) { // the timeout of Join would return another error
+		t.Errorf("Start() = %v, want %v", err, context.Canceled)
 	}
 }
 
-func TestBranchesAreForOperatorMode(t *testing.T) {
-	for mode, want := range map[Mode]string{NodeMode: "are for operator mode", PoolMode: "this lab has no EC2"} {
+func TestBranchesRequireOperatorMode(t *testing.T) {
+	for mode, want := range map[Mode]string{NodeMode: "branches as ports require operator mode", PoolMode: "this lab has no EC2"} {
 		l, err := Start(t.Context(), Options{Dir: t.TempDir(), Mode: mode, VPCPorts: true, NoDaemons: true, KubeAssets: t.TempDir(), PortCloud: portcloud.NewBranches})
 		if err == nil {
 			_ = l.Close()
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s mode: %v, want %q", mode, err, want)
+			t.Errorf("%s mode: Start() = %v, want error containing %q", mode, err, want)
 		}
 	}
 }

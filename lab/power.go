@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// PowerOff cuts a machine's power: its processes end, and its links are gone. The instance runs on in the cloud.
+// PowerOff powers a machine off: its processes end, and its links are gone. The instance keeps running in the cloud.
 // PowerOn boots it again.
 func (l *Lab) PowerOff(name string) error {
 	m, err := l.machines.whole(name)
@@ -25,8 +25,8 @@ func (l *Lab) PowerOff(name string) error {
 	return errors.Join(m.PowerOff(), l.follower.unplug(m))
 }
 
-// PowerOn boots a machine after PowerOff, with its disk, but an empty /run and new kernel network state, and waits
-// until its kubelet runs. A machine that does not come up is powered off again.
+// PowerOn boots a machine after PowerOff, with its disk, but with an empty /run and new kernel network state, and waits
+// until its kubelet runs. If the machine fails to boot, it is powered off again.
 func (l *Lab) PowerOn(ctx context.Context, name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
@@ -66,7 +66,7 @@ func (l *Lab) Machine(name string) (*host.Host, error) {
 	return m.host, nil
 }
 
-// OwnAddrs are a node's own addresses: in a VPC those of its primary ENI.
+// OwnAddrs returns a node's own addresses: in a VPC, those of its primary ENI.
 func OwnAddrs(l *Lab, n *node.Node) []netip.Addr {
 	if l.Site != nil {
 		own := l.Site.Addrs(n.Name)
@@ -75,7 +75,7 @@ func OwnAddrs(l *Lab, n *node.Node) []netip.Addr {
 	return l.Snapshot().InstanceENIs(n.InstanceID)[0].Own()
 }
 
-// NodeAddrs are a node's own addresses of the pods' families, IPv4 first.
+// NodeAddrs returns a node's own addresses of the pods' families, IPv4 first.
 func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
 	return slices.DeleteFunc(OwnAddrs(l, n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
 }

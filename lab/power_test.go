@@ -11,36 +11,36 @@ import (
 	"github.com/berthnet/berth/lab/run/host"
 )
 
-// A machine that does not come up can be powered on again.
-func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
+// A machine that fails to boot can be powered on again.
+func TestFailedPowerOnLeavesMachineOff(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	name := l.Nodes()[0].Name
 	m, err := l.machines.get(name)
 	ok(t, err)
 	dir := t.TempDir()
 	if dirs, err := cgroup.Group("").Directories(); err != nil || len(dirs) > 0 {
-		t.Fatalf("a machine without a group would end what is in %v, %v", dirs, err)
+		t.Fatalf("a machine without a cgroup would kill the processes in %v, %v", dirs, err)
 	}
 	m.host = host.New(host.Options{Name: name, Netns: m.Netns, Disk: filepath.Join(dir, "disk"), Logs: dir, CNIPlugins: filepath.Join(dir, "none")})
 	fails := func(want string) {
 		t.Helper()
 		if err := l.PowerOn(t.Context(), name); err == nil || !strings.Contains(err.Error(), want) {
-			t.Fatalf("error %v, want %q", err, want)
+			t.Fatalf("PowerOn() = %v, want error containing %q", err, want)
 		}
 		if left, err := ns.List(fabric.Prefix(l.ID) + "node-" + name); err != nil || len(left) > 0 || !m.dark {
-			t.Fatalf("left behind: %v, %v; dark: %t", left, err, m.dark)
+			t.Fatalf("after failed PowerOn(): namespaces %v, %v, powered off %t; want none and true", left, err, m.dark)
 		}
 	}
-	if err := l.PowerOn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "it is powered on") {
-		t.Fatalf("plugged in twice: %v", err)
+	if err := l.PowerOn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "the machine is powered on") {
+		t.Fatalf("PowerOn() of a running machine = %v, want error", err)
 	}
 	ok(t, l.PowerOff(name))
 	for range 2 {
-		fails("loopback") // of the plugins, which a booting machine copies
+		fails("loopback") // with the plugins, which a booting machine copies
 	}
-	ok(t, l.PowerOff(name)) // in the dark too
+	ok(t, l.PowerOff(name)) // even while powered off
 
-	// A network that cannot be made whole.
+	// A network that cannot be set up.
 	primary := l.Snapshot().InstanceENIs(m.InstanceID)[0]
 	ok(t, l.Fabric.AddNode("other"))
 	ok(t, l.Fabric.Attach("other", primary))

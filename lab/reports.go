@@ -9,13 +9,13 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
-// reports sends requests of kubelets and a cloud controller to the API server, in order, and retries while the API
-// server is down.
+// reports sends requests of kubelets and a cloud controller to the API server, in order, and retries while the API server
+// is down.
 type reports struct {
-	trouble func(error) // called with what the API server rejects
+	trouble func(error) // called with errors of rejected reports
 
 	mu      sync.Mutex // guards all below; never held across I/O
-	moved   *sync.Cond // on mu; when pending or closed changed
+	moved   *sync.Cond // on mu; when pending or closed changes
 	pending []report
 	closed  bool
 	cancel  context.CancelFunc
@@ -23,11 +23,11 @@ type reports struct {
 }
 
 type report struct {
-	what string // in errors, such as "report that pod a is gone"
+	what string // for errors, such as "report that pod a is gone"
 	send func(context.Context) error
 }
 
-// reportPause is how long a kubelet waits before it retries an API server that is down.
+// reportPause is how long a kubelet waits before it retries while the API server is down.
 const reportPause = 200 * time.Millisecond
 
 func newReports(trouble func(error)) *reports {
@@ -38,7 +38,7 @@ func newReports(trouble func(error)) *reports {
 	return r
 }
 
-// add queues a report and returns at once.
+// add queues a report and returns immediately.
 func (r *reports) add(what string, send func(context.Context) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -46,7 +46,7 @@ func (r *reports) add(what string, send func(context.Context) error) {
 	r.moved.Broadcast()
 }
 
-// wait waits until all reports so far were sent, or ctx ends.
+// wait waits until all reports so far have been sent, or ctx ends.
 func (r *reports) wait(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() {
 		r.mu.Lock()
@@ -58,14 +58,14 @@ func (r *reports) wait(ctx context.Context) error {
 	defer r.mu.Unlock()
 	for len(r.pending) > 0 && !r.closed {
 		if ctx.Err() != nil {
-			return fmt.Errorf("%d reports to the API server are not sent yet, the first is to %s: %w", len(r.pending), r.pending[0].what, ctx.Err())
+			return fmt.Errorf("%d reports to the API server are pending, the first one to %s: %w", len(r.pending), r.pending[0].what, ctx.Err())
 		}
 		r.moved.Wait()
 	}
 	return nil
 }
 
-// close drops unsent reports.
+// close drops pending reports.
 func (r *reports) close() {
 	r.mu.Lock()
 	r.closed = true
@@ -100,7 +100,7 @@ func (r *reports) work(ctx context.Context) {
 	}
 }
 
-// next returns the first pending report, which remains until it is sent; false after close.
+// next returns the first pending report, which remains queued until it is sent, or false after close.
 func (r *reports) next() (report, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

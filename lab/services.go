@@ -21,11 +21,11 @@ var (
 	EC2URL6 = "http://[" + fabric.EC2Endpoint6.String() + "]"
 )
 
-// serve opens the cloud's services in the router's namespace, and the echo servers outside.
+// serve starts the cloud's services in the router's namespace, and the echo servers outside.
 func (b builder) serve() error {
 	l := b.lab
 	metadata, api := imds.Handler(l.Cloud, func(r *http.Request) (string, bool) {
-		return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr) // by its source address, which the fabric has checked
+		return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr) // identified by its source address, which the fabric has verified
 	}), afterFollowing(l, ec2api.Handler(l.Cloud))
 	for _, s := range []struct {
 		at netip.Addr
@@ -44,8 +44,7 @@ func (b builder) serve() error {
 			ln = httpreply.Refusing(ln, ec2api.Refusal)
 		}
 		srv := httpreply.Server(s.h, l.Log.Handler())
-		// A connection that ends by a reset leaves no state that would
-		// keep the namespace.
+		// Connections that end with a reset leave no state that would keep the namespace.
 		srv.ConnState = func(c net.Conn, state http.ConnState) {
 			if w, ok := c.(interface{ NetConn() net.Conn }); ok {
 				c = w.NetConn()
@@ -67,8 +66,8 @@ func (b builder) serve() error {
 	return nil
 }
 
-// afterFollowing delays answers until the fabric has applied the events before them: an address is routed once EC2
-// says that it is assigned.
+// afterFollowing delays replies until the fabric has applied the preceding events: an address must be routed once EC2
+// reports it as assigned.
 func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		held := &heldReply{ResponseWriter: w, status: http.StatusOK}
@@ -82,7 +81,7 @@ func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	})
 }
 
-// heldReply is a delayed answer.
+// heldReply is a delayed reply.
 type heldReply struct {
 	http.ResponseWriter
 	status int
@@ -93,7 +92,7 @@ type heldReply struct {
 func (h *heldReply) WriteHeader(status int)      { h.status = status }
 func (h *heldReply) Write(b []byte) (int, error) { return h.body.Write(b) }
 
-// Hijack implements http.Hijacker, by which the cloud hangs up.
+// Hijack implements http.Hijacker, which the cloud uses to close connections without a reply.
 func (h *heldReply) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h.hungUp = true
 	return http.NewResponseController(h.ResponseWriter).Hijack()

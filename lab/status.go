@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Status is the lab at one moment, for people and scripts.
+// Status is the state of the lab at one moment, for users and scripts.
 type Status struct {
 	ID       string       `json:"id"`
 	Dir      string       `json:"dir"`
@@ -33,7 +33,7 @@ type Status struct {
 	EC2URL   string       `json:"ec2URL"`
 	VPC      string       `json:"vpc"` // the VPC's primary block
 	VPCIPv6  string       `json:"vpcIPv6,omitempty"`
-	Families ipfamily.Set `json:"ipFamilies,omitempty"` // of pods' addresses, where they are of ENIs
+	Families ipfamily.Set `json:"ipFamilies,omitempty"` // families of pods' addresses, if they are of ENIs
 	Internet netip.Addr   `json:"internetHost"`
 	OnPrem   netip.Addr   `json:"onPremHost"`
 	Nodes    []NodeStatus `json:"nodes"`
@@ -41,32 +41,31 @@ type Status struct {
 	Gateway  fabric.Drops `json:"gatewayDrops"`
 	Calls    []CallCount  `json:"ec2Calls"`
 	Trouble  string       `json:"trouble,omitempty"`
-	Faults   []string     `json:"faults"` // filled by who keeps them
+	Faults   []string     `json:"faults"` // set by the control server
 
 	Mode       Mode             `json:"mode"`
 	Kubelets   bool             `json:"kubelets,omitempty"`   // nodes are whole machines
-	Kubeconfig string           `json:"kubeconfig,omitempty"` // not in node mode without kubelets, as is the rest
+	Kubeconfig string           `json:"kubeconfig,omitempty"` // not in node mode without kubelets, like the following
 	Operators  []OperatorStatus `json:"operators,omitempty"`
 
-	Pools  []PoolStatus  `json:"pools,omitempty"` // of pool mode, as is the rest
+	Pools  []PoolStatus  `json:"pools,omitempty"` // in pool mode, like the following
 	Blocks []BlockStatus `json:"blocks,omitempty"`
 
-	VPCs []VPCStatus `json:"vpcs,omitempty"` // of port mode, as is the rest
+	VPCs []VPCStatus `json:"vpcs,omitempty"` // in port mode, like the following
 	NICs []NICStatus `json:"nics,omitempty"`
 }
 
-// PoolStatus is what stands in an AddressPool.
+// PoolStatus summarizes an AddressPool.
 type PoolStatus struct {
 	Name      string `json:"name"`
 	Blocks    int64  `json:"blocks"`
 	Allocated int64  `json:"allocated"`
 	Free      int64  `json:"free"`
-	Ready     string `json:"ready"`         // of the condition
-	Why       string `json:"why,omitempty"` // when it is not ready, or exhausted
+	Ready     string `json:"ready"`         // status of the condition Ready
+	Why       string `json:"why,omitempty"` // if not ready, or exhausted
 }
 
-// BlockStatus summarizes an AddressBlock, and reports whether the router has
-// learned of it.
+// BlockStatus summarizes an AddressBlock, and reports whether the router has learned it.
 type BlockStatus struct {
 	Name      string `json:"name"`
 	Pool      string `json:"pool"`
@@ -79,21 +78,21 @@ type BlockStatus struct {
 // OperatorStatus is one process of berth-operator.
 type OperatorStatus struct {
 	Name   string `json:"name"`
-	State  string `json:"state"` // leads, stands by, ready when the API does not say which, not ready, down
+	State  string `json:"state"` // leads, stands by, ready (if the leader is unknown), not ready, down
 	Why    string `json:"why,omitempty"`
 	PID    int    `json:"pid,omitempty"`
 	Starts int    `json:"starts"`
 	Log    string `json:"log"`
 }
 
-// NetworkStatus is what stands in a NodeNetwork.
+// NetworkStatus summarizes a NodeNetwork.
 type NetworkStatus struct {
 	Available int    `json:"available"`
 	Used      int    `json:"used"`
 	Needed    int    `json:"needed"`
 	Releasing int    `json:"releasing"`
-	Ready     string `json:"ready"`         // of the condition
-	Why       string `json:"why,omitempty"` // of those conditions that are not as they should be
+	Ready     string `json:"ready"`         // status of the condition Ready
+	Why       string `json:"why,omitempty"` // messages of conditions that report a problem
 }
 
 // NodeStatus is one node.
@@ -102,7 +101,7 @@ type NodeStatus struct {
 	InstanceID string      `json:"instanceID"`
 	Type       string      `json:"type"`
 	Zone       string      `json:"zone"`
-	Address    netip.Addr  `json:"address,omitzero"` // none in an IPv6-only subnet
+	Address    netip.Addr  `json:"address,omitzero"` // unset in an IPv6-only subnet
 	IPv6       netip.Addr  `json:"ipv6,omitzero"`
 	Netns      string      `json:"netns"`
 	Log        string      `json:"log"`
@@ -112,11 +111,11 @@ type NodeStatus struct {
 	Starts     int         `json:"starts"`
 	ENIs       []ENIStatus `json:"enis"`
 	Pods       []PodStatus `json:"pods"`
-	// Network is in operator mode, once the daemon has made it.
+	// Network is set in operator mode, once the daemon has created it.
 	Network *NetworkStatus `json:"network,omitempty"`
 }
 
-// ENIStatus is one ENI as EC2 and the fabric know it.
+// ENIStatus is one ENI in EC2 and in the fabric.
 type ENIStatus struct {
 	ID           string         `json:"id"`
 	DeviceIndex  int            `json:"deviceIndex"`
@@ -129,8 +128,8 @@ type ENIStatus struct {
 	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
 	IPv6Prefixes []netip.Prefix `json:"ipv6Prefixes,omitempty"`
 	Status       string         `json:"status"`
-	Branches     []ENIStatus    `json:"branches,omitempty"` // of a trunk, by VLAN
-	VLAN         int            `json:"vlan,omitempty"`     // of a branch, which has no device index
+	Branches     []ENIStatus    `json:"branches,omitempty"` // branches of a trunk, by VLAN
+	VLAN         int            `json:"vlan,omitempty"`     // VLAN of a branch, which has no device index
 	Drops        fabric.Drops   `json:"drops"`
 }
 
@@ -146,14 +145,14 @@ type PodStatus struct {
 	Netns       string       `json:"netns"`
 }
 
-// CallCount is how often an EC2 action was called.
+// CallCount is the number of calls of an EC2 action.
 type CallCount struct {
 	Action string         `json:"action"`
 	Count  int            `json:"count"`
 	Errors map[string]int `json:"errors,omitempty"`
 }
 
-// Status looks at everything.
+// Status returns the state of the lab.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
 	snapshot := l.Snapshot()
 	s := Status{ID: l.ID, Dir: l.Dir, PID: os.Getpid(), Mode: l.Mode, Kubelets: l.Kubelets != nil, Internet: fabric.InternetHost}
@@ -191,7 +190,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// addCluster adds objects and operators. An API server that does not answer is reported as trouble.
+// addCluster adds objects and operators. An API server that does not respond is reported as trouble.
 func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -240,7 +239,7 @@ func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 		n := &s.Nodes[i]
 		m, err := l.machines.whole(n.Name)
 		if err != nil {
-			continue // it went meanwhile
+			continue // it was removed in the meantime
 		}
 		n.Log = m.host.Kubelet.LogFile()
 		if !m.host.On() {
@@ -315,8 +314,8 @@ func poolStatus(p *v1alpha1.AddressPool) PoolStatus {
 	return s
 }
 
-// readiness returns the status of the condition Ready, and the messages of conditions that report
-// a problem: Ready when it is not True, and any other that is True.
+// readiness returns the status of the condition Ready, and the messages of conditions that report a problem: Ready if it
+// is not True, and any other condition that is True.
 func readiness(conditions []metav1.Condition) (ready, why string) {
 	ready = "Unknown"
 	var bad []string
@@ -442,7 +441,7 @@ func Document(ctx context.Context, n *node.Node) (introspect.Document, error) {
 	return doc, nil
 }
 
-// WaitAvailable waits until a node has that many free addresses, or ctx ends.
+// WaitAvailable waits until a node has n free addresses, or ctx ends.
 func WaitAvailable(ctx context.Context, n *node.Node, want int) error {
 	return poll.Until(ctx, func() error {
 		doc, err := Document(ctx, n)

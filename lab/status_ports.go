@@ -17,7 +17,7 @@ type VPCStatus struct {
 	Subnets string `json:"subnets"` // name and CIDR of each
 	NICs    int    `json:"nics"`
 	Ready   string `json:"ready"`         // of the condition
-	Why     string `json:"why,omitempty"` // when it is not
+	Why     string `json:"why,omitempty"` // if it is not Ready
 }
 
 // NICStatus summarizes a PodNIC and its port in the cloud.
@@ -32,9 +32,9 @@ type NICStatus struct {
 	Addresses []string `json:"addresses,omitempty"`
 	MAC       string   `json:"mac,omitempty"`
 	Port      string   `json:"port,omitempty"`   // ID
-	State     string   `json:"status,omitempty"` // of the port in the cloud; empty without one
-	Made      bool     `json:"made"`             // Berth made the port
-	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
+	State     string   `json:"status,omitempty"` // of the port in the cloud; empty if there is none
+	Made      bool     `json:"made"`             // created by Berth
+	Why       string   `json:"why,omitempty"`    // messages of conditions that report a problem
 }
 
 // addPorts adds VPCs and PodNICs.
@@ -95,8 +95,8 @@ func nicStatus(n *v1alpha1.PodNIC, states map[string]string) NICStatus {
 	return s
 }
 
-// Untrue lists the conditions that are not True, with reasons and messages. It is for kinds whose
-// conditions all should be True.
+// Untrue lists the conditions that are not True, with reasons and messages. It is for kinds whose conditions should all be
+// True.
 func Untrue(conditions []metav1.Condition) string {
 	var bad []string
 	for _, c := range conditions {

@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 )
 
-// A branch that the cloud has associated carries packets, once its node has made the VLAN,
-// also after the instance was stopped, until it is disassociated.
-func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
+// An associated branch carries packets once its node has created the VLAN, even after a restart of the instance, until it
+// is disassociated.
+func TestBranchesCarryPackets(t *testing.T) {
 	l := start(t, Options{Nodes: 2, InstanceType: "m5.large"})
 	l.Cloud.SetDelays(spec.Delays{})
 	n, far := l.Nodes()[0], l.Nodes()[1].Netns
@@ -31,7 +31,7 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	ok(t, err)
 	l.WaitEvents()
 
-	// vlan makes the node's end, which answers from the branch's address by the branch.
+	// vlan creates the node's end, which replies from the branch's address through the branch.
 	vlan := func() {
 		t.Helper()
 		script := fmt.Sprintf(`ip link set ens6 up
@@ -42,7 +42,7 @@ ip link set ens6.7 up
 ip rule add from %[2]s table 7
 ip route add default via %[3]s dev ens6.7 onlink table 7`, branch.MAC, branch.Primary, fabric.RouterOf(subnet.CIDR))
 		if out, err := exec.Command("nsenter", "--net="+n.Netns, "sh", "-ec", script).CombinedOutput(); err != nil {
-			t.Fatalf("make the VLAN: %v: %s", err, out)
+			t.Fatalf("create the VLAN: %v: %s", err, out)
 		}
 	}
 	vlan()
@@ -51,7 +51,7 @@ ip route add default via %[3]s dev ens6.7 onlink table 7`, branch.MAC, branch.Pr
 	ok(t, err)
 	enis := s.Nodes[0].ENIs
 	if len(enis) != 2 || len(enis[1].Branches) != 1 || enis[1].Branches[0].ID != branch.ID || enis[1].Branches[0].VLAN != 7 || enis[1].Branches[0].Drops == nil || len(s.Loose) > 0 {
-		t.Errorf("status shows the ENIs %+v and %+v", enis, s.Loose)
+		t.Errorf("status has ENIs %+v and available branches %+v, want the branch on the trunk", enis, s.Loose)
 	}
 
 	ok(t, l.Cloud.Instances.Stop(n.Name))
@@ -65,16 +65,16 @@ ip route add default via %[3]s dev ens6.7 onlink table 7`, branch.MAC, branch.Pr
 	ok(t, l.Cloud.ENIs.Disassociate(vpc.DisassociateRequest{AssociationID: a.ID}))
 	l.WaitEvents()
 	if err := reach(t, far, branch.Primary, time.Second); err == nil {
-		t.Error("what was a branch answers")
+		t.Error("former branch still responds")
 	}
 	if s, err = l.Status(t.Context()); err != nil || len(s.Loose) != 1 || s.Loose[0].ID != branch.ID {
-		t.Errorf("status shows as available %+v, %v", s.Loose, err)
+		t.Errorf("available branches = %+v, %v; want the former branch", s.Loose, err)
 	}
 	_, err = l.Cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
 	ok(t, l.Cloud.Instances.Terminate(n.Name))
 	l.WaitEvents()
 	if e, there := l.Snapshot().ENI(branch.ID); !there || e.Status() != "available" {
-		t.Errorf("the branch of a terminated instance is %+v", e)
+		t.Errorf("branch of the terminated instance = %+v, want available", e)
 	}
 }

@@ -44,8 +44,8 @@ type Outcome struct {
 	// MinBound is the lower bound of Bound that EC2's limits impose: two calls per pod, one that
 	// creates an interface and one that associates it with the node's trunk.
 	MinBound  time.Duration
-	Calls     map[string]int // that EC2 granted
-	Throttled int            // that it throttled
+	Calls     map[string]int // calls that EC2 accepted
+	Throttled int            // calls that EC2 throttled
 }
 
 // Job is this kind of run.
@@ -141,8 +141,8 @@ func operate(ctx context.Context, api *memapi.API, amazon cloud.API, v *v1alpha1
 	return ports.Operate(ctx, api, clusterName, podnics.Opened{UID: string(v.UID), Provider: through, Network: network, Spec: v.Spec})
 }
 
-// burst creates the pods, scheduled to the node, and returns when each of their PodNICs reported its
-// port as bound.
+// burst creates the pods, scheduled to the node, and returns when all of their PodNICs have reported their ports as
+// bound.
 func burst(ctx context.Context, o Order, api *memapi.API) (bound []time.Duration, err error) {
 	w, err := api.Watch(ctx, &v1alpha1.PodNICList{})
 	if err != nil {

@@ -143,7 +143,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 // tail returns the end of a run's output.
 func tail(b []byte) []byte { return b[max(0, len(b)-4000):] }
 
-// CPU returns the CPU time of this process by the kernel's clock, which is real in a bubble too.
+// CPU returns the CPU time of this process by the kernel's clock, which is also real in a bubble.
 func CPU() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts) // never fails on Linux

@@ -35,8 +35,8 @@ type Outcome struct {
 	// CPU is the CPU time per replaced client, of the operator and of the API in memory. Idle is that
 	// per replaced pod that uses no Egress.
 	CPU, Idle time.Duration
-	// Objects is how many objects a gateway watches, Bytes how many bytes of JSON it receives per second
-	// while clients are replaced. PodObjects and PodBytes are the same for a gateway that would watch the
+	// Objects is the number of objects that a gateway watches, and Bytes the number of bytes of JSON that it receives
+	// per second while clients are replaced. PodObjects and PodBytes are the same for a gateway that would watch the
 	// cluster's pods.
 	Objects, PodObjects int
 	Bytes, PodBytes     float64

@@ -1,5 +1,5 @@
-// Null is a CNI plugin that does nothing: it prints a result for ADD and accepts every other verb. Its
-// run time is the minimum for a plugin in Go.
+// Null is a CNI plugin that does nothing: it prints a result for ADD and accepts every other verb. Its run time is the
+// minimum for a plugin in Go.
 package main
 
 import "os"

@@ -32,8 +32,8 @@ func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i in
 	return g.Wait()
 }
 
-// Until calls last for all objects of a list's kind and for each of their changes, until it returns true
-// or the operator exits.
+// Until calls last for all objects of a list's kind, and again for each change, until it returns true or the operator
+// exits.
 func Until[O client.Object](ctx context.Context, c client.WithWatch, list client.ObjectList, exited <-chan struct{}, last func(O) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

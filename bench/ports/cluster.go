@@ -23,7 +23,7 @@ import (
 
 func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
 
-// work runs the benchmark over api: it starts the operator and the nodes, creates the pods, waits
+// work runs the benchmark with api: it starts the operator and the nodes, creates the pods, waits
 // until all of their PodNICs are Active, and stops everything.
 func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, out *Outcome) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
@@ -75,7 +75,7 @@ type cluster struct {
 
 	mu        sync.Mutex // guards all below
 	scheduled time.Duration
-	bound     map[string]time.Duration // by PodNIC
+	bound     map[string]time.Duration // state by PodNIC
 	active    map[string]time.Duration
 	peakHeap  uint64
 }

@@ -53,7 +53,7 @@ type Outcome struct {
 	Calls     map[string]int
 	Writes    map[string]int // the operator's writes to the Kubernetes API, by verb and kind
 	Heap      uint64         // the operator's peak, without the two APIs
-	CPU       time.Duration  // of the whole process
+	CPU       time.Duration  // CPU time of the whole process
 	// MinBound is the lower bound of Bound that the provider imposes: the time of the fewest calls
 	// that create and bind all ports. MinActive adds the time in which a node plugs a port, and the
 	// call that reads the last port as active.
@@ -126,7 +126,7 @@ func callsOf(p *portfake.Provider) map[string]int {
 	return calls
 }
 
-// minBound is how long the provider needs for the fewest calls that create and bind all ports: full
+// minBound is the time that the provider needs for the fewest calls that create and bind all ports: full
 // batches, or one update per port if pods are scheduled after their ports are created.
 func minBound(o Order, t vpcport.Traits) time.Duration {
 	calls := (o.Pods + t.MaxBatch - 1) / t.MaxBatch

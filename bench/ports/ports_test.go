@@ -24,42 +24,42 @@ func runInVirtualTime(t *testing.T, o Order) (out Outcome) {
 
 // If all pods are scheduled at once, the controller creates ports already bound, in full batches, and
 // writes each PodNIC status twice.
-func TestAllAtOnce(t *testing.T) {
+func TestAllPodsScheduledAtOnce(t *testing.T) {
 	out := runInVirtualTime(t, Order{})
 	if out.Calls["Create"] > 6 || out.Calls["Update"] != 0 || out.TotalCalls() > 12 {
-		t.Errorf("calls %v, want about 4 creates of up to 64 ports, and few lookups", out.Calls)
+		t.Errorf("calls = %v, want about 4 creates of up to 64 ports, and few lookups", out.Calls)
 	}
 	if out.MinBound != latency || out.Bound > 2*latency || out.Active > 5*latency {
-		t.Errorf("bound after %v, active after %v, want bound after %v and active soon after", out.Bound, out.Active, out.MinBound)
+		t.Errorf("bound after %v and active after %v, want bound after %v and active soon after that", out.Bound, out.Active, out.MinBound)
 	}
 	if w := out.Writes["status of PodNIC"]; w != 2*pods || out.Writes["create PodNIC"] < pods {
-		t.Errorf("writes %v, want one create and two status writes per PodNIC", out.Writes)
+		t.Errorf("writes = %v, want one create and two status writes per PodNIC", out.Writes)
 	}
 	if out.Heap == 0 || out.Heap > pods*64<<10 {
-		t.Errorf("%d bytes for %d PodNICs", out.Heap, pods)
+		t.Errorf("heap = %d bytes for %d PodNICs, want at most 64 KiB each", out.Heap, pods)
 	}
 }
 
-// If pods are scheduled one after the other, the controller creates a port once its pod has a node, and
-// needs no separate bind call.
-func TestSchedulerAtWork(t *testing.T) {
+// If pods are scheduled one after the other, the controller creates a port when its pod has a node, and needs no
+// separate bind call.
+func TestPodsScheduledGradually(t *testing.T) {
 	out := runInVirtualTime(t, Order{Scheduled: 50})
 	if out.Calls["Update"] != 0 || out.TotalCalls() > pods/2 {
-		t.Errorf("calls %v, want no separate bind calls", out.Calls)
+		t.Errorf("calls = %v, want no separate bind calls", out.Calls)
 	}
 	if out.Scheduled < 3*time.Second || out.Bound > out.Scheduled+2*latency {
-		t.Errorf("last pod scheduled after %v, last port bound after %v", out.Scheduled, out.Bound)
+		t.Errorf("last pod scheduled after %v and last port bound after %v, want at least 3 s, and at most two calls later", out.Scheduled, out.Bound)
 	}
 }
 
 // Unscheduled pods get ports; these are bound at the provider's rate once the pods are scheduled.
-func TestNodesThatComeLate(t *testing.T) {
+func TestPodsScheduledLate(t *testing.T) {
 	out := runInVirtualTime(t, Order{Late: time.Minute})
 	if out.Calls["Create"] > 6 || out.Calls["Update"] != pods {
-		t.Errorf("calls %v, want about 4 creates of up to 64 ports, and one bind call per port", out.Calls)
+		t.Errorf("calls = %v, want about 4 creates of up to 64 ports, and one bind call per port", out.Calls)
 	}
 	if took := out.Bound - time.Minute; out.MinBound != pods/calls*latency || took > out.MinBound*115/100 {
-		t.Errorf("bound %v after the first pod was scheduled, want %v", took, out.MinBound)
+		t.Errorf("time from the first scheduled pod to the last bound port = %v, want about %v", took, out.MinBound)
 	}
 }
 
@@ -67,6 +67,6 @@ func TestNodesThatComeLate(t *testing.T) {
 func TestNaive(t *testing.T) {
 	out := runInVirtualTime(t, Order{Naive: true})
 	if !maps.Equal(out.Calls, map[string]int{"Create": pods, "Get": pods}) || out.Bound < pods/calls*latency {
-		t.Errorf("calls %v, bound after %v", out.Calls, out.Bound)
+		t.Errorf("calls = %v and bound after %v, want two calls per port at the provider's rate", out.Calls, out.Bound)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Network is one of the two that are compared.
+// Network is one of the two networks that are compared.
 type Network string
 
 // The networks.

@@ -96,7 +96,7 @@ func (c *Cluster) Burst(ctx context.Context, n Network, pods int) (took []time.D
 
 // turn is one measurement of a network.
 type turn struct {
-	pods   int // in all
+	pods   int // in total
 	onNode int // maximum per node
 	create func(context.Context) error
 }

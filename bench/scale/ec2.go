@@ -45,7 +45,7 @@ func newEC2(o Order, free []int) *ec2 {
 	return e
 }
 
-// forPods are the tags by which nodes select the subnets for new ENIs.
+// forPods are the tags with which nodes select the subnets for new ENIs.
 var forPods = map[string]string{"for": "pods"}
 
 // outcome returns the statistics of EC2 so far.
@@ -111,9 +111,9 @@ type Limits struct {
 	Shared *cloudfake.Bucket
 	// Published gives each action a bucket of its own, as EC2 documents them.
 	Published bool
-	// Refused is the share of calls that are refused at random, whatever their rate.
+	// Refused is the share of calls that are refused at random, regardless of their rate.
 	Refused float64
-	// Foreign is how many calls a second another client of the account makes,
+	// Foreign is the number of calls per second of another client of the account,
 	// which never backs off. It starts a minute before the first node joins.
 	Foreign float64
 	// Seed determines the times of these calls, and which calls are refused at random.

@@ -38,7 +38,7 @@ type Workload string
 const (
 	// Join: every node has one ENI and needs 8 addresses on it.
 	Join Workload = "join"
-	// Event: as Join; then one pod takes an address on one node after the other.
+	// Event: like Join; then one pod takes an address on one node after the other.
 	Event Workload = "event"
 	// Fill: every node needs a new ENI.
 	Fill Workload = "fill"
@@ -67,7 +67,7 @@ type Outcome struct {
 	Calls        map[string]int
 	Throttled    int           // calls refused by the limits
 	Waited       time.Duration // in Berth's own limiters, all calls together
-	ENIs         int           // made
+	ENIs         int           // ENIs that were created
 	Exposed      time.Duration // the longest time from an ENI's attachment until its DeleteOnTermination was set
 
 	FailedCreates int // for other reasons than throttling

@@ -22,12 +22,12 @@ func TestBound(t *testing.T) {
 		{"the slowest action", Limits{Published: true}, map[string]int{"CreateNetworkInterface": 100, "DescribeSubnets": 300, "AssignPrivateIpAddresses": 100}, 10 * time.Second},
 	} {
 		if got := c.limits.MinDuration(c.calls); got != c.want {
-			t.Errorf("%s: minimum duration of %v is %v, want %v", c.name, c.calls, got, c.want)
+			t.Errorf("%s: MinDuration(%v) = %v, want %v", c.name, c.calls, got, c.want)
 		}
 	}
 }
 
-// TestWorkloads runs each workload at a small scale, and checks what the bench relies on.
+// Runs each workload at a small scale, and checks properties on which the bench relies.
 func TestWorkloads(t *testing.T) {
 	tight := Limits{Delay: 100 * time.Millisecond, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
 	for _, c := range []struct {
@@ -43,10 +43,10 @@ func TestWorkloads(t *testing.T) {
 		{Order{Workload: Fill, Nodes: 20, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 20 && o.Last >= o.Bound && o.Median < o.Last
 		}},
-		{Order{Workload: Fill, Nodes: 100, Limits: tight}, func(o Outcome) bool { // DeleteOnTermination yields
+		{Order{Workload: Fill, Nodes: 100, Limits: tight}, func(o Outcome) bool { // setting DeleteOnTermination has lower priority
 			return o.Last < 56*time.Second && o.Exposed < 90*time.Second
 		}},
-		{Order{Workload: Fill, Nodes: 600, Limits: tight}, func(o Outcome) bool { // though some node lacks addresses all the time
+		{Order{Workload: Fill, Nodes: 600, Limits: tight}, func(o Outcome) bool { // although some node lacks addresses at all times
 			return o.Last > 6*time.Minute && o.Exposed < 150*time.Second
 		}},
 		{Order{Workload: Fill, Nodes: 20, Limits: Limits{Shared: tight.Shared, Foreign: 4}}, func(o Outcome) bool { // beside another client

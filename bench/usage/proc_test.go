@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMemoryAndCPUOfThisProcess reads the usage of the test process.
+// Reads the usage of the test process.
 func TestMemoryAndCPUOfThisProcess(t *testing.T) {
 	memory, err := Memory(os.Getpid())
 	if err != nil || memory < 1<<16 || memory > 1<<34 {
-		t.Errorf("Memory is %d, %v", memory, err)
+		t.Errorf("Memory() of this process = %d, %v", memory, err)
 	}
 	before, err := CPU(os.Getpid())
 	if err != nil {
@@ -26,7 +26,7 @@ func TestMemoryAndCPUOfThisProcess(t *testing.T) {
 	}
 	after, err := CPU(os.Getpid())
 	if err != nil || after <= before || after > before+10*time.Second {
-		t.Errorf("CPU is %v after %v of work, %v before (%v)", after, work, before, err)
+		t.Errorf("CPU() = %v after %v of work, and %v before (error: %v)", after, work, before, err)
 	}
 }
 
@@ -40,7 +40,7 @@ func spent(t *testing.T) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// TestSettledAndPeak measures an idle process and one that does not exist.
+// Measures an idle process and one that does not exist.
 func TestSettledAndPeak(t *testing.T) {
 	idle := exec.CommandContext(t.Context(), "sleep", "600")
 	if err := idle.Start(); err != nil {
@@ -48,29 +48,29 @@ func TestSettledAndPeak(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = idle.Process.Kill(); _ = idle.Wait() })
 	if cpu, err := Settled(t.Context(), idle.Process.Pid); err != nil || cpu > 100*time.Millisecond {
-		t.Errorf("CPU of an idle process: %v, %v", cpu, err)
+		t.Errorf("Settled() of an idle process = %v, %v, want at most 100 ms", cpu, err)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if _, err := Settled(ended, idle.Process.Pid); !errors.Is(err, context.Canceled) {
-		t.Errorf("Settled with a canceled context: %v", err)
+		t.Errorf("Settled() with a cancelled context: error = %v, want context.Canceled", err)
 	}
 	if _, err := Settled(t.Context(), -1); err == nil {
-		t.Error("Settled of a process that does not exist: no error")
+		t.Error("Settled() of a missing process succeeded, want an error")
 	}
 	if peak := Peak(ended, idle.Process.Pid); peak <= 0 {
-		t.Errorf("Peak is %d", peak)
+		t.Errorf("Peak() = %d, want a positive value", peak)
 	}
 	if peak := Peak(ended, -1); peak != 0 {
-		t.Errorf("Peak of a process that does not exist is %d, want 0", peak)
+		t.Errorf("Peak() of a missing process = %d, want 0", peak)
 	}
 }
 
-func TestProcessThatIsNotThere(t *testing.T) {
+func TestMissingProcess(t *testing.T) {
 	if _, err := Memory(-1); err == nil {
-		t.Error("Memory of a process that does not exist: no error")
+		t.Error("Memory() of a missing process succeeded, want an error")
 	}
 	if _, err := CPU(-1); err == nil {
-		t.Error("CPU of a process that does not exist: no error")
+		t.Error("CPU() of a missing process succeeded, want an error")
 	}
 }

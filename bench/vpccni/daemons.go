@@ -39,7 +39,7 @@ const (
 	Plugin = "routed-eni-cni-plugin"
 )
 
-// pluginName is the name under which its image installs the plugin.
+// pluginName is the file name under which the image installs the plugin.
 const pluginName = "aws-cni"
 
 // ipamdRun is the directory of the socket and the records of the Amazon VPC CNI's daemon. It cannot be

@@ -58,7 +58,7 @@ func (w Workload) Run(ctx context.Context, o Order, system System) (values []flo
 // set others.
 var Workloads = []Workload{
 	{
-		Name: "30 ADDs at once, addresses at hand", Alone: true, Runs: 3,
+		Name: "30 ADDs at once, with warm addresses", Alone: true, Runs: 3,
 		Figures: []Figure{{"vpc-cni-30-adds", "ms"}},
 		setup:   setup{nodes: 1, instanceType: "m5.4xlarge", env: map[string]string{"MINIMUM_IP_TARGET": "200", "WARM_IP_TARGET": "1"}},
 		measure: atOnce,
@@ -87,7 +87,7 @@ var Workloads = []Workload{
 		measure: fiveCold,
 	},
 	{
-		Name: "EC2 is away for 30 s while pods wait", Runs: 3,
+		Name: "30 s EC2 outage while pods wait", Runs: 3,
 		Figures: []Figure{{"vpc-cni-outage", "s"}},
 		setup:   setup{nodes: 1, instanceType: "m5.large", env: map[string]string{"WARM_IP_TARGET": "2", "MINIMUM_IP_TARGET": "2"}},
 		measure: outage,

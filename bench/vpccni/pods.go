@@ -40,7 +40,7 @@ type pods struct {
 
 	mu   sync.Mutex // guards all below; never held across I/O
 	made int
-	left map[string]*os.File // existing sandboxes by name; if not nil, the file by which the plugin reaches it
+	left map[string]*os.File // existing sandboxes by name; if not nil, the file through which the plugin reaches the sandbox
 }
 
 // newPods returns the pods of a node, created with the plugins of a CNI configuration. The plugins run in a
@@ -153,8 +153,7 @@ func (p *pods) close() error {
 	return errors.Join(errs...)
 }
 
-// inside runs plugins in a node's network namespace and, where it has one, in
-// its mount namespace.
+// inside runs plugins in a node's network namespace and, if it has one, in its mount namespace.
 type inside struct {
 	invoke.RawExec
 	version.PluginDecoder

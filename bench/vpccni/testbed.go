@@ -32,7 +32,7 @@ type Order struct {
 	Assets string // of the control plane
 }
 
-// System is one of the two that are compared.
+// System is one of the two systems that are compared.
 type System string
 
 // The systems.
@@ -72,7 +72,7 @@ type machine struct {
 
 // daemon is a system's daemon on one node.
 type daemon interface {
-	// Start starts the daemon and returns at once.
+	// Start starts the daemon and does not wait for it.
 	Start(more ...string) error
 	Running() bool
 	Kill() error
@@ -121,8 +121,8 @@ func (b *bed) register(ctx context.Context, n *node.Node) error {
 	return nil
 }
 
-// start starts a machine's daemon and returns once it accepts ADDs. A daemon that exits is restarted as by
-// a kubelet: at once, then after ten seconds, twenty seconds and so on.
+// start starts a machine's daemon and returns once it accepts ADDs. A daemon that exits is restarted as by a kubelet:
+// immediately, then after ten seconds, twenty seconds and so on.
 func (m *machine) start(ctx context.Context) {
 	must.OK(m.daemon.Start())
 	var backoff time.Duration
@@ -206,7 +206,7 @@ func (b *bed) close() error {
 // pollInterval is the interval at which conditions are polled.
 const pollInterval = 10 * time.Millisecond
 
-// pause waits for d, and reports whether ctx did not end before.
+// pause waits for d. It returns false if ctx ended before.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():

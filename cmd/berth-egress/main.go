@@ -1,5 +1,5 @@
-// Command berth-egress is the gateway of an Egress: it takes clients' packets out of their
-// tunnels and sends them on from its pod's own address.
+// Command berth-egress is the gateway of an Egress: it decapsulates clients' packets and forwards them from its pod's
+// own address.
 package main
 
 import (
@@ -17,8 +17,8 @@ func main() { berthEgress.Main() }
 
 var berthEgress = program.Program[config.Gateway]{
 	Name:    "berth-egress",
-	Short:   "Be a gateway of an Egress",
-	Long:    "berth-egress is the program in the pods of an Egress: it takes clients' packets out of their tunnels, and sends them on from the pod's own address.",
+	Short:   "Run the gateway of an Egress",
+	Long:    "berth-egress is the program in the pods of an Egress: it decapsulates clients' packets, and forwards them from the pod's own address.",
 	Loader:  config.NewGatewayLoader,
 	Run:     berthegress.Run,
 	Patient: true,

@@ -1,5 +1,5 @@
-// Command berth-operator owns the ENIs of all nodes of a cluster: it gives each
-// node, by its NodeNetwork object, the addresses that its pods need.
+// Command berth-operator manages the ENIs of all nodes of a cluster: it gives each node, through its NodeNetwork object,
+// the addresses that its pods need.
 package main
 
 import (
@@ -17,8 +17,8 @@ func main() { berthOperator.Main() }
 
 var berthOperator = program.Program[config.Operator]{
 	Name:   "berth-operator",
-	Short:  "Give a cluster's nodes ENIs and addresses of the VPC",
-	Long:   "berth-operator is Berth's operator: it owns the ENIs of all nodes of a cluster, so that nodes need no EC2 permission.",
+	Short:  "Assign ENIs and addresses of the VPC to a cluster's nodes",
+	Long:   "berth-operator is Berth's operator: it manages the ENIs of all nodes of a cluster, so that nodes need no EC2 permissions.",
 	Loader: config.NewOperatorLoader,
 	Run:    operator.Run,
 	Pages: map[string]func(io.Writer) error{

@@ -1,7 +1,7 @@
 // Command berth is the CNI plugin, executed by a container runtime.
 //
-// Reading the control group to choose GOMAXPROCS, and again every second,
-// costs a process that lives for milliseconds more than it brings:
+// Reading the control group to choose GOMAXPROCS, and again every second, costs more than it gains in a process that
+// lives for milliseconds:
 //
 //go:debug containermaxprocs=0
 //go:debug updatemaxprocs=0

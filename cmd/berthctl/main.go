@@ -1,7 +1,6 @@
-// Command berthctl shows a node's addresses to a person, and helps to plan them.
-// Under the name kubectl-berth, by which kubectl finds it as a plugin, it shows
-// the whole cluster; kubectl_complete-berth is how kubectl asks that for
-// completions (Kubernetes documentation, "Extend kubectl with plugins").
+// Command berthctl shows a node's addresses and helps to plan them. Under the name kubectl-berth, under which kubectl
+// finds it as a plugin, it shows the whole cluster. kubectl calls kubectl_complete-berth for completions (Kubernetes
+// documentation, "Extend kubectl with plugins").
 package main
 
 import (
@@ -19,8 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/ctl/kubectl"
 )
 
-// called returns the command that the program is by the name it was called by,
-// what it is called in errors, and the arguments.
+// called returns the command for the name under which the program was called, the name to use in errors, and the
+// arguments.
 func called(args []string) (cmd *cobra.Command, name string, rest []string) {
 	switch strings.TrimSuffix(filepath.Base(args[0]), ".exe") {
 	case "kubectl-berth":
@@ -36,7 +35,7 @@ func called(args []string) (cmd *cobra.Command, name string, rest []string) {
 
 //go:generate sh -c "go run . kubectl-reference > ../../docs/reference/kubectl-berth.md"
 
-// reference prints the page of `kubectl berth`.
+// reference prints the reference page of `kubectl berth`.
 func reference() *cobra.Command {
 	return &cobra.Command{
 		Use: "kubectl-reference", Hidden: true, Args: cobra.NoArgs,
@@ -47,7 +46,7 @@ func reference() *cobra.Command {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends it at once
+	context.AfterFunc(ctx, stop) // a second signal ends the program immediately
 	cmd, name, args := called(os.Args)
 	cmd.SetArgs(args)
 	code, tell := kubectl.ExitCode(cmd.ExecuteContext(ctx))

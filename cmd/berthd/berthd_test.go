@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// execute runs the command with these flags, and returns what it printed.
+// execute runs the command with the flags, and returns its output.
 func execute(ctx context.Context, flags ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := command.Command()
@@ -31,8 +31,8 @@ func execute(ctx context.Context, flags ...string) (string, error) {
 	return out.String(), err
 }
 
-// freeAddress is one that nobody else takes until it is listened at: all that
-// connects on this machine does so from 127.0.0.1.
+// freeAddress returns an address that no other process uses before it is listened on: connections on this machine have
+// the source 127.0.0.1.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(256), 1+rand.N(254)))
@@ -43,7 +43,7 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
+func TestStartWithoutMetadataServiceIsReported(t *testing.T) {
 	dir, web, metadata := t.TempDir(), freeAddress(t), freeAddress(t)
 	socket := filepath.Join(dir, "berthd.sock")
 	running, stop := context.WithCancel(t.Context())
@@ -60,10 +60,10 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	harness.Eventually(t, time.Minute, "STATUS says what is waited for", func() error { // it listens first
+	harness.Eventually(t, time.Minute, "STATUS reports what berthd is waiting for", func() error { // the daemon listens before it is ready
 		_, err := rpc.NewNodeClient(conn).Status(ctx, &rpc.StatusRequest{}, grpc.WaitForReady(true))
 		if err == nil {
-			return errors.New("it said that all is well")
+			return errors.New("STATUS succeeded, want an error")
 		}
 		if !strings.Contains(err.Error(), "berthd is starting: the instance metadata service") {
 			return err
@@ -78,12 +78,12 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		r.Body.Close()
 		if r.StatusCode != want {
-			t.Errorf("%s: %d %s", path, r.StatusCode, body)
+			t.Errorf("GET %s = %d %s", path, r.StatusCode, body)
 		}
 	}
 	stop()
 	if err := <-ended; err != nil {
-		t.Errorf("ended with %v", err)
+		t.Errorf("berthd exited with %v", err)
 	}
 }
 
@@ -98,31 +98,31 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 		"--state-dir="+dir, "--socket="+dir+"/s", "--metrics-address=", "--introspection-address="+l.Addr().String(), "--log-level=error")
 }
 
-// refused executes the command, which must fail and name each of these.
+// refused executes the command and asserts that its error contains each of the names.
 func refused(t *testing.T, names []string, flags ...string) {
 	t.Helper()
 	_, err := execute(t.Context(), flags...)
 	for _, name := range names {
 		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("err = %v, want one that names %s", err, name)
+			t.Errorf("error = %v, want it to contain %s", err, name)
 		}
 	}
 }
 
-func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
+func TestAllInvalidSettingsAreReported(t *testing.T) {
 	t.Setenv("WARM_IP_TARGET", "many")
 	refused(t, []string{"--no-such-flag", "WARM_IP_TARGET"}, "--no-such-flag")
 }
 
-func TestReferencePagesArePrinted(t *testing.T) {
+func TestReferencePages(t *testing.T) {
 	for name, want := range map[string]string{"config-reference": "`--warm-wait`", "metrics-reference": "`berth_addresses`"} {
 		if out, err := execute(t.Context(), name); err != nil || !strings.Contains(out, want) {
-			t.Errorf("%s: %v, lacks %s", name, err, want)
+			t.Errorf("output of %s lacks %[3]s (error: %[2]v)", name, err, want)
 		}
 	}
 }
 
-func TestExportTableOfBerthsOwnIsRefused(t *testing.T) {
+func TestReservedExportTableIsRejected(t *testing.T) {
 	dir := t.TempDir()
 	refused(t, []string{"--export-table"}, "--ipam=pool", "--export-table=19000", "--state-dir="+dir, "--socket="+dir+"/s",
 		"--metrics-address=", "--introspection-address=", "--log-level=error")

@@ -1,5 +1,5 @@
-// Command berthd is the node daemon: it gives the node's pods addresses of the
-// VPC, and owns their attachments and the kernel state behind them.
+// Command berthd is the node daemon: it gives the node's pods addresses of the VPC, and owns their attachments and
+// kernel state.
 package main
 
 import (
@@ -17,7 +17,7 @@ func main() { command.Main() }
 
 var command = program.Program[config.Config]{
 	Name:   "berthd",
-	Short:  "Give this node's pods addresses of the VPC",
+	Short:  "Assign addresses of the VPC to this node's pods",
 	Long:   "berthd is Berth's node daemon.",
 	Loader: config.NewLoader,
 	Run:    berthd.Run,

@@ -17,19 +17,19 @@ import (
 	"github.com/berthnet/berth/lab/control"
 )
 
-// callsEvery is how often the log is asked for what is new in it.
+// callsEvery is the interval at which the log is polled for new calls.
 const callsEvery = 200 * time.Millisecond
 
 func newCalls() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "calls",
-		Short: "Show the EC2 calls: when, what, with which parameters, by whom, and the result",
+		Short: "Show EC2 calls with time, action, result, caller and parameters",
 		Long: `Show the last EC2 calls (up to 4096), oldest first, one a line: time, action,
 result (an EC2 error code, ok, LostRequest or LostReply), caller and parameters.
 A call that was not authenticated is shown without its parameters.`,
 		Args: cobra.NoArgs,
 	}
-	follow := c.Flags().BoolP("follow", "f", false, "go on with calls as they come")
+	follow := c.Flags().BoolP("follow", "f", false, "keep printing new calls")
 	action := c.Flags().String("action", "*", "only calls of this `action`, or pattern such as 'Describe*'")
 	format := c.Flags().StringP("output", "o", "text", "`format`: text, or json with one object a line")
 	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, _ []string) error {
@@ -70,7 +70,7 @@ func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) 
 	}
 }
 
-// callPrinter returns what prints the calls of an action (name or pattern).
+// callPrinter returns a function that prints the calls of an action (name or pattern).
 func callPrinter(out io.Writer, format, action string) (func(vpc.CallRecord) error, error) {
 	show := func(c vpc.CallRecord) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
 	switch format {
@@ -88,7 +88,7 @@ func callPrinter(out io.Writer, format, action string) (func(vpc.CallRecord) err
 	}, nil
 }
 
-// callLine is one call for people: time, action, result, caller, parameters.
+// callLine formats one call as text: time, action, result, caller, parameters.
 func callLine(c vpc.CallRecord) string {
 	result, caller := c.Code, c.Principal[strings.LastIndex(c.Principal, ":")+1:]
 	if result == "" {

@@ -35,12 +35,12 @@ func TestCallLine(t *testing.T) {
 		},
 	} {
 		if got := callLine(tc.call); got != tc.want {
-			t.Errorf("got  %s\nwant %s", got, tc.want)
+			t.Errorf("callLine() = %s\nwant         %s", got, tc.want)
 		}
 	}
 }
 
-// serve --calls shows each call as it comes.
+// serve --calls prints each call as it is made.
 func TestServeShowsCalls(t *testing.T) {
 	env, stop, lines := start(t, "--calls")
 	c := admin(env)
@@ -52,14 +52,14 @@ func TestServeShowsCalls(t *testing.T) {
 		}
 	}
 	if !strings.Contains(line, "InvalidSubnetID.NotFound") || !strings.Contains(line, " SubnetId=subnet-00000000") || !strings.Contains(line, "user/") {
-		t.Errorf("shows %q", line)
+		t.Errorf("printed call = %q, want its result, parameters and caller", line)
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
 }
 
-// status shows an ENI's network card and all its kinds of addresses.
+// status shows an ENI's network card and all kinds of its addresses.
 func TestStatusOfAnENI(t *testing.T) {
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 8, 1, ' ', 0)
@@ -70,18 +70,18 @@ func TestStatusOfAnENI(t *testing.T) {
 	eniRow(w, e, "node-1")
 	_ = w.Flush()
 	if got, want := out.String(), "eni-1 node-1 1 2 attached a 10.0.0.9 3 + 2 × /28 + 1 IPv6 + 4 × /80 -\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("ENI = %q, want %q", got, want)
 	}
 	out.Reset()
 	eniRow(w, lab.ENIStatus{ID: "eni-2", VLAN: 7, DeviceIndex: -1, Status: "in-use", Subnet: "a", Primary: netip.MustParseAddr("10.0.0.10")}, "node-1")
 	_ = w.Flush()
 	if got, want := out.String(), "eni-2 node-1 - vlan 7 in-use a 10.0.0.10 0 -\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("branch interface = %q, want %q", got, want)
 	}
 }
 
-// The process in the background gets the flags of up.
-func TestFlagsOfUpAreHandedOn(t *testing.T) {
+// The background process gets the flags of up.
+func TestBackgroundProcessGetsFlags(t *testing.T) {
 	up, process := newUp(), newLabProcess()
 	harness.OK(t, up.ParseFlags([]string{
 		"--nodes=3", "--env=A=1", "--env=B=x y", "--berthd-arg=--a=b,c", "--berthd-arg=d", "--images=/i", "--timeout=9m", "--egress",
@@ -93,6 +93,6 @@ func TestFlagsOfUpAreHandedOn(t *testing.T) {
 	harness.OK(t, err)
 	got := fmt.Sprint(process.Flag("nodes").Value, env, daemon, process.Flag("images").Value, process.Flag("egress").Value)
 	if want := "3 map[A:1 B:x y] [--a=b,c d] [/i] true"; got != want {
-		t.Errorf("got %s, want %s", got, want)
+		t.Errorf("flags of the background process = %s, want %s", got, want)
 	}
 }

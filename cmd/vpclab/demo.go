@@ -14,12 +14,12 @@ import (
 	"github.com/berthnet/berth/lab/demo"
 )
 
-// egressMode is the demonstration of egress, for which addresses come from pools. It takes a kernel
-// with Foo-over-UDP: vpclab vm has one.
+// egressMode is the egress demonstration, whose addresses come from pools. It needs a kernel with Foo-over-UDP, such as
+// that of vpclab vm.
 const egressMode = "egress"
 
-// branchesMode is the demonstration of branch interfaces only, which follows that of operator
-// mode where the kernel has VLANs: vpclab vm has one.
+// branchesMode is the demonstration of branch interfaces only. In operator mode they are shown last if the kernel has
+// VLANs, as that of vpclab vm does.
 const branchesMode = "branches"
 
 func newDemo() *cobra.Command {
@@ -27,10 +27,10 @@ func newDemo() *cobra.Command {
 	var keep, background bool
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Show that pods get VPC addresses and reach what they should, also during failures",
-		Long: `Raise a lab with two or more nodes and at least eight pods, and try one proof
+		Short: "Demonstrate that pods get VPC addresses and connectivity, also during failures",
+		Long: `Raise a lab with two or more nodes and at least eight pods, and run one proof
 after the other: who reaches whom from which address, and what happens when
-berthd is killed and EC2 fails. Only the cloud is imitated; the plugin, the
+berthd is killed and EC2 fails. Only the cloud is simulated; the plugin, the
 daemon and the kernel are real, and with --mode operator so are the
 operator and the Kubernetes API (KUBEBUILDER_ASSETS names the folder of its
 programs; hack/kubebox.sh builds them and prints it). With --kubelets the nodes run
@@ -58,7 +58,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 				return fmt.Errorf("--kubelets with --mode %s: it has no kubelets, leave it out", branchesMode)
 			}
 			if egress && f.kubelets {
-				return fmt.Errorf("--kubelets with --mode %s: the demo's gateways are no pods of kubelets, leave it out", egressMode)
+				return fmt.Errorf("--kubelets with --mode %s: the demo's gateways are not pods of kubelets, leave it out", egressMode)
 			}
 			if err := f.absolute(); err != nil {
 				return err
@@ -78,7 +78,7 @@ containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any 
 					return errors.New("--background is for vpclab itself")
 				}
 				o.Out, o.Done = report, func(err error) error { return control.ReportEnd(report, err) }
-			case keep: // the lab outlives this command: a process in the background has it
+			case keep: // the lab outlives this command, so a background process runs it
 				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{"demo", "--background"}, flagArgs(cmd)...), func(line string) {
 					fmt.Fprintln(cmd.OutOrStdout(), line)
 				})

@@ -21,10 +21,10 @@ func newExec() *cobra.Command {
 		Use:   "exec NODE[/POD] -- COMMAND [ARG...]",
 		Short: "Run a command in the network of a node or pod",
 		Long: `Run a command in the network of a node or pod; internet, onprem and vpc stand for
-the host on the internet, the one on premises and the VPC's router. Files and
-processes are this machine's, but for nodes with kubelets, which have files of their
-own. Programs beside vpclab are found without a path,
-and BERTH_SOCKET leads them to the node's daemon.`,
+the host on the internet, the host on premises and the VPC's router. Files and
+processes are those of this machine, except on nodes with kubelets, which have their own
+files. Programs beside vpclab are found without a path,
+and BERTH_SOCKET points them to the node's daemon.`,
 		Example: `  vpclab exec node-1 -- berthctl ip-manager
   vpclab exec node-1/web -- ping -c 1 10.0.4.20
   vpclab exec internet -- tcpdump -ni eth0`,
@@ -41,16 +41,16 @@ and BERTH_SOCKET leads them to the node's daemon.`,
 	})
 }
 
-// run becomes the command, and returns only if that fails.
+// run replaces the process with the command, and returns only if that fails.
 func run(t control.Target, argv []string) error {
 	if self, err := os.Executable(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(self)+":"+os.Getenv("PATH"))
 	}
-	runtime.LockOSThread() // the thread that enters the namespaces is the one that becomes the command
+	runtime.LockOSThread() // the thread that enters the namespaces must execute the command
 	if err := ns.Enter(t.Netns); err != nil {
 		return err
 	}
-	if t.Mounts != "" { // programs are the machine's
+	if t.Mounts != "" { // use the machine's programs
 		if err := ns.EnterMounts(t.Mounts); err != nil {
 			return err
 		}
@@ -71,11 +71,11 @@ func newKill() *cobra.Command {
 		Use:   "kill NODE | OPERATOR | kube-apiserver",
 		Short: "Kill a node's berthd, an operator or the API server with SIGKILL",
 		Long: `Kill a program with SIGKILL: a node's berthd by the node's name, an operator
-(operator-1) or the API server (kube-apiserver) by its own. Pods that run keep
+(operator-1) or the API server (kube-apiserver) by its own. Running pods keep
 running; start brings the program back.`,
 		Args: cobra.ExactArgs(1),
 	}
-	restart := c.Flags().Bool("restart", false, "start it again at once")
+	restart := c.Flags().Bool("restart", false, "start it again immediately")
 	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, args []string) error {
 		what, err := lab.Kill(cmd.Context(), args[0], *restart)
 		if err != nil {
@@ -93,7 +93,7 @@ running; start brings the program back.`,
 func newStart() *cobra.Command {
 	return labCommand(&cobra.Command{
 		Use:   "start NODE | OPERATOR | kube-apiserver",
-		Short: "Start what was killed, and wait until it is ready",
+		Short: "Start a killed program, and wait until it is ready",
 		Args:  cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, lab *control.Client, args []string) error {
 		what, err := lab.Start(cmd.Context(), args[0])

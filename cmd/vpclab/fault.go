@@ -74,7 +74,7 @@ func faultHelp() string {
 	for _, k := range control.Kinds {
 		fmt.Fprintf(&b, "  %-28s %s\n", strings.TrimSpace(k.Name+" "+k.Args), k.Doc)
 	}
-	b.WriteString("  list                         show the faults in force\n  clear [KIND]                 end them; outage off does the same for one\n")
+	b.WriteString("  list                         show the faults in force\n  clear [KIND]                 clear all faults, or those of a kind; outage off clears an outage\n")
 	return b.String()
 }
 

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "vpclab", "berthd", "berth", "berth-operator")) }
 
-// cli runs vpclab on a lab directory of its own.
+// cli runs vpclab on its own lab directory.
 type cli struct {
 	t        *testing.T
 	bin, dir string
@@ -37,14 +37,14 @@ func newCLI(t *testing.T) *cli {
 			t.Errorf("down: %v\n%s", err, out)
 		}
 		if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
+			t.Errorf("namespaces after down = %v, %v, want none", left, err)
 		}
 	})
 	return c
 }
 
-// try runs one command; --dir goes after its first word. Programs may take longer
-// to be ready than a person would wait: the machine may be busy.
+// try runs one command with --dir after its first word. Programs get more time to become ready than by default, as the
+// machine may be busy.
 func (c *cli) try(args ...string) (string, error) {
 	if args[0] == "up" {
 		args = append(slices.Clone(args), "--timeout=10m")
@@ -73,7 +73,7 @@ func (c *cli) run(args ...string) string {
 	return out
 }
 
-// fails runs a command that must fail with a word about why.
+// fails runs a command that must fail with an error that contains want.
 func (c *cli) fails(want string, args ...string) {
 	c.t.Helper()
 	out, err := c.try(args...)
@@ -90,10 +90,10 @@ func (c *cli) status() (s lab.Status) {
 	return s
 }
 
-// shows waits for a status: a busy program may not answer within the two or three seconds that status waits.
+// shows waits for a status. A busy program may not answer within the two or three seconds that status waits.
 func (c *cli) shows(want func(lab.Status) bool) (s lab.Status) {
 	c.t.Helper()
-	harness.Eventually(c.t, harness.Rest, "the status is as wanted", func() error {
+	harness.Eventually(c.t, harness.Rest, "expected status", func() error {
 		if s = c.status(); !want(s) {
 			return fmt.Errorf("status: %+v", s)
 		}
@@ -102,10 +102,10 @@ func (c *cli) shows(want func(lab.Status) bool) (s lab.Status) {
 	return s
 }
 
-// statusSays waits until the printed status contains some words.
+// statusSays waits until the printed status contains a text.
 func (c *cli) statusSays(want string) {
 	c.t.Helper()
-	harness.Eventually(c.t, harness.Rest, "the status says "+want, func() error {
+	harness.Eventually(c.t, harness.Rest, "the status contains "+want, func() error {
 		if out := c.run("status"); !strings.Contains(out, want) {
 			return fmt.Errorf("status: %s", out)
 		}
@@ -128,7 +128,7 @@ func TestFabricByCommand(t *testing.T) {
 
 	s := c.status()
 	if len(s.Nodes) != 2 || s.Nodes[0].Name != "node-1" || s.Nodes[0].Type != "t3.small" || len(s.Nodes[0].ENIs) != 1 || s.Nodes[0].Daemon != "down" {
-		t.Errorf("status: %+v", s)
+		t.Errorf("status = %+v, want two nodes without daemons", s)
 	}
 	c.has(c.run("status"), s.Nodes[1].ENIs[0].ID)
 	c.has(c.run("exec", "node-1", "--", "cat", "/proc/net/fib_trie"), s.Nodes[0].Address.String())
@@ -141,7 +141,7 @@ func TestFabricByCommand(t *testing.T) {
 	c.run("fault", "outage", "on")
 	c.run("fault", "error", "CreateNetworkInterface", "InternalError", "--count", "3")
 	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (next 3 calls)")
-	c.fails("calls a second", "fault", "throttle", "*", "fast")
+	c.fails("calls per second", "fault", "throttle", "*", "fast")
 	c.fails("covers no action", "fault", "throttle", "Describe", "1")
 	c.fails("a count does not apply", "fault", "deny", "*", "--count", "1")
 	c.fails("want one of", "fault", "clear", "earthquake")
@@ -155,7 +155,7 @@ func TestFabricByCommand(t *testing.T) {
 	c.has(c.run("down"), "There is no lab")
 }
 
-func TestDownAfterTheLabWasKilled(t *testing.T) {
+func TestDownAfterLabWasKilled(t *testing.T) {
 	c := newCLI(t)
 	c.run("up", "--no-daemons")
 	pid := c.status().PID
@@ -163,13 +163,12 @@ func TestDownAfterTheLabWasKilled(t *testing.T) {
 		t.Fatalf("the lab's lock is held by %d, its process is %d", holder, pid)
 	}
 	c.kill(pid)
-	c.has(c.run("up", "--no-daemons"), "leftovers") // up clears what is there, too
+	c.has(c.run("up", "--no-daemons"), "leftovers") // up also removes an existing lab
 	c.kill(c.status().PID)
 	c.has(c.run("down"), "removed vpclab-"+lab.IDOf(c.dir)+"-vpc")
 }
 
-// kill kills the lab's process and waits until it is gone: a dying process still
-// holds its lock.
+// kill kills the lab's process and waits until it is gone, as a dying process still holds its lock.
 func (c *cli) kill(pid int) {
 	c.t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -177,7 +176,7 @@ func (c *cli) kill(pid int) {
 	}
 	harness.Eventually(c.t, time.Minute, "the killed process is gone", func() error {
 		if control.Holder(c.dir) == pid {
-			return errors.New("it holds the lock")
+			return errors.New("the process still holds the lock")
 		}
 		return nil
 	})
@@ -196,7 +195,7 @@ exec %s/berthd "$@"
 	return binDir
 }
 
-// rise begins to raise a lab of many nodes and returns before it is up, with a function that waits for the end and
+// rise starts a lab of many nodes and returns before it is up, with a function that waits for the end and
 // returns the error output.
 func (c *cli) rise() (up *os.Process, end func() (complaint string)) {
 	c.t.Helper()
@@ -216,10 +215,10 @@ func (c *cli) rise() (up *os.Process, end func() (complaint string)) {
 	}
 	return cmd.Process, func() string {
 		c.t.Helper()
-		for lines.Scan() { // what was on its way
+		for lines.Scan() { // discard the remaining progress
 		}
 		if err := cmd.Wait(); err == nil {
-			c.t.Error("vpclab up claims success")
+			c.t.Error("vpclab up succeeded, want an error")
 		}
 		return complaint.String()
 	}
@@ -234,7 +233,7 @@ func (c *cli) nothingLeft() {
 		return nil
 	})
 	if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
-		c.t.Errorf("left behind: %v, %v", left, err)
+		c.t.Errorf("namespaces of the removed lab = %v, %v, want none", left, err)
 	}
 }
 
@@ -246,13 +245,13 @@ func TestInterruptedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if said := end(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "the lab was removed") {
-		t.Errorf("this was all there is to say:\n%s", said)
+		t.Errorf("error output, want one line about the removal:\n%s", said)
 	}
 	c.nothingLeft()
 }
 
 // down ends a lab that is starting.
-func TestDownOvertakesUp(t *testing.T) {
+func TestDownDuringUp(t *testing.T) {
 	c := newCLI(t)
 	_, end := c.rise()
 	c.has(c.run("down"), "Nothing of the lab is left")
@@ -262,14 +261,14 @@ func TestDownOvertakesUp(t *testing.T) {
 	c.nothingLeft()
 }
 
-func TestUpSaysWhatIsWrong(t *testing.T) {
+func TestUpReportsErrors(t *testing.T) {
 	c := newCLI(t)
-	c.fails("find berthd", "up", "--bin-dir", c.dir) // there is none
+	c.fails("find berthd", "up", "--bin-dir", c.dir) // the directory has no berthd
 	c.fails("--nodes 0", "up", "--nodes", "0")
 	c.fails("no-such-file", "up", "--spec", "no-such-file")
 	c.fails("unknown instance type", "up", "--no-daemons", "--instance-type", "z9.huge")
 	if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
-		t.Errorf("a lab that did not come up left %v, %v", left, err)
+		t.Errorf("namespaces of a lab that failed to start = %v, %v, want none", left, err)
 	}
 }
 
@@ -284,27 +283,27 @@ func TestLabByCommand(t *testing.T) {
 	far := s.Nodes[1].Pods[0].Addresses[0].String()
 	ask := []string{"exec", "node-1/a", "--", "bash", "-c", "exec 3<>/dev/tcp/" + far + "/7777; echo hello >&3; head -1 <&3"}
 	c.has(c.run(ask...), "you are "+s.Nodes[0].Pods[0].Addresses[0].String()+", to "+far+": hello")
-	c.fails("has a pod a already", "pod", "add", "node-1", "a")
+	c.fails("already has a pod a", "pod", "add", "node-1", "a")
 	c.has(c.run("pod", "list"), far)
 	c.has(c.run("calls", "--action", "DescribeNetworkInterfaces"), s.Nodes[0].InstanceID)
 	c.fails("want text or json", "calls", "--output", "table")
 
-	c.run("pod", "add", "node-1", "web", "--port", "30080:8080/tcp") // by the portmap plugin, chained after berth
+	c.run("pod", "add", "node-1", "web", "--port", "30080:8080/tcp") // handled by the portmap plugin, chained after berth
 	c.has(c.run("exec", "internet", "--", "bash", "-c", "exec 3<>/dev/tcp/"+s.Nodes[0].Address.String()+"/30080; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"),
 		"you are "+s.Internet.String()+", to ")
 	c.run("pod", "del", "node-1", "web")
 
 	c.run("kill", "node-1")
 	if d := c.status().Nodes[0].Daemon; d != "down" {
-		t.Errorf("berthd is %s after it was killed", d)
+		t.Errorf("state of berthd after kill = %s, want down", d)
 	}
-	c.has(c.run(ask...), "hello") // pods do not mind
+	c.has(c.run(ask...), "hello") // pods keep running
 	c.run("start", "node-1")
 	c.run("kill", "node-2", "--restart")
 	c.run("pod", "del", "node-1", "a", "b")
 	c.run("pod", "add", "node-2", "late")
 	if n := c.status().Nodes; len(n[0].Pods) != 0 || len(n[1].Pods) != 3 || n[1].Starts != 2 {
-		t.Errorf("status: %+v", n)
+		t.Errorf("status = %+v, want no pods on node-1, three on node-2, and two starts", n)
 	}
 	c.has(c.run("down"), "Nothing of the lab is left")
 }
@@ -314,7 +313,7 @@ func TestOperatorModeByCommand(t *testing.T) {
 	c.fails("want one of", "up", "--mode", "both")
 	c.has(c.run("up", "--mode", "operator", "--operators", "2"), "export KUBECONFIG=")
 	c.has(c.run("pod", "add", "node-1", "web"), "node-1/web")
-	harness.Eventually(t, harness.Rest, "the status is whole", func() error {
+	harness.Eventually(t, harness.Rest, "complete status", func() error {
 		s := c.status()
 		if len(s.Operators) != 2 || s.Mode != lab.OperatorMode || s.Kubeconfig == "" || s.Nodes[0].Network == nil || s.Nodes[0].Network.Available == 0 {
 			return fmt.Errorf("status: %+v", s)
@@ -327,7 +326,7 @@ func TestOperatorModeByCommand(t *testing.T) {
 	c.has(c.run("kill", "operator-1", "--restart"), "operator-1 was killed and started again")
 	c.has(c.run("kill", "kube-apiserver"), "vpclab start kube-apiserver")
 	c.fails("does not run", "kill", "kube-apiserver")
-	c.statusSays("connection refused") // and shows the rest all the same
+	c.statusSays("connection refused") // the rest of the status is still shown
 	c.has(c.run("start", "kube-apiserver"), "kube-apiserver is ready")
 	c.fails("no node", "kill", "operator-3")
 }
@@ -353,7 +352,7 @@ func TestAlcorByCommand(t *testing.T) {
 	c.fails("want neutron, alcor or ec2", "up", "--mode", "port", "--provider", "nova")
 	c.fails("is for --mode operator with --vpc-ports", "up", "--mode", "port", "--provider", "ec2")
 	c.fails("is for --provider neutron", "up", "--mode", "port", "--provider", "alcor", "--neutron", "real")
-	c.has(c.run("up", "--mode", "port", "--provider", "alcor", "--operators", "1"), "Alcor, imitated strictly")
+	c.has(c.run("up", "--mode", "port", "--provider", "alcor", "--operators", "1"), "Alcor (strict fake)")
 	c.run("pod", "add", "node-1", "db", "--annotation", "berth.dev/nics=[{ip: 192.168.0.12}]")
 	c.run("pod", "add", "node-2", "web")
 	c.shows(func(s lab.Status) bool {

@@ -1,5 +1,5 @@
-// Command vpclab is a VPC on one machine: the EC2 API, the instance metadata
-// service, and the nodes and networks behind them.
+// Command vpclab is a VPC on one machine: the EC2 API, the instance metadata service, and the nodes and networks behind
+// them.
 package main
 
 import (
@@ -64,7 +64,7 @@ func absDir(dir string) (string, error) {
 	return abs, nil
 }
 
-// absolute makes paths independent of the directory that the command runs in.
+// absolute makes paths independent of the current directory.
 func (f *labFlags) absolute() error {
 	paths := []*string{&f.dir, &f.specFile, &f.binDir, &f.containerd, &f.helm}
 	for i := range f.images {
@@ -82,7 +82,7 @@ func (f *labFlags) absolute() error {
 	return nil
 }
 
-// labCommand gives a command the flag --dir, and run a client of the lab there.
+// labCommand adds the flag --dir to a command, and runs it with a client of the lab there.
 func labCommand(c *cobra.Command, run func(cmd *cobra.Command, lab *control.Client, args []string) error) *cobra.Command {
 	var dir string
 	dirFlag(c, &dir)

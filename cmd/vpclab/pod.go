@@ -40,8 +40,8 @@ func newPodAdd() *cobra.Command {
 	namespace := c.Flags().StringP("namespace", "n", "default", "Kubernetes `namespace` of the pod")
 	ports := c.Flags().StringArray("port", nil, "`HOST:POD[/tcp|udp]` for the portmap plugin (repeatable)")
 	annotations := c.Flags().StringArray("annotation", nil, "`KEY=VALUE` of the pod's object (repeatable)")
-	count := c.Flags().Int("count", 1, "how many pods, the named ones included")
-	timeout := c.Flags().Duration("timeout", 90*time.Second, "how long each may take; failures are tried again until then, as a kubelet does")
+	count := c.Flags().Int("count", 1, "number of pods, including the named ones")
+	timeout := c.Flags().Duration("timeout", 90*time.Second, "timeout for each pod, within which failures are retried, as by a kubelet")
 	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, args []string) error {
 		mappings, err := parsePorts(*ports)
 		if err != nil {
@@ -53,7 +53,7 @@ func newPodAdd() *cobra.Command {
 		}
 		names := args[1:]
 		for len(names) < max(*count, 1) {
-			names = append(names, "") // the lab chooses
+			names = append(names, "") // the lab chooses names
 		}
 		var errs []error
 		for _, name := range names {

@@ -66,7 +66,7 @@ SIGINT or SIGTERM.`,
 	f.StringVar(&ec2Addr, "ec2-addr", "127.0.0.1:9280", "`address` of the EC2 API")
 	f.StringVar(&imdsAddr, "imds-addr", "127.0.0.1:9281", "`address` of the instance metadata service")
 	f.BoolVar(&calls, "calls", false, "print each EC2 call with its parameters, as vpclab calls does")
-	f.StringVar(&imdsInstance, "imds-instance", "", "`instance` (name or ID) whose metadata a caller sees that is none of the instances (default: the first)")
+	f.StringVar(&imdsInstance, "imds-instance", "", "`instance` (name or ID) whose metadata is served to callers that are not an instance (default: the first)")
 	return c
 }
 
@@ -99,7 +99,7 @@ export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 		}
 	}
 	for _, i := range snapshot.Instances {
-		own := snapshot.InstanceENIs(i.ID)[0].Own() // one at least
+		own := snapshot.InstanceENIs(i.ID)[0].Own() // there is at least one
 		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %s\n", i.ID, i.Name, own[0], i.Zone, i.Type); err != nil {
 			return err
 		}

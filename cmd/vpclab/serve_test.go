@@ -20,8 +20,8 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// start runs "vpclab serve" and returns the settings it prints, a function that
-// ends it as a signal would, and the lines that come after the settings.
+// start runs "vpclab serve" and returns the settings that it prints, a function that ends it like a signal, and the
+// lines after the settings.
 func start(t *testing.T, args ...string) (env map[string]string, stop func() error, lines *bufio.Scanner) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -48,7 +48,7 @@ func start(t *testing.T, args ...string) (env map[string]string, stop func() err
 	return env, func() error { cancel(); return <-ended }, lines
 }
 
-// sdk is a client of the official SDK for what start has printed, that does not retry.
+// sdk returns a client of the official SDK with the settings that start printed. It does not retry.
 func sdk(env map[string]string, creds aws.CredentialsProvider) *ec2.Client {
 	return ec2.New(ec2.Options{
 		BaseEndpoint: aws.String(env["AWS_ENDPOINT_URL_EC2"]), Region: env["AWS_REGION"], Credentials: creds, RetryMaxAttempts: 1,
@@ -59,8 +59,8 @@ func admin(env map[string]string) *ec2.Client {
 	return sdk(env, credentials.NewStaticCredentialsProvider(env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], ""))
 }
 
-// What is printed is all that the official SDK needs, with a spec as without.
-func TestServeForTheSDK(t *testing.T) {
+// The printed settings are all that the official SDK needs, with and without a spec.
+func TestServeForSDK(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "spec.yaml")
 	if err := os.WriteFile(file, []byte(`
 region: eu-lab-7
@@ -81,30 +81,30 @@ rateLimits: {CreateNetworkInterface: {bucket: 1, refill: 0.0001}}
 		}
 	}()
 	if r, err := http.Get(env["AWS_ENDPOINT_URL_EC2"]); err != nil || r.StatusCode != http.StatusForbidden || r.Body.Close() != nil {
-		t.Errorf("an unsigned call to the EC2 API: %+v, %v", r, err)
+		t.Errorf("unsigned call to the EC2 API = %+v, %v, want status 403", r, err)
 	}
 	admin := admin(env)
 	subnets, err := admin.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{
 		Filters: []types.Filter{{Name: aws.String("tag:tier"), Values: []string{"pods"}}},
 	})
 	if err != nil || len(subnets.Subnets) != 1 || *subnets.Subnets[0].CidrBlock != "10.7.0.0/24" {
-		t.Fatalf("%+v, %v", subnets, err)
+		t.Fatalf("DescribeSubnets() = %+v, %v, want the subnet of the spec", subnets, err)
 	}
 	create := &ec2.CreateNetworkInterfaceInput{SubnetId: subnets.Subnets[0].SubnetId, SecondaryPrivateIpAddressCount: aws.Int32(2)}
 	made, err := admin.CreateNetworkInterface(t.Context(), create)
 	if err != nil || len(made.NetworkInterface.PrivateIpAddresses) != 3 {
-		t.Fatalf("%+v, %v", made, err)
+		t.Fatalf("CreateNetworkInterface() = %+v, %v, want three addresses", made, err)
 	}
 	wantCode(t, outcome(admin.CreateNetworkInterface(t.Context(), create)), "RequestLimitExceeded")
 
 	metadata := imds.New(imds.Options{Endpoint: env["AWS_EC2_METADATA_SERVICE_ENDPOINT"], HTTPClient: &http.Client{}}) // without the SDK's limit of half a second
 	region, err := metadata.GetRegion(t.Context(), &imds.GetRegionInput{})
 	if err != nil || region.Region != env["AWS_REGION"] || region.Region != env["AWS_DEFAULT_REGION"] || region.Region != "eu-lab-7" {
-		t.Errorf("region %+v, %v", region, err)
+		t.Errorf("region = %+v, %v, want eu-lab-7 as in the settings", region, err)
 	}
 	node := sdk(env, ec2rolecreds.New(func(o *ec2rolecreds.Options) { o.Client = metadata }))
 	if _, err := node.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{}); err != nil {
-		t.Errorf("with the role of the instance: %v", err)
+		t.Errorf("DescribeSubnets() with the role of the instance: %v", err)
 	}
 	wantCode(t, outcome(node.DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{})), "UnauthorizedOperation")
 }
@@ -115,7 +115,7 @@ func wantCode(t *testing.T, err error, code string) {
 	t.Helper()
 	var api smithy.APIError
 	if !errors.As(err, &api) || api.ErrorCode() != code {
-		t.Errorf("got %v, want %s", err, code)
+		t.Errorf("error = %v, want code %s", err, code)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestServeMistakes(t *testing.T) {
 	} {
 		_, stop, _ := start(t, tc.args...)
 		if err := stop(); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%v: %v, want %q", tc.args, err, tc.want)
+			t.Errorf("serve %v: error = %v, want %q", tc.args, err, tc.want)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func newStatus() *cobra.Command {
 	})
 }
 
-// printStatus writes what a person wants to see at a glance.
+// printStatus writes the status for people.
 func printStatus(out io.Writer, s lab.Status) error {
 	if s.Mode == lab.PoolMode || s.Mode == lab.PortMode {
 		fmt.Fprintf(out, "Lab %s in %s: a data centre, outside host %s\n", s.ID, s.Dir, s.Internet)
@@ -88,7 +88,7 @@ func printStatus(out io.Writer, s lab.Status) error {
 	return nil
 }
 
-// families names those of a set.
+// families returns the names of the families in a set.
 func families(s ipfamily.Set) string {
 	var names []string
 	for _, f := range s.Families() {
@@ -97,7 +97,7 @@ func families(s ipfamily.Set) string {
 	return strings.Join(names, " and ")
 }
 
-// printTroubles lists what is not ready, or has conditions that report a problem.
+// printTroubles lists programs that are not ready, and objects with conditions that report a problem.
 func printTroubles(out io.Writer, s lab.Status) {
 	of := func(what, why, log string) {
 		if why != "" {
@@ -127,8 +127,7 @@ func printTroubles(out io.Writer, s lab.Status) {
 	}
 }
 
-// operatorTable shows the operators, of which a lab with kubelets has none: there they
-// are pods.
+// operatorTable shows the operators. A lab with kubelets has none, as its operators are pods.
 func operatorTable(w io.Writer, s lab.Status) {
 	if len(s.Operators) == 0 {
 		return
@@ -139,7 +138,7 @@ func operatorTable(w io.Writer, s lab.Status) {
 	}
 }
 
-// eniTables show nodes and pods whose addresses are of ENIs.
+// eniTables show nodes and pods with addresses of ENIs.
 func eniTables(w io.Writer, s lab.Status) {
 	if s.Mode == lab.OperatorMode {
 		fmt.Fprintln(w, "\nNODENETWORK\tAVAILABLE\tUSED\tNEEDED\tRELEASING\tREADY")
@@ -175,7 +174,7 @@ func eniTables(w io.Writer, s lab.Status) {
 	podTable(w, s, "ENI\tINDEX", func(p lab.PodStatus) string { return fmt.Sprintf("%s\t%d", p.ENI, p.DeviceIndex) })
 }
 
-// poolTables show nodes and pods whose addresses are of pools.
+// poolTables show nodes and pods with addresses of pools.
 func poolTables(w io.Writer, s lab.Status) {
 	fmt.Fprintln(w, "\nPOOL\tBLOCKS\tALLOCATED\tFREE\tREADY")
 	for _, p := range s.Pools {

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/lab/run/host"
 )
 
-// labFlags describe a lab to raise.
+// labFlags describe the lab to start.
 type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
@@ -42,8 +42,8 @@ type labFlags struct {
 func (f *labFlags) register(c *cobra.Command) {
 	dirFlag(c, &f.dir)
 	c.Flags().StringVar(&f.specFile, "spec", "", "YAML `file` that describes the VPC and its instances (default: one VPC, two subnets)")
-	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, when no spec is given")
-	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, when no spec is given")
+	c.Flags().IntVar(&f.nodes, "nodes", 2, "number of nodes, if no spec is given")
+	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, if no spec is given")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
 	familiesFlag(c, &f.families)
@@ -51,7 +51,7 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs, in addition to the interface of the mode; always on in port mode")
 	f.providerFlags(c)
 	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside through gateways of Egresses; needs a kernel with Foo-over-UDP (hack/vm.sh)")
-	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes, where the mode, --vpc-ports or --egress has operators; one leads")
+	c.Flags().IntVar(&f.operators, "operators", 2, "number of berth-operator processes, if the mode, --vpc-ports or --egress has operators; one of them leads")
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "do not start berthd; use vpclab start")
@@ -59,16 +59,16 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
 }
 
-// kubeletFlags are those of labs with whole machines.
+// kubeletFlags are the flags of labs whose nodes run kubelets.
 func (f *labFlags) kubeletFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "run containerd, kubelet and kube-proxy on each node, in a cluster into which Berth is installed")
 	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
-	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) that nodes have, with --kubelets (repeatable); make lab-images packs and prints them")
+	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) for the nodes, with --kubelets (repeatable); make lab-images builds and prints them")
 	c.Flags().StringVar(&f.helm, "helm", "", "`program` that installs Berth, with --kubelets (default: vpclab applies what Helm would)")
 	c.Flags().StringVar(&f.proxy, "kube-proxy", string(host.NFTables), "`mode` of kube-proxy, with --kubelets: nftables or iptables")
 }
 
-// kubeletOptions are what the flags say, nil without --kubelets.
+// kubeletOptions returns the options of the flags, nil without --kubelets.
 func (f *labFlags) kubeletOptions() *lab.Kubelets {
 	if !f.kubelets {
 		return nil
@@ -88,24 +88,24 @@ func familiesFlag(c *cobra.Command, families *string) {
 	c.Flags().StringVar(families, "ip-families", string(ipfamily.OnlyIPv4), "IP `families` of pods in node and operator mode: ipv4, ipv6 or dual; with IPv6 the VPC has IPv6 blocks")
 }
 
-// The values of --neutron.
+// Values of --neutron.
 const (
 	modelNeutron  = "model"
 	realNeutron   = "real"
 	hybridNeutron = "hybrid"
 )
 
-// providerFlags say whose ports there are.
+// providerFlags select the provider of ports.
 func (f *labFlags) providerFlags(c *cobra.Command) {
-	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "provider of the ports in port mode and with --vpc-ports: `neutron`, alcor (imitated strictly, with an agent on each node; it filters nothing), or ec2 (branches of the nodes' trunks; operator mode with --vpc-ports, and a kernel with VLANs)")
+	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "provider of the ports in port mode and with --vpc-ports: `neutron`, alcor (simulated strictly, with an agent on each node; it filters nothing), or ec2 (branches of the nodes' trunks; operator mode with --vpc-ports, and a kernel with VLANs)")
 	neutronFlag(c, &f.neutron)
 }
 
 func neutronFlag(c *cobra.Command, neutron *string) {
-	c.Flags().StringVar(neutron, "neutron", modelNeutron, "Neutron of port mode: `model` (Neutron and Keystone imitated strictly, OVN real), real (all of them real, with OVN; hack/deps.sh neutron installs them) or hybrid (real, with Neutron's own agent and a Linux bridge for each port)")
+	c.Flags().StringVar(neutron, "neutron", modelNeutron, "Neutron of port mode: `model` (Neutron and Keystone simulated strictly, OVN real), real (all of them real, with OVN; hack/deps.sh neutron installs them) or hybrid (real, with Neutron's own agent and a Linux bridge for each port)")
 }
 
-// portCloud is what --provider and --neutron name.
+// portCloud returns the provider selected by --provider and --neutron.
 func (f *labFlags) portCloud() (func(context.Context, portcloud.Options) (portcloud.Cloud, error), error) {
 	others := map[v1alpha1.VPCProvider]func(context.Context, portcloud.Options) (portcloud.Cloud, error){
 		v1alpha1.ProviderAlcor: portcloud.NewAlcor, v1alpha1.ProviderEC2: portcloud.NewBranches,
@@ -117,7 +117,7 @@ func (f *labFlags) portCloud() (func(context.Context, portcloud.Options) (portcl
 		return nil, fmt.Errorf("--provider %s: is for --mode %s with --vpc-ports", p, lab.OperatorMode)
 	case others[p] != nil:
 		return others[p], nil
-	case p != v1alpha1.ProviderNeutron && p != "": // demo has Neutron only
+	case p != v1alpha1.ProviderNeutron && p != "": // demo supports Neutron only
 		return nil, fmt.Errorf("--provider %q: want %s, %s or %s", f.provider, v1alpha1.ProviderNeutron, v1alpha1.ProviderAlcor, v1alpha1.ProviderEC2)
 	}
 	switch f.neutron {
@@ -161,14 +161,13 @@ func (f *labFlags) options() (lab.Options, error) {
 	return o, nil
 }
 
-// flagArgs are the flags that a command was given, with the values that it has made of them, for a process in
-// the background.
+// flagArgs returns the flags that a command was given, with their final values, for a background process.
 func flagArgs(c *cobra.Command, without ...string) (args []string) {
 	c.Flags().Visit(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
 		if s, ok := f.Value.(pflag.SliceValue); ok {
 			values = s.GetSlice()
-		} else if f.Value.Type() == "stringToString" { // in brackets
+		} else if f.Value.Type() == "stringToString" { // printed in brackets
 			values[0] = values[0][1 : len(values[0])-1]
 		}
 		for _, v := range values {
@@ -180,8 +179,8 @@ func flagArgs(c *cobra.Command, without ...string) (args []string) {
 	return args
 }
 
-// clusterTimeout is the default of --timeout with --kubelets: machines boot and get their
-// images, which on a busy machine takes longer than starting a program.
+// clusterTimeout is the default of --timeout with --kubelets: machines boot and receive their images, which on a
+// busy machine takes longer than starting a program.
 const clusterTimeout = 5 * time.Minute
 
 func newUp() *cobra.Command {
@@ -189,10 +188,10 @@ func newUp() *cobra.Command {
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "up",
-		Short: "Raise a lab in the background: a VPC, nodes, and berthd on each",
-		Long: `Raise a lab in the background: a virtual VPC that carries packets, nodes in network
-namespaces, and a berthd on each. Pods are added with vpclab pod add. What an
-earlier lab in the same directory left behind is removed first. Needs root.
+		Short: "Start a lab in the background: a VPC, nodes, and berthd on each",
+		Long: `Start a lab in the background: a virtual VPC that carries packets, nodes in network
+namespaces, and a berthd on each. Pods are added with vpclab pod add. An
+earlier lab in the same directory is removed first. Needs root.
 
 With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
 for the nodes, whose role permits no call. KUBEBUILDER_ASSETS names the folder of the control
@@ -249,11 +248,11 @@ by its chart, in any mode.`,
 		},
 	}
 	f.register(c)
-	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the nodes may take to be ready; with --kubelets 5m unless given")
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "time limit until the nodes are ready; with --kubelets the default is 5m")
 	return c
 }
 
-// newLabProcess is what vpclab up starts in the background.
+// newLabProcess is the command that vpclab up starts in the background.
 func newLabProcess() *cobra.Command {
 	var f labFlags
 	c := &cobra.Command{
@@ -281,7 +280,7 @@ func newDown() *cobra.Command {
 		Use:   "down",
 		Short: "End the lab and remove all of it",
 		Long: `End the lab and remove all of it: processes, network namespaces, links and
-its directory. It also removes the leftovers of a lab that crashed or was killed.`,
+its directory. It also removes what remains of a lab that crashed or was killed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, err := absDir(dir)

@@ -28,12 +28,12 @@ func newVM() *cobra.Command {
 		Use:   "vm [--share DIR] -- COMMAND [ARG...]",
 		Short: "Run a command in a virtual machine with Debian's kernel and this machine's files",
 		Long: `Run a command as root in a virtual machine (QEMU without KVM) with Debian's stock
-kernel, which has Foo-over-UDP. Its files are this machine's; what the command writes
-is gone with the machine, but in the folders of --share. Its output is shown as it
-comes, and its exit code is that of vpclab.
+kernel, which has Foo-over-UDP. Its files are those of this machine. Changes by the command
+are lost with the machine, except in folders of --share. Its output is shown as it
+is printed, and vpclab exits with its exit code.
 
-A machine that locks up is started once more, and the command with it: what it wrote to
-folders of --share and printed until then stays.`,
+A machine that locks up is started once more, and the command with it: files that it wrote to
+folders of --share and its earlier output are kept.`,
 		Example: `  vpclab vm -- uname -r
   vpclab vm --share "$PWD/dist" -- sh -c 'nft list ruleset >dist/ruleset'`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -45,11 +45,11 @@ folders of --share and printed until then stays.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
 	flags := c.Flags()
-	flags.SetInterspersed(false) // those after the command are the command's
+	flags.SetInterspersed(false) // flags after the command belong to the command
 	flags.IntVar(&f.machine.CPUs, "cpus", vm.DefaultCPUs, "processors of the machine")
-	flags.IntVar(&f.machine.Memory, "memory", vm.DefaultMemory, "memory of the machine in MiB; three quarters of it take what the command writes")
-	flags.StringArrayVar(&f.machine.Shared, "share", nil, "folder that the command writes to, by the same path (may be repeated)")
-	flags.BoolVar(&f.api, "control-plane", false, "start a Kubernetes control plane with Berth's kinds on this machine, of the programs in $KUBEBUILDER_ASSETS, which the command reaches by $KUBECONFIG")
+	flags.IntVar(&f.machine.Memory, "memory", vm.DefaultMemory, "memory of the machine in MiB; up to three quarters of it hold files that the command writes")
+	flags.StringArrayVar(&f.machine.Shared, "share", nil, "folder that the command can write to, under the same path (repeatable)")
+	flags.BoolVar(&f.api, "control-plane", false, "start a Kubernetes control plane with Berth's kinds on this machine, from the programs in $KUBEBUILDER_ASSETS; the command reaches it through $KUBECONFIG")
 	flags.BoolVar(&f.prepare, "prepare", false, "only prepare the machine's kernel, and print its folder, for "+vm.Environment)
 	flags.BoolVar(&f.verbose, "verbose", false, "print when the machine has booted")
 	return c
@@ -80,7 +80,7 @@ func (f *vmFlags) run(cmd *cobra.Command, args []string) error {
 	return vm.Again(func(what string) { fmt.Fprintln(os.Stderr, what) }, func() error { return f.once(ctx, m, args) })
 }
 
-// once runs the command, with a control plane of its own if it is to have one.
+// once runs the command, with its own control plane if requested.
 func (f *vmFlags) once(ctx context.Context, m vm.Machine, args []string) (err error) {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 )
 
-func TestValuesWithoutACommentAreRefused(t *testing.T) {
+func TestValuesNeedComments(t *testing.T) {
 	for _, tt := range []struct{ values, want string }{
 		{"a: 1\n", "a: no comment"},
 		{"# A.\na:\n  # B.\n  b: 1\n  c: 2\n", "a.c: no comment"},
@@ -20,12 +20,12 @@ func TestValuesWithoutACommentAreRefused(t *testing.T) {
 	} {
 		_, err := writeReadme("\nVALUES\n", []byte(tt.values))
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%q: got %v, want %s", tt.values, err, tt.want)
+			t.Errorf("values %q: error = %v, want %s", tt.values, err, tt.want)
 		}
 	}
 }
 
-func TestReadmeHasTheValues(t *testing.T) {
+func TestReadmeListsValues(t *testing.T) {
 	got, err := writeReadme("# Chart\n\nVALUES\n", []byte("# Whether\n# to.\na: true\n# B is.\nb:\n  # Or | not.\n  c: {d: x}\n  # All.\n  e:\n    f: [1, 2] # Some.\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -33,11 +33,11 @@ func TestReadmeHasTheValues(t *testing.T) {
 	want := "# Chart\n\n### a\n\nWhether to.\n\nDefault: `true`\n\n### b\n\nB is.\n\n| value | default | meaning |\n|---|---|---|\n" +
 		"| `b.c` | `{d: x}` | Or \\| not. |\n| `b.e` | | All. |\n| `b.e.f` | `[1, 2]` | Some. |\n"
 	if string(got) != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
+		t.Errorf("README:\n%s\nwant:\n%s", got, want)
 	}
 }
 
-// The files in the chart are up to date with `make generate`.
+// The files in the chart are the output of `make generate`.
 func TestChartIsCurrent(t *testing.T) {
 	read := func(name string) []byte {
 		data, err := os.ReadFile(name)
@@ -48,16 +48,16 @@ func TestChartIsCurrent(t *testing.T) {
 	}
 	schema, err := writeSchema(string(read("values.schema.json")))
 	if err != nil || !bytes.Equal(schema, read("../chart/values.schema.json")) {
-		t.Errorf("chart/values.schema.json is not what make generate writes (%v)", err)
+		t.Errorf("chart/values.schema.json is outdated, run make generate (error: %v)", err)
 	}
 	readme, err := writeReadme(string(read("README.md")), read("../chart/values.yaml"))
 	if err != nil || !bytes.Equal(readme, read("../chart/README.md")) {
-		t.Errorf("chart/README.md is not what make generate writes (%v)", err)
+		t.Errorf("chart/README.md is outdated, run make generate (error: %v)", err)
 	}
 }
 
 // The settings that the chart derives itself exist.
-func TestExceptionsAreSettings(t *testing.T) {
+func TestExcludedSettingsExist(t *testing.T) {
 	for _, of := range []struct {
 		except   []string
 		settings []config.Setting
@@ -72,7 +72,7 @@ func TestExceptionsAreSettings(t *testing.T) {
 		}
 		for _, name := range of.except {
 			if schema.Properties[name] == nil {
-				t.Errorf("%s is no setting", name)
+				t.Errorf("%s is not a setting", name)
 			}
 		}
 	}

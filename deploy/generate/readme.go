@@ -10,7 +10,7 @@ import (
 )
 
 // writeReadme replaces the line VALUES of the README with all values of values.yaml and their
-// comments. The error names values without a comment.
+// comments. It returns an error that names values without a comment.
 func writeReadme(template string, values []byte) ([]byte, error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(values, &document); err != nil {

@@ -34,8 +34,7 @@ func monitored(t *testing.T, mode string, ports bool) map[string]*unstructured.U
 	return byName
 }
 
-// TestChartShipsRulesAndDashboard checks that objects contain the unchanged files, with the labels
-// by which they are selected.
+// Rendered objects contain the unchanged files, with the labels by which they are selected.
 func TestChartShipsRulesAndDashboard(t *testing.T) {
 	objects := monitored(t, deploy.NodeMode, false)
 	rules, board := objects["PrometheusRule berth"], objects["ConfigMap berth-dashboard"]
@@ -50,14 +49,14 @@ func TestChartShipsRulesAndDashboard(t *testing.T) {
 	text, _, _ := unstructured.NestedString(board.Object, "data", "berth.json")
 	var got dashboard
 	if err := json.Unmarshal([]byte(text), &got); err != nil || got.UID != "berth" {
-		t.Errorf("the ConfigMap's dashboard: UID %q, %v", got.UID, err)
+		t.Errorf("UID of the ConfigMap's dashboard = %q (error: %v), want berth", got.UID, err)
 	}
 	if text != strings.TrimSpace(readFile(t, dashboardFile)) {
 		t.Errorf("the ConfigMap's dashboard is not %s", dashboardFile)
 	}
 	for _, o := range []*unstructured.Unstructured{rules, board, objects["PodMonitor berthd"]} {
 		if o == nil || o.GetLabels()["release"] != "prometheus" || o.GetLabels()["app.kubernetes.io/part-of"] != "berth" {
-			t.Errorf("labels of %v", o)
+			t.Errorf("labels of %v, want those of the release", o)
 		}
 	}
 	if board.GetLabels()["grafana_dashboard"] == "" {
@@ -65,9 +64,8 @@ func TestChartShipsRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// TestRulesOfPorts checks that the rules for ports follow the others if ports are enabled, and are
-// absent otherwise.
-func TestRulesOfPorts(t *testing.T) {
+// The rules for ports follow the others if ports are enabled, and are absent otherwise.
+func TestPortRules(t *testing.T) {
 	var of [][]map[string]any // groups, by file
 	for _, path := range ruleFiles {
 		var file struct {
@@ -94,13 +92,13 @@ func TestRulesOfPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s, ports %t (-want +got):\n%s", tt.mode, tt.ports, diff)
+			t.Errorf("rules in mode %s with ports %t (-want +got):\n%s", tt.mode, tt.ports, diff)
 		}
 	}
 }
 
-// TestEgressIsMonitored checks that the rules for Egresses follow the others if egress is enabled,
-// and that gateways in all namespaces are scraped with the labels that the rules use.
+// The rules for Egresses follow the others if egress is enabled, and gateways in all namespaces are scraped with the
+// labels that the rules use.
 func TestEgressIsMonitored(t *testing.T) {
 	r := deploy.InMode(deploy.EgressMode, "test")
 	r.Values["monitoring"] = map[string]any{"podMonitor": map[string]any{"enabled": true}, "rules": map[string]any{"enabled": true}}
@@ -126,7 +124,7 @@ func TestEgressIsMonitored(t *testing.T) {
 		}
 	}
 	if n := len(groups); n < 2 || groups[n-1] != "berth-egress" {
-		t.Errorf("groups of rules are %q", groups)
+		t.Errorf("rule groups = %q, want berth-egress last", groups)
 	}
 	for _, want := range []string{
 		`"namespaceSelector":{"any":true}`, `"key":"` + v1alpha1.LabelEgress + `"`, `"port":"health"`, `"replacement":"berth-egress","targetLabel":"job"`, `"targetLabel":"namespace"`, `"targetLabel":"egress"`, `"targetLabel":"instance"`,
@@ -136,20 +134,19 @@ func TestEgressIsMonitored(t *testing.T) {
 		}
 	}
 	if monitored(t, deploy.PoolMode, false)["PodMonitor berth-egress"] != nil {
-		t.Error("gateways are scraped where there are none")
+		t.Error("a PodMonitor of gateways exists without egress")
 	}
 }
 
-// TestPodMonitorsScrapeWhatListens compares ports, addresses and labels of the PodMonitors with
-// those of the pods.
-func TestPodMonitorsScrapeWhatListens(t *testing.T) {
+// Ports, addresses and labels of the PodMonitors match those of the pods.
+func TestPodMonitorsMatchPods(t *testing.T) {
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode, deploy.PortMode} {
 		t.Run(mode, func(t *testing.T) {
 			objects := monitored(t, mode, false)
 			scraped(t, objects["PodMonitor berthd"], objects["DaemonSet berthd"], "berthd", 61678)
 			if mode == deploy.NodeMode {
 				if objects["PodMonitor berth-operator"] != nil {
-					t.Error("a PodMonitor of an operator that there is not")
+					t.Error("a PodMonitor of the operator exists without an operator")
 				}
 				return
 			}
@@ -161,10 +158,9 @@ func TestPodMonitorsScrapeWhatListens(t *testing.T) {
 // ofPods are labels that the Prometheus Operator adds to all series of a pod.
 var ofPods = []string{"namespace", "pod", "container"}
 
-// TestLabelsOfMetricsStand checks that PodMonitors keep the labels of metrics. Otherwise Prometheus
-// renames a label that the target also has, such as namespace to exported_namespace, and rules do
-// not match.
-func TestLabelsOfMetricsStand(t *testing.T) {
+// PodMonitors keep the labels of metrics. Otherwise Prometheus renames a label that the target also has, such as
+// namespace to exported_namespace, and rules do not match.
+func TestPodMonitorsKeepMetricLabels(t *testing.T) {
 	metrics := readMetrics(t)
 	for program, page := range map[string]string{"berthd": "metrics.md", "berth-operator": "operator-metrics.md"} {
 		var of []string
@@ -178,7 +174,7 @@ func TestLabelsOfMetricsStand(t *testing.T) {
 		endpoints, _, _ := unstructured.NestedSlice(monitored(t, deploy.PoolMode, false)["PodMonitor "+program].Object, "spec", "podMetricsEndpoints")
 		honor, _, _ := unstructured.NestedBool(endpoints[0].(map[string]any), "honorLabels")
 		if honor != (len(of) > 0) {
-			t.Errorf("PodMonitor %s: honorLabels %t; metrics with labels of pods: %v", program, honor, of)
+			t.Errorf("PodMonitor %s: honorLabels = %t; metrics with labels of pods: %v", program, honor, of)
 		}
 	}
 }
@@ -186,13 +182,13 @@ func TestLabelsOfMetricsStand(t *testing.T) {
 func scraped(t *testing.T, monitor, workload *unstructured.Unstructured, job string, port int64) {
 	t.Helper()
 	if monitor == nil || workload == nil {
-		t.Fatalf("no PodMonitor, or no pods of %s", job)
+		t.Fatalf("no PodMonitor or no pods of %s", job)
 	}
 	selector, _, _ := unstructured.NestedStringMap(monitor.Object, "spec", "selector", "matchLabels")
 	labels, _, _ := unstructured.NestedStringMap(workload.Object, "spec", "template", "metadata", "labels")
 	for k, v := range selector {
 		if labels[k] != v {
-			t.Errorf("the PodMonitor selects %s=%s, pods have %q", k, v, labels[k])
+			t.Errorf("the PodMonitor selects %s=%s, but pods have %q", k, v, labels[k])
 		}
 	}
 	containers, _, _ := unstructured.NestedSlice(workload.Object, "spec", "template", "spec", "containers")
@@ -208,7 +204,7 @@ func scraped(t *testing.T, monitor, workload *unstructured.Unstructured, job str
 			t.Errorf("the container lacks %s", want)
 		}
 	}
-	// A variable that another one refers to precedes it.
+	// A variable must precede others that refer to it.
 	if host := strings.Index(string(container), `"name":"HOST_IP"`); host < 0 || host > strings.Index(string(container), "BERTH_METRICS_ADDRESS") {
 		t.Error("HOST_IP does not come before BERTH_METRICS_ADDRESS")
 	}

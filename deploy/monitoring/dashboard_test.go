@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// dashboard has the parts of Grafana's format that the tests read.
+// dashboard contains the parts of Grafana's format that the tests read.
 type dashboard struct {
 	UID        string  `json:"uid"`
 	Title      string  `json:"title"`
@@ -57,7 +57,7 @@ func readDashboard(t *testing.T) (d dashboard) {
 }
 
 // expressions returns the expressions of all panels and variables, with Grafana's variables
-// replaced as Grafana does.
+// replaced as Grafana does it.
 func (d dashboard) expressions() (all []string) {
 	seen := strings.NewReplacer("$__rate_interval", "5m", "$__range", "3h", "$node", ".*")
 	for _, v := range d.Templating.List {
@@ -74,12 +74,12 @@ func (d dashboard) expressions() (all []string) {
 	return all
 }
 
-// TestDashboard checks that each panel has what Grafana needs and a title and description for
-// people, and that panels do not overlap on the grid of 24 columns.
+// Each panel has all that Grafana needs, a title and a description, and panels do not overlap on the grid of 24
+// columns.
 func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	if d.UID != "berth" || d.Title == "" || d.Schema == 0 {
-		t.Errorf("uid %q, title %q, schemaVersion %d", d.UID, d.Title, d.Schema)
+		t.Errorf("dashboard: uid = %q, title = %q, schemaVersion = %d", d.UID, d.Title, d.Schema)
 	}
 	if v := d.Templating.List; len(v) == 0 || v[0].Name != "datasource" || v[0].Type != "datasource" || v[0].Query != "prometheus" {
 		t.Error("the first variable is not the data source")
@@ -88,32 +88,32 @@ func TestDashboard(t *testing.T) {
 	ids := map[int]bool{}
 	for i, p := range d.Panels {
 		if ids[p.ID] || p.ID == 0 {
-			t.Errorf("%s: panel ID %d is 0 or another's", p.Title, p.ID)
+			t.Errorf("%s: panel ID %d is 0 or not unique", p.Title, p.ID)
 		}
 		ids[p.ID] = true
 		if p.Grid.W < 1 || p.Grid.H < 1 || p.Grid.X+p.Grid.W > 24 {
-			t.Errorf("%s lies outside the grid: %+v", p.Title, p.Grid)
+			t.Errorf("%s is outside of the grid: %+v", p.Title, p.Grid)
 		}
 		for _, q := range d.Panels[:i] {
 			if p.Grid.X < q.Grid.X+q.Grid.W && q.Grid.X < p.Grid.X+p.Grid.W && p.Grid.Y < q.Grid.Y+q.Grid.H && q.Grid.Y < p.Grid.Y+p.Grid.H {
-				t.Errorf("%s lies on %s", p.Title, q.Title)
+				t.Errorf("%s overlaps %s", p.Title, q.Title)
 			}
 		}
 		if p.Type == "row" {
 			continue
 		}
 		if !slices.Contains([]string{"timeseries", "stat", "table"}, p.Type) {
-			t.Errorf("%s: type %q, want one that every Grafana has", p.Title, p.Type)
+			t.Errorf("%s: type = %q, want one that every Grafana has", p.Title, p.Type)
 		}
 		if p.Title == "" || p.Description == "" || p.Type != "table" && p.FieldConfig.Defaults.Unit == "" {
 			t.Errorf("panel %d (%s) lacks a title, a description or a unit", p.ID, p.Title)
 		}
 		if p.Datasource != variable || len(p.Targets) == 0 {
-			t.Errorf("%s: data source %v, %d queries", p.Title, p.Datasource, len(p.Targets))
+			t.Errorf("%s: data source = %v with %d queries, want the variable and at least one", p.Title, p.Datasource, len(p.Targets))
 		}
 		for _, target := range p.Targets {
 			if target.Datasource != variable || target.Ref == "" || target.Expr == "" {
-				t.Errorf("%s: query %+v", p.Title, target)
+				t.Errorf("%s: invalid query %+v", p.Title, target)
 			}
 		}
 	}

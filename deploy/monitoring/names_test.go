@@ -14,9 +14,9 @@ import (
 
 // metric is the documentation of a metric.
 type metric struct {
-	page    string // of the reference
+	page    string // reference page
 	labels  []string
-	meaning string // which names the values of its labels
+	meaning string // lists the values of its labels
 }
 
 // others are metrics that Berth does not define: those of Prometheus, and those of libraries.
@@ -31,7 +31,7 @@ var others = map[string]metric{
 	"workqueue_depth":               {labels: []string{"name"}},
 }
 
-// ofGateways are labels that Prometheus adds to all series of a gateway of an Egress.
+// ofGateways are labels that Prometheus adds to all series of an Egress's gateway.
 var ofGateways = []string{"namespace", "egress"}
 
 // everywhere are labels that Prometheus adds to all series of a target.
@@ -54,7 +54,7 @@ func readMetrics(t *testing.T) map[string]metric {
 		}
 		listed := map[string]bool{}
 		for _, m := range found {
-			if listed[m[1]] { // a registry that gathers both has nothing but an error for the scraper
+			if listed[m[1]] { // a registry with both would return only an error to the scraper
 				t.Errorf("%s: %s is listed twice", page, m[1])
 			}
 			listed[m[1]] = true
@@ -87,7 +87,7 @@ func readFile(t *testing.T, path string) string {
 	return string(data)
 }
 
-// named has the names in an expression, as reported by tools/prometheus/promexpr.
+// named has the names in an expression, in the output format of tools/prometheus/promexpr.
 type named struct {
 	Selectors []struct {
 		Metric string            `json:"metric"`
@@ -115,9 +115,8 @@ func namesIn(t *testing.T, expressions []string) (all []named) {
 	return all
 }
 
-// TestNamesAreOfThePrograms checks that all metrics, labels and documented label values in rules
-// and dashboard exist in the reference pages.
-func TestNamesAreOfThePrograms(t *testing.T) {
+// All metrics, labels and documented label values in rules and dashboard exist in the reference pages.
+func TestMetricNamesExist(t *testing.T) {
 	metrics := readMetrics(t)
 	reasons := readFile(t, "../../docs/troubleshoot.md")
 	rules := readRules(t)
@@ -131,7 +130,7 @@ func TestNamesAreOfThePrograms(t *testing.T) {
 		for _, s := range n.Selectors {
 			m, ok := metrics[s.Metric]
 			if !ok {
-				t.Errorf("no program has the metric %s, and no rule before makes it: %s", s.Metric, expressions[i])
+				t.Errorf("no program has the metric %s, and no earlier rule records it: %s", s.Metric, expressions[i])
 				continue
 			}
 			labels, meaning = append(labels, m.labels...), meaning+m.meaning
@@ -141,14 +140,14 @@ func TestNamesAreOfThePrograms(t *testing.T) {
 				}
 				for _, value := range values(label, pattern) {
 					if !strings.Contains(m.meaning, value) && !strings.Contains(reasons, "`"+value+"`") {
-						t.Errorf("%s: %q is no documented value of %s: %s", s.Metric, value, label, expressions[i])
+						t.Errorf("%s: %q is not a documented value of %s: %s", s.Metric, value, label, expressions[i])
 					}
 				}
 			}
 		}
 		for _, l := range n.Labels {
 			if !slices.Contains(labels, l) {
-				t.Errorf("nothing has the label %s: %s", l, expressions[i])
+				t.Errorf("no metric has the label %s: %s", l, expressions[i])
 			}
 		}
 		if i < len(rules) && rules[i].Record != "" {
@@ -157,7 +156,7 @@ func TestNamesAreOfThePrograms(t *testing.T) {
 	}
 }
 
-// values returns the values that a matcher names, for labels whose values Berth defines.
+// values returns the values in a matcher, for labels whose values Berth defines.
 func values(label, pattern string) []string {
 	switch label {
 	case "state", "category", "type", "result", "ipam", "call", "reason", "name", "class", "outcome", "kind":

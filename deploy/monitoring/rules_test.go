@@ -87,7 +87,7 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// scenario has the series that Prometheus scrapes, and the alerts that fire.
+// scenario consists of the series that Prometheus scrapes, and the alerts that fire.
 type scenario struct {
 	Name   string   `json:"name"`
 	At     string   `json:"at"`
@@ -141,7 +141,7 @@ func (s scenario) unitTest(t *testing.T) unitTest {
 	for line := range strings.Lines(s.Series) {
 		name, values, ok := strings.Cut(strings.TrimSpace(line), "} ")
 		if !ok {
-			t.Fatalf("%s: %q is no series with values", s.Name, line)
+			t.Fatalf("%s: %q is not a series with values", s.Name, line)
 		}
 		out.Series = append(out.Series, series{name + "}", values})
 	}
@@ -158,7 +158,7 @@ func (s scenario) unitTest(t *testing.T) unitTest {
 		steady(`leader_election_master_status{job="berth-operator",name="berth-operator",instance="op-1"}`)
 	}
 	firing := evaluation{Expr: `sum without (alertstate, severity) (ALERTS{alertstate="firing"})`, At: s.At, Samples: []sample{}}
-	if len(s.Fires) == 0 { // then, or at any time before
+	if len(s.Fires) == 0 { // at that time, or at any time before
 		firing.Expr = `sum without (alertstate, severity) (max_over_time(ALERTS{alertstate="firing"}[24h]))`
 	}
 	for _, labels := range s.Fires {
@@ -168,7 +168,7 @@ func (s scenario) unitTest(t *testing.T) unitTest {
 	return out
 }
 
-// TestRules evaluates the rules with promtool for each scenario.
+// Evaluates the rules with promtool for each scenario.
 func TestRules(t *testing.T) {
 	file := unitTests{Interval: "1m"}
 	for _, path := range ruleFiles {
@@ -182,7 +182,7 @@ func TestRules(t *testing.T) {
 	for _, s := range scenarios(t) {
 		file.Tests = append(file.Tests, s.unitTest(t))
 	}
-	data, err := json.Marshal(file) // which is YAML
+	data, err := json.Marshal(file) // JSON is YAML
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,8 +193,7 @@ func TestRules(t *testing.T) {
 	promtool(t, "test", "rules", path)
 }
 
-// TestEveryAlertHasScenarios checks that each alert has a scenario in which it fires and one in
-// which it does not.
+// Each alert has a scenario in which it fires and one in which it does not.
 func TestEveryAlertHasScenarios(t *testing.T) {
 	fires, healthy, known := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, s := range scenarios(t) {
@@ -205,30 +204,30 @@ func TestEveryAlertHasScenarios(t *testing.T) {
 		case strings.HasPrefix(what, "healthy"):
 			healthy[name] = len(s.Fires) == 0
 		default:
-			t.Errorf("scenario %q: want NAME: fires, or NAME: healthy, with what is special after a comma", s.Name)
+			t.Errorf("scenario %q: want NAME: fires or NAME: healthy, with details after a comma", s.Name)
 		}
 	}
 	for _, a := range alerts(t) {
 		known[a.Alert] = true
 		if !fires[a.Alert] || !healthy[a.Alert] {
-			t.Errorf("%s: has it a scenario in which it fires? %t; and one in which nothing does? %t", a.Alert, fires[a.Alert], healthy[a.Alert])
+			t.Errorf("%s: has a scenario in which it fires: %t; has one in which nothing fires: %t", a.Alert, fires[a.Alert], healthy[a.Alert])
 		}
 	}
 	for name := range fires {
 		if !known[name] {
-			t.Errorf("scenarios of %s, which is no alert", name)
+			t.Errorf("scenarios of %s, which is not an alert", name)
 		}
 	}
 }
 
-// TestAlertsSayWhatToDo checks the severity, the texts and the runbook of each alert.
-func TestAlertsSayWhatToDo(t *testing.T) {
+// Each alert has a severity, texts and a runbook.
+func TestAlertsHaveTextsAndRunbooks(t *testing.T) {
 	for _, a := range alerts(t) {
 		if s := a.Labels["severity"]; s != "critical" && s != "warning" {
-			t.Errorf("%s: severity %q, want critical or warning", a.Alert, s)
+			t.Errorf("%s: severity = %q, want critical or warning", a.Alert, s)
 		}
 		if a.For == "" {
-			t.Errorf("%s has no duration for which it must last", a.Alert)
+			t.Errorf("%s has no for duration", a.Alert)
 		}
 		for _, name := range []string{"summary", "description"} {
 			if a.Annotations[name] == "" {
@@ -237,7 +236,7 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 		}
 		want := "https://github.com/berthnet/berth/blob/main/docs/troubleshoot.md#" + strings.ToLower(a.Alert)
 		if got := a.Annotations["runbook_url"]; got != want {
-			t.Errorf("%s: runbook_url %q, want %q", a.Alert, got, want)
+			t.Errorf("%s: runbook_url = %q, want %q", a.Alert, got, want)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Kernel is the gateway in the kernel, as egressgateway.Kernel has it.
+// Kernel is the gateway in the kernel. egressgateway.Kernel implements it.
 type Kernel interface {
 	Apply(ctx context.Context, s egressgateway.Setup) error
 	InKernel(s egressgateway.Setup) (bool, error)
@@ -37,18 +37,18 @@ type agent struct {
 	changed retry.Signal
 	counts  metrics
 
-	using sync.Mutex // held during calls of the kernel that are for one caller at a time
+	using sync.Mutex // held during calls of the kernel that are not safe for concurrent use
 
 	mu       sync.Mutex // guards all below
 	state    state
 	clients  map[int]int // addresses served, by family
-	inFlight time.Time   // when the Apply in flight began; zero: none is
+	inFlight time.Time   // start of the Apply in flight; zero: none
 }
 
 // state is the gateway's state for probes.
 type state struct {
 	serves bool  // the kernel was as desired once, by this process or an earlier one
-	err    error // of the last Apply, or nil
+	err    error // error of the last Apply, or nil
 	ending bool
 }
 
@@ -56,10 +56,10 @@ func newAgent(cfg config.Gateway, k Kernel, c clock.Clock, log *slog.Logger) *ag
 	return &agent{cfg: cfg, kernel: k, clock: c, log: log, cache: newAPICache(), served: newServedClients(), changed: retry.NewSignal(), counts: newMetrics()}
 }
 
-// repairInterval is how often the kernel is compared with the desired state.
+// repairInterval is the interval at which the kernel is compared with the desired state.
 const repairInterval = time.Minute
 
-// reconcile makes the kernel as desired whenever that changes, until ctx ends.
+// reconcile applies the desired state whenever it changes, until ctx ends.
 func (a *agent) reconcile(ctx context.Context) {
 	a.takeOver()
 	repair := a.clock.After(repairInterval)
@@ -91,14 +91,14 @@ func (a *agent) reconcile(ctx context.Context) {
 	}
 }
 
-// takeOver checks whether an earlier process left a gateway that serves clients, which it continues to do
-// during an outage of the Kubernetes API.
+// takeOver checks whether an earlier process left a gateway that serves clients. It keeps serving them during an outage of
+// the Kubernetes API.
 func (a *agent) takeOver() {
 	a.using.Lock()
 	found, err := a.kernel.InKernel(a.setup(nil))
 	a.using.Unlock()
 	if err != nil {
-		a.log.Warn("cannot read what an earlier process left in the kernel", "err", err)
+		a.log.Warn("cannot read the kernel state of an earlier process", "err", err)
 	}
 	if found {
 		a.log.Info("still serving the clients of an earlier process")
@@ -112,7 +112,7 @@ func (a *agent) setup(clients []egressgateway.Client) egressgateway.Setup {
 	return egressgateway.Setup{Link: a.cfg.Link, Addrs: a.cfg.PodIPs, Port: uint16(a.cfg.Port), Clients: clients}
 }
 
-// apply makes the kernel as desired. It returns false if it should be tried again.
+// apply applies the desired state to the kernel. It returns false if it should be tried again.
 func (a *agent) apply(ctx context.Context) bool {
 	destinations, clients, garbage := a.cache.desired()
 	setup := a.setup(clients)
@@ -128,13 +128,13 @@ func (a *agent) apply(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return true
 	}
-	// The rest is done; only a change of the pod or the clients helps with these.
+	// Everything else is done; only a change of the pod or the clients resolves these errors.
 	done := err == nil || errors.Is(err, egressgateway.ErrLeftOut) || errors.Is(err, egressgateway.ErrNotForwarded)
 	a.report(err, done, clients, garbage)
 	return done && !errors.Is(err, egressgateway.ErrNotForwarded)
 }
 
-// report records the outcome of an Apply, and logs what changed.
+// report records the outcome of an Apply, and logs changes.
 func (a *agent) report(err error, done bool, clients []egressgateway.Client, garbage []string) {
 	served := map[int]int{}
 	for _, c := range clients {
@@ -171,14 +171,14 @@ func (a *agent) report(err error, done bool, clients []egressgateway.Client, gar
 	}
 }
 
-// setInFlight records when an Apply began; zero: it ended.
+// setInFlight records the start of an Apply; zero: it ended.
 func (a *agent) setInFlight(began time.Time) {
 	a.mu.Lock()
 	a.inFlight = began
 	a.mu.Unlock()
 }
 
-// Reasons why a gateway is not ready, for metrics.
+// Reasons for which a gateway is not ready, for metrics.
 const (
 	clientsUnknown = "clients-unknown"
 	noFoU          = "no-fou"
@@ -187,7 +187,8 @@ const (
 )
 
 // ready returns why the gateway is not ready, as a reason and an error, or "" and nil. A gateway that has served clients
-// stays ready during an outage of the Kubernetes API and when a change fails: clients that it serves lose nothing.
+// stays ready during an outage of the Kubernetes API and when a change fails, as the clients that it serves are not
+// affected.
 func (a *agent) ready() (word string, err error) {
 	a.mu.Lock()
 	s := a.state
@@ -210,7 +211,7 @@ func (a *agent) ready() (word string, err error) {
 
 var errStarting = errors.New("starting")
 
-// maxInFlight is longer than any Apply takes that ends.
+// maxInFlight is longer than any successful Apply takes.
 const maxInFlight = 2 * time.Minute
 
 // alive returns an error if a change of the kernel hangs.
@@ -225,15 +226,15 @@ func (a *agent) alive() error {
 }
 
 const (
-	// countInterval is how often connections are counted while the gateway terminates.
+	// countInterval is the interval at which connections are counted while the gateway terminates.
 	countInterval = time.Second
-	// exitTime is the end of the grace period, in which the process exits by itself.
+	// exitTime is the end part of the grace period in which the process exits by itself.
 	exitTime = 2 * time.Second
 )
 
-// end returns when no connection is left or the grace period is over. Until then the gateway serves as before and
-// stays ready: a pod that is deleted and ready is draining. The Egress's status tells clients, which open no new
-// connections by it.
+// end returns when no connection is left or the grace period is over. Until then the gateway serves as before and stays
+// ready, as a deleted pod that is ready is draining. Clients learn from the Egress's status that they must not open new
+// connections through it.
 func (a *agent) end() {
 	a.mu.Lock()
 	a.state.ending = true

@@ -39,7 +39,7 @@ func (a *agent) observe(e *v1alpha1.Egress, s ...*v1alpha1.EgressClientSlice) {
 	})
 }
 
-// working runs a gateway in the bubble until the test ends, or end is called.
+// working runs a gateway in the bubble until the test ends or end is called.
 func working(t *testing.T, a *agent) (end context.CancelFunc, ended <-chan time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -71,7 +71,7 @@ func probe(a *agent, path string) (int, string) {
 func wantProbe(t *testing.T, a *agent, path string, code int, part string) {
 	t.Helper()
 	if got, body := probe(a, path); got != code || !strings.Contains(body, part) {
-		t.Errorf("%s: %d %q, want %d and %q", path, got, body, code, part)
+		t.Errorf("GET %s = %d %q, want %d and %q", path, got, body, code, part)
 	}
 }
 
@@ -86,11 +86,11 @@ func TestWanted(t *testing.T) {
 	c.slices["1"] = sliceOf("1",
 		v1alpha1.ServedClient{UID: "b", Addresses: []string{"10.1.0.2", "fd01::2"}},
 		v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1"}})
-	// A client moves from one slice to another, and is in both meanwhile.
+	// A client moves from one slice to another, and is temporarily in both.
 	c.slices["2"] = sliceOf("2", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "nonsense"}})
 	destinations, clients, garbage := c.desired()
 	if got, want := fmt.Sprint(destinations), "[203.0.113.0/24 2001:db8::/32]"; got != want {
-		t.Errorf("destinations %s, want %s", got, want)
+		t.Errorf("destinations = %s, want %s", got, want)
 	}
 	addr := netip.MustParseAddr
 	want := []egressgateway.Client{{UID: "a", Addrs: []netip.Addr{addr("10.1.0.1")}}, {UID: "b", Addrs: []netip.Addr{addr("10.1.0.2"), addr("fd01::2")}}}
@@ -98,11 +98,11 @@ func TestWanted(t *testing.T) {
 		t.Error(d)
 	}
 	if len(garbage) != 3 {
-		t.Errorf("passed over: %q", garbage)
+		t.Errorf("ignored values = %q, want 3", garbage)
 	}
 }
 
-// TestReady: why a gateway is not ready, and what makes it unready again.
+// Readiness of a gateway, with the reason if it is not ready.
 func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{}
@@ -118,24 +118,24 @@ func TestReady(t *testing.T) {
 		synctest.Wait()
 		wantProbe(t, a, "/readyz", 503, "the Egress does not exist")
 		if _, times, _ := k.last(); times != 0 {
-			t.Error("the kernel was changed before everything was known")
+			t.Error("the kernel was changed before Egress and clients were known")
 		}
 
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is missing", tunnel.ErrNoFoU) })
 		a.observe(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "fd01::1"}}))
 		synctest.Wait()
-		wantProbe(t, a, "/readyz", 503, "module fou is not there")
+		wantProbe(t, a, "/readyz", 503, "module fou is missing")
 		wantProbe(t, a, "/metrics", 200, `berth_egress_not_ready{reason="no-fou"} 1`)
 		later(time.Minute)
 		if n := log.count("module fou"); n != 1 {
-			t.Errorf("logged %d times", n)
+			t.Errorf("the error was logged %d times, want once", n)
 		}
-		k.set(func(k *fakeKernel) { k.err = nil }) // somebody loaded it
+		k.set(func(k *fakeKernel) { k.err = nil }) // the module was loaded
 		later(time.Minute)
 		wantProbe(t, a, "/readyz", 200, "ok")
 		wantProbe(t, a, "/metrics", 200, `berth_egress_client_addresses{family="ipv6"} 1`)
 
-		// The API goes away, and a change fails: who is served is served on.
+		// During an outage of the API and after a failed change, clients are still served.
 		a.requested(errors.New("away"))
 		k.set(func(k *fakeKernel) { k.err = errors.New("no buffer space") })
 		a.update(egresses, func(c *apiCache) { c.egress = egressOf("0.0.0.0/0") })
@@ -143,7 +143,7 @@ func TestReady(t *testing.T) {
 		wantProbe(t, a, "/readyz", 200, "ok")
 		wantProbe(t, a, "/metrics", 200, "berth_egress_api_failures_total 3")
 		if n := log.count("does not answer"); n != 2 {
-			t.Errorf("logged %d times that the API is away, want once each time", n)
+			t.Errorf("API outage was logged %d times, want once for each of two outages", n)
 		}
 		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: IPv6", egressgateway.ErrNotForwarded) })
 		later(time.Minute)
@@ -159,7 +159,7 @@ func TestReady(t *testing.T) {
 	})
 }
 
-// TestRepairs: the kernel is compared once a minute, and failures are retried.
+// The kernel is compared once a minute, and failures are retried.
 func TestRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{err: errors.New("busy")}
@@ -168,20 +168,20 @@ func TestRepairs(t *testing.T) {
 		a.observe(egressOf("0.0.0.0/0"))
 		later(30 * time.Second)
 		if _, times, _ := k.last(); times < 4 || times > 12 {
-			t.Errorf("%d attempts in 30 s", times)
+			t.Errorf("%d attempts in 30 s, want 4 to 12", times)
 		}
 		k.set(func(k *fakeKernel) { k.err = nil })
 		later(30 * time.Second)
 		_, before, _ := k.last()
 		later(10 * time.Minute)
 		if _, times, forgot := k.last(); times-before != 10 || forgot < 10 {
-			t.Errorf("%d comparisons in 10 min, %d anew", times-before, forgot)
+			t.Errorf("%d comparisons in 10 min, %d cache resets, want 10 of each", times-before, forgot)
 		}
 	})
 }
 
-// TestStartsWithoutAPI: a gateway takes over the state of an earlier process during an outage of the API.
-func TestStartsWithoutAPI(t *testing.T) {
+// A gateway takes over the state of an earlier process during an outage of the API.
+func TestStartWithoutAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{found: true}
 		a, _ := newTestAgent(t, k)
@@ -190,28 +190,28 @@ func TestStartsWithoutAPI(t *testing.T) {
 		later(10 * time.Minute)
 		wantProbe(t, a, "/readyz", 200, "ok")
 		if _, times, _ := k.last(); times != 0 {
-			t.Error("the kernel was changed though nothing is known")
+			t.Error("the kernel was changed although nothing is known")
 		}
 		a.observe(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1"}}))
 		synctest.Wait()
 		if s, _, _ := k.last(); len(s.Clients) != 1 || len(s.Destinations) != 1 || s.Link != "eth0" || s.Port != 5555 {
-			t.Errorf("applied %+v", s)
+			t.Errorf("applied Setup = %+v, want one client and one destination", s)
 		}
 	})
 }
 
-// TestEnds: a terminating gateway serves connections until they end or the grace period is over, and follows its
-// clients meanwhile.
+// A terminating gateway serves connections until they end or the grace period is over, and still follows changes of its
+// clients.
 func TestEnds(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		lasts time.Duration // connections, from when it is asked to end
+		lasts time.Duration // duration of the connections after the request to end
 		want  time.Duration
 		tells string
 	}{
 		{"nothing to serve", 0, 10 * time.Second, "no connection is left"},
 		{"connections end", 30 * time.Second, 31 * time.Second, "no connection is left"},
-		{"connections that do not end", time.Hour, 58 * time.Second, "the grace period is over"},
+		{"connections do not end", time.Hour, 58 * time.Second, "the grace period is over"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -232,21 +232,21 @@ func TestEnds(t *testing.T) {
 				})
 				synctest.Wait()
 				if s, _, _ := k.last(); len(s.Clients) != 1 {
-					t.Error("it does not follow its clients any more")
+					t.Error("the gateway no longer follows its clients")
 				}
 				time.AfterFunc(tt.lasts+time.Millisecond, func() { k.set(func(k *fakeKernel) { k.open = 0 }) })
 				if took := <-ended; took != tt.want {
-					t.Errorf("ended after %v, want %v", took, tt.want)
+					t.Errorf("gateway ended after %v, want %v", took, tt.want)
 				}
 				if log.count(tt.tells) != 1 {
-					t.Errorf("log: %q", log.text)
+					t.Errorf("log = %q, want one line about the reason", log.text)
 				}
 			})
 		})
 	}
 }
 
-// TestMetrics: the kernel's counters by family.
+// The kernel's counters by family.
 func TestMetrics(t *testing.T) {
 	a, _ := newTestAgent(t, &fakeKernel{})
 	_, body := probe(a, "/metrics")
@@ -259,12 +259,12 @@ func TestMetrics(t *testing.T) {
 		`berth_egress_not_ready{reason="clients-unknown"} 1`, "berth_egress_apply_failures_total 0",
 	} {
 		if !strings.Contains(body, want+"\n") {
-			t.Errorf("no %s", want)
+			t.Errorf("metrics lack %s", want)
 		}
 	}
 	for _, f := range families {
-		if f.Name != applies.Name && !strings.Contains(body, "\n"+f.Name) { // a histogram without observations has none
-			t.Errorf("%s is described and not there", f.Name)
+		if f.Name != applies.Name && !strings.Contains(body, "\n"+f.Name) { // a histogram without observations has no series
+			t.Errorf("metric %s is described but not served", f.Name)
 		}
 	}
 }

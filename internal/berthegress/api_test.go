@@ -28,7 +28,8 @@ const (
 	patience = 5 * time.Minute
 )
 
-// account makes an Egress with the RBAC objects of the operator, and returns a client with its gateways' credentials.
+// account makes an Egress with the RBAC objects that the operator would create, and returns a client with its gateways'
+// credentials.
 func account(t *testing.T, admin client.Client, e *v1alpha1.Egress) *kubeapi.Client {
 	t.Helper()
 	harness.OK(t, admin.Create(t.Context(), e))
@@ -56,9 +57,8 @@ func newSlice(of, name string, clients ...v1alpha1.ServedClient) *v1alpha1.Egres
 	}
 }
 
-// TestFollowsItsEgress: a gateway with its RBAC rights follows its own Egress and clients, also after an outage of
-// the API server.
-func TestFollowsItsEgress(t *testing.T) {
+// A gateway with its RBAC rights follows its own Egress and clients, also after an outage of the API server.
+func TestGatewayFollowsItsEgress(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
 	harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: space}})))
@@ -81,7 +81,7 @@ func TestFollowsItsEgress(t *testing.T) {
 		t.Helper()
 		harness.Eventually(t, patience, what, func() error {
 			if s, _, _ := k.last(); len(s.Clients) != clients || len(s.Destinations) != destinations {
-				return errors.New("it is not there")
+				return errors.New("not applied yet")
 			}
 			return nil
 		})
@@ -97,35 +97,35 @@ func TestFollowsItsEgress(t *testing.T) {
 	eventually("the second destination", 2, 2)
 
 	back := harness.WithoutAPIServer(t)
-	harness.Eventually(t, patience, "noticing that the API server is away", func() error {
+	harness.Eventually(t, patience, "the outage of the API server is noticed", func() error {
 		a.cache.mu.Lock()
 		defer a.cache.mu.Unlock()
 		if a.cache.apiErr == nil {
-			return errors.New("it has not noticed")
+			return errors.New("not noticed yet")
 		}
 		return nil
 	})
 	if _, err := a.ready(); err != nil {
-		t.Errorf("without the API server: %v", err)
+		t.Errorf("ready() without the API server: %v", err)
 	}
 	back()
 	slice.Clients = nil
 	harness.OK(t, admin.Update(t.Context(), slice))
 	eventually("the change after the outage", 1, 2)
 	harness.OK(t, admin.Delete(t.Context(), own))
-	harness.Eventually(t, patience, "hearing that the Egress is gone", func() error {
+	harness.Eventually(t, patience, "the deletion of the Egress is noticed", func() error {
 		if err := a.cache.complete(); !errors.Is(err, errNoEgress) {
-			return errors.New("the Egress is still there")
+			return errors.New("the Egress is still cached")
 		}
 		return nil
 	})
-	eventually("what was there before the Egress was deleted", 1, 2)
+	eventually("the state from before the Egress was deleted", 1, 2)
 	if _, err := a.ready(); err != nil {
-		t.Errorf("without its Egress: %v", err)
+		t.Errorf("ready() without its Egress: %v", err)
 	}
 }
 
-// TestRights: a gateway may read its own Egress and the slices of its namespace, and nothing else.
+// A gateway may read its own Egress and the slices of its namespace, and nothing else.
 func TestRights(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
@@ -134,14 +134,14 @@ func TestRights(t *testing.T) {
 	account(t, admin, newEgress("other"))
 	harness.OK(t, api.Get(t.Context(), egresses, "nat", &v1alpha1.Egress{}))
 	for what, err := range map[string]error{
-		"another Egress":            api.Get(t.Context(), egresses, "other", &v1alpha1.Egress{}),
-		"all Egresses":              list(t, api.Objects(egresses, "", func() runtime.Object { return &v1alpha1.EgressList{} })),
-		"slices elsewhere":          list(t, api.In("default").Objects(clientSlices, "", func() runtime.Object { return &v1alpha1.EgressClientSliceList{} })),
-		"clients":                   list(t, api.Objects("egressclients", "", func() runtime.Object { return &v1alpha1.EgressClientList{} })),
-		"writing the Egress's spec": api.Patch(t.Context(), types.MergePatchType, egresses, "nat", "", []byte(`{"spec":{"destinations":["0.0.0.0/0"]}}`), nil),
+		"another Egress":              api.Get(t.Context(), egresses, "other", &v1alpha1.Egress{}),
+		"all Egresses":                list(t, api.Objects(egresses, "", func() runtime.Object { return &v1alpha1.EgressList{} })),
+		"slices in another namespace": list(t, api.In("default").Objects(clientSlices, "", func() runtime.Object { return &v1alpha1.EgressClientSliceList{} })),
+		"clients":                     list(t, api.Objects("egressclients", "", func() runtime.Object { return &v1alpha1.EgressClientList{} })),
+		"writing the Egress's spec":   api.Patch(t.Context(), types.MergePatchType, egresses, "nat", "", []byte(`{"spec":{"destinations":["0.0.0.0/0"]}}`), nil),
 	} {
 		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s: %v, want Forbidden", what, err)
+			t.Errorf("%s: error = %v, want Forbidden", what, err)
 		}
 	}
 }

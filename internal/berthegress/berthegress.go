@@ -2,9 +2,9 @@
 // (internal/kernel/egressgateway) with the Egress and its clients.
 //
 //	berthegress.go  assembles the parts and runs them; the web server with metrics and probes
-//	cache.go        watches the Kubernetes API and caches what it says
+//	cache.go        watches the Kubernetes API and caches its objects
 //	agent.go        the reconcile loop, readiness, and graceful termination
-//	served.go       which clients are served, for nodes that wait for one
+//	served.go       answers nodes that wait until one of their clients is served
 //	metrics.go      the metrics
 package berthegress
 
@@ -30,12 +30,12 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// Run runs a gateway until ctx ends and then no connection is left or the grace period is over. What it set up
-// in the kernel stays for the next process, and goes with the pod.
+// Run runs a gateway until ctx has ended and no connection is left or the grace period is over. Its kernel state stays
+// for the next process, and is removed with the pod.
 func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	log.Info("starting", "version", version.String(), "egress", cfg.EgressName, "namespace", cfg.Namespace, "addresses", cfg.PodIPs)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+		log.Warn("ignoring unknown environment variables with the prefix BERTH_", "names", cfg.Unknown)
 	}
 	api, err := newClient(cfg)
 	if err != nil {
@@ -96,7 +96,7 @@ func (a *agent) run(ctx context.Context, follow func(context.Context), serve fun
 }
 
 // serve serves HTTP until ctx ends. Connections from the addresses of the pod's node are preferred, so that its
-// kubelet's probes succeed while pods use up the others.
+// kubelet's probes succeed when pods use up the others.
 func (a *agent) serve(ctx context.Context, l net.Listener, node []netip.Addr) error {
 	return web.Serve(ctx, l, a.handler(), web.Options{Preferred: func(peer netip.Addr) bool { return slices.Contains(node, peer) }})
 }

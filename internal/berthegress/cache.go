@@ -18,21 +18,21 @@ import (
 	"github.com/berthnet/berth/internal/kubeapi"
 )
 
-// apiCache has the Egress of the gateway and the slices of its clients, as the Kubernetes API had them last.
+// apiCache is the last known state of the gateway's Egress and the slices of its clients.
 type apiCache struct {
 	mu     sync.Mutex // guards all below
 	egress *v1alpha1.Egress
 	slices map[types.UID]*v1alpha1.EgressClientSlice
-	listed map[string]bool // by resource, whether it was ever listed
-	apiErr error           // of the last request, or nil
-	failed uint64          // requests that failed
+	listed map[string]bool // whether a resource was ever listed
+	apiErr error           // error of the last request, or nil
+	failed uint64          // number of failed requests
 }
 
 func newAPICache() *apiCache {
 	return &apiCache{slices: map[types.UID]*v1alpha1.EgressClientSlice{}, listed: map[string]bool{}}
 }
 
-// complete returns nil if both kinds were listed and the Egress exists, or why not.
+// complete returns nil if both kinds were listed and the Egress exists, or the reason otherwise.
 func (c *apiCache) complete() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +87,7 @@ func (c *apiCache) desired() (destinations []netip.Prefix, clients []egressgatew
 	return destinations, clients, garbage
 }
 
-// The resources that a gateway reads, of its own Egress only.
+// Resources that a gateway reads, of its own Egress only.
 const (
 	egresses     = "egresses"
 	clientSlices = "egressclientslices"
@@ -150,7 +150,7 @@ func (a *agent) update(resource string, change func(*apiCache)) {
 	a.changed.Set()
 }
 
-// requested records the outcome of a request. It logs when the API stops answering, and when it answers again.
+// requested records the outcome of a request. It logs when the API stops responding, and when it responds again.
 func (a *agent) requested(err error) {
 	if kubeapi.Cancelled(err) {
 		return

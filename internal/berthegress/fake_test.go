@@ -15,12 +15,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
-// fakeKernel records what is applied.
+// fakeKernel records the Setups that are applied.
 type fakeKernel struct {
 	mu      sync.Mutex // guards all below
 	applied []egressgateway.Setup
 	forgot  int
-	err     error // of Apply
+	err     error // calls of Apply
 	found   bool
 	open    int // connections
 	hold    chan struct{}
@@ -68,7 +68,7 @@ func (k *fakeKernel) set(change func(*fakeKernel)) {
 	change(k)
 }
 
-// last returns the last Setup, the number of calls of Apply, and of Forget.
+// last returns the last Setup, and the numbers of calls of Apply and of Forget.
 func (k *fakeKernel) last() (s egressgateway.Setup, times, forgot int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

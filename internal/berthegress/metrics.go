@@ -37,7 +37,7 @@ var (
 	families = []metric.Family{notReady, ending, clients, connections, limit, refused, packets, bytes, dropped, lost, apiFailures, failures, applies}
 )
 
-// metrics are those that the program counts; the others are read from the kernel at each scrape.
+// metrics are the metrics that the program counts. The others are read from the kernel at each scrape.
 type metrics struct {
 	failures *prometheus.CounterVec
 	applies  *prometheus.HistogramVec
@@ -69,7 +69,7 @@ func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 
 var familyNames = map[int]string{4: "ipv4", 6: "ipv6"}
 
-// Collect implements prometheus.Collector. It leaves out what cannot be read.
+// Collect implements prometheus.Collector. It leaves out metrics that cannot be read.
 func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	word, _ := a.ready()
 	for _, reason := range []string{clientsUnknown, noFoU, notForwarded, failing} {

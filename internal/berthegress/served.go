@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
-// servedClients are the clients that the kernel serves. Nodes wait for a pod of theirs to be among them.
+// servedClients are the clients that the kernel serves. Nodes wait until one of their pods is among them.
 type servedClients struct {
 	mu      sync.Mutex // guards all below, memory only
 	addrs   map[string][]netip.Addr
@@ -44,8 +44,7 @@ const maxWaiting = 4096
 
 var errManyWaiting = fmt.Errorf("%d requests are waiting already", maxWaiting)
 
-// await returns once a pod is served with all of some addresses. If ctx ends first, the error says
-// which are missing.
+// await returns once a pod is served with all of some addresses. If ctx ends first, the error lists the missing ones.
 func (r *servedClients) await(ctx context.Context, pod string, addrs []netip.Addr) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,10 +75,10 @@ func (r *servedClients) await(ctx context.Context, pod string, addrs []netip.Add
 	}
 }
 
-// maxWait is how long a request waits: less than the server's write timeout (package web).
+// maxWait is the maximum wait of a request, less than the server's write timeout (package web).
 const maxWait = 15 * time.Second
 
-// maxAddresses is one of each family.
+// maxAddresses allows one address of each family.
 const maxAddresses = 2
 
 // handleClient answers 200 once the gateway serves the pod with a UID with the addresses of the request, 503 if it

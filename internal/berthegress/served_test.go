@@ -17,9 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// A node's request is answered once the kernel serves all of the pod's addresses. A request for a pod that is not
-// served is answered in time.
-func TestNodesAskForClients(t *testing.T) {
+// A node's request is answered once the kernel serves all of the pod's addresses. A request for a pod that is not served
+// is answered after the maximum wait.
+func TestNodesWaitForServedClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{hold: make(chan struct{})}
 		a, _ := newTestAgent(t, k)
@@ -35,7 +35,7 @@ func TestNodesAskForClients(t *testing.T) {
 		}
 		later(time.Second)
 		a.observe(egressOf("0.0.0.0/0"), sliceOf("s", v1alpha1.ServedClient{UID: "pod-1", Addresses: []string{"10.0.0.1"}}))
-		later(time.Second) // while the kernel changes
+		later(time.Second) // during the change of the kernel
 		close(k.hold)
 		later(time.Second)
 		a.observe(egressOf("0.0.0.0/0"), sliceOf("s", v1alpha1.ServedClient{UID: "pod-1", Addresses: []string{"10.0.0.1", "fd00::1"}}))
@@ -46,7 +46,7 @@ func TestNodesAskForClients(t *testing.T) {
 			"/clients/pod-2?address=10.0.0.2":                 "503 pod pod-2 is not served yet after 15s",
 		} {
 			if got := <-answers[path]; got != want {
-				t.Errorf("%s: %s, want %s", path, got, want)
+				t.Errorf("GET %s = %s, want %s", path, got, want)
 			}
 		}
 		for path, want := range map[string]string{
@@ -55,14 +55,14 @@ func TestNodesAskForClients(t *testing.T) {
 			"/clients/pod-1?address=::ffff:10.0.0.1": "200 ok",
 		} {
 			if code, body := probe(a, path); fmt.Sprintf("%d %s", code, strings.TrimSpace(body)) != want {
-				t.Errorf("%s: %d %s, want %s", path, code, body, want)
+				t.Errorf("GET %s = %d %s, want %s", path, code, body, want)
 			}
 		}
 	})
 }
 
 // The number of waiting requests is limited, and canceled ones do not count.
-func TestManyAsk(t *testing.T) {
+func TestWaitingRequestsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newServedClients()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -73,19 +73,19 @@ func TestManyAsk(t *testing.T) {
 		w := httptest.NewRecorder()
 		r.handleClient(w, httptest.NewRequest(http.MethodGet, "/clients/x?address=10.0.0.1", nil))
 		if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "4096 requests are waiting") {
-			t.Errorf("%d %s", w.Code, w.Body)
+			t.Errorf("response = %d %s, want 503 as too many requests are waiting", w.Code, w.Body)
 		}
 		cancel()
 		synctest.Wait()
 		r.set([]egressgateway.Client{{UID: "x"}})
 		if err := r.await(t.Context(), "x", nil); err != nil || r.waiting != 0 {
-			t.Errorf("%v; %d ask", err, r.waiting)
+			t.Errorf("await() error = %v, waiting requests = %d, want nil and 0", err, r.waiting)
 		}
 	})
 }
 
 // Pods that hold connections to a gateway block neither its kubelet's probes nor scrapes.
-func TestAttacksOnGateways(t *testing.T) {
+func TestGatewayUnderConnectionFlood(t *testing.T) {
 	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
 	webtest.Try(t, func(t *testing.T) webtest.Server {
 		a, _ := newTestAgent(t, &fakeKernel{})

@@ -1,4 +1,4 @@
-// Package clock is the time source of Berth's programs, injected so that tests control time.
+// Package clock is the time source of Berth's programs. It is injected, so that tests control time.
 package clock
 
 import (
@@ -10,10 +10,9 @@ import (
 
 // Clock reads time and makes timers.
 type Clock interface {
-	// Now is the wall time, with Go's monotonic reading where there is one.
+	// Now is the wall time, with Go's monotonic reading if available.
 	Now() time.Time
-	// Boot is the time since the machine booted, suspend included
-	// (CLOCK_BOOTTIME), comparable between processes.
+	// Boot is the time since the machine booted, including suspend (CLOCK_BOOTTIME). It can be compared between processes.
 	Boot() time.Duration
 	// After returns a channel that receives once d has passed.
 	After(d time.Duration) <-chan time.Time
@@ -25,7 +24,7 @@ type Real struct{}
 // Now implements Clock.
 func (Real) Now() time.Time { return time.Now() }
 
-// Boot implements Clock. It is zero where the kernel has no boot clock.
+// Boot implements Clock. It is zero if the kernel has no boot clock.
 func (Real) Boot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -37,7 +36,7 @@ func (Real) Boot() time.Duration {
 // After implements Clock.
 func (Real) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
-// Fake is a clock that stands still until it is advanced.
+// Fake is a clock that stands still until Advance is called.
 type Fake struct {
 	mu     sync.Mutex // guards all below
 	now    time.Time
@@ -50,7 +49,7 @@ type fakeTimer struct {
 	ch chan time.Time
 }
 
-// NewFake returns a clock that reads start, an hour after boot.
+// NewFake returns a clock that shows start, an hour after boot.
 func NewFake(start time.Time) *Fake { return &Fake{now: start, boot: time.Hour} }
 
 // Now implements Clock.
@@ -80,7 +79,7 @@ func (f *Fake) After(d time.Duration) <-chan time.Time {
 	return ch
 }
 
-// Advance moves the clock on and fires the timers that fall due.
+// Advance moves the clock forward and fires the timers that are due.
 func (f *Fake) Advance(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +96,7 @@ func (f *Fake) Advance(d time.Duration) {
 	f.timers = kept
 }
 
-// Waiting returns how many timers have not fired.
+// Waiting returns the number of pending timers.
 func (f *Fake) Waiting() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

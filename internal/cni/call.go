@@ -78,7 +78,7 @@ func (n network) restarting() bool { return heartbeat.Recent(n.Socket, clock.Rea
 //	        later, it would release an attachment that was added since.
 //	        Runtimes call GC again, and the daemon releases vanished
 //	        sandboxes by itself.
-//	STATUS  no. It must answer at once: see callStatus.
+//	STATUS  no. It must answer immediately: see callStatus.
 //
 // No call is repeated after a reply.
 
@@ -88,8 +88,8 @@ const (
 	firstWait = 20 * time.Millisecond
 	mostWait  = 160 * time.Millisecond
 
-	// mostEnds bounds the attempts of a call during which the daemon ends. Beyond it the call itself
-	// may be the cause, from which all other calls suffer.
+	// mostEnds bounds the attempts of a call during which the daemon ends. Beyond that, the call itself
+	// may be the cause and affect all other calls.
 	mostEnds = 5
 )
 
@@ -123,7 +123,7 @@ func nobodyListens(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
 }
 
-// ended reports whether the daemon ended before it replied, or said that it shuts down.
+// ended reports whether the daemon ended before it replied, or replied that it is shutting down.
 func ended(err error) bool {
 	var e *unary.Error
 	return errors.As(err, &e) && e.Code == unary.Unavailable

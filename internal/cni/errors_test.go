@@ -14,9 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 )
 
-// check runs an invocation that must fail, with this code and every one of these
-// texts in what a person gets to read. One that was too slow on a busy machine to
-// get to that is run again.
+// check runs an invocation that must fail with the code, and with all texts in message or details. An invocation that
+// timed out before that on a busy machine is run again.
 func (i invocation) check(t *testing.T, code uint, texts ...string) {
 	t.Helper()
 	_, e := i.run(t)
@@ -24,20 +23,19 @@ func (i invocation) check(t *testing.T, code uint, texts ...string) {
 		_, e = i.run(t)
 	}
 	if e == nil {
-		t.Fatalf("succeeded, want code %d", code)
+		t.Fatalf("invocation succeeded, want error code %d", code)
 	}
 	if text := misses(e, code, texts); text != "" {
-		t.Errorf("code %d, %q (%q): want %s", e.Code, e.Msg, e.Details, text)
+		t.Errorf("error = code %d, %q (%q), want %s", e.Code, e.Msg, e.Details, text)
 	}
 }
 
-// tooSlow tells failures of a daemon that did not answer, or of a plugin that had
-// not connected, before the time was over.
+// tooSlow reports whether the daemon did not answer, or the plugin did not connect, within the timeout.
 func tooSlow(e *types.Error) bool {
 	return strings.Contains(e.Msg, "did not finish within") || strings.Contains(e.Msg, "does not answer")
 }
 
-// misses is what an error lacks; empty: nothing.
+// misses returns the expectation that an error does not meet, or "".
 func misses(e *types.Error, code uint, texts []string) string {
 	if e.Code != code {
 		return fmt.Sprintf("code %d", code)
@@ -50,7 +48,7 @@ func misses(e *types.Error, code uint, texts []string) string {
 	return ""
 }
 
-func TestBadConfiguration(t *testing.T) {
+func TestInvalidConfiguration(t *testing.T) {
 	const v = "1.1.0"
 	prev := `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + netns + `"}],"ips":[{"interface":0,"address":"10.0.0.5/32"}]}`
 	for _, tc := range []struct {
@@ -65,7 +63,7 @@ func TestBadConfiguration(t *testing.T) {
 		{"bad name", "ADD", `{"cniVersion":"1.0.0","name":"a/b","type":"berth"}`, 7, []string{"name", "a/b"}},
 		{"name of a wrong type", "ADD", `{"cniVersion":"1.0.0","name":5,"type":"berth"}`, 6, []string{"name", "number"}},
 		{"version too old", "ADD", `{"cniVersion":"0.2.0","name":"berth"}`, 1, []string{"0.2.0"}},
-		{"version unheard of", "ADD", `{"cniVersion":"2.0.0","name":"berth"}`, 1, []string{"2.0.0"}},
+		{"unknown version", "ADD", `{"cniVersion":"2.0.0","name":"berth"}`, 1, []string{"2.0.0"}},
 		{"no version", "ADD", `{"name":"berth"}`, 1, []string{"0.1.0"}},
 		{"mtu a string", "ADD", conf("/x", v, "mtu", `"1500"`), 7, []string{"mtu", "string", "whole number"}},
 		{"mtu a fraction", "ADD", conf("/x", v, "mtu", `1500.5`), 7, []string{"mtu", "1500.5", "whole number"}},
@@ -83,11 +81,11 @@ func TestBadConfiguration(t *testing.T) {
 		{"dns no object", "ADD", conf("/x", v, "dns", `"10.0.0.2"`), 7, []string{"dns", "string", "an object"}},
 		{"runtimeConfig of a wrong type", "ADD", conf("/x", v, "runtimeConfig", `[]`), 7, []string{"runtimeConfig", "array", "an object"}},
 		{"ips of a wrong type", "ADD", conf("/x", v, "runtimeConfig", `{"ips":"10.0.0.1/32"}`), 7, []string{"runtimeConfig.ips", "a list"}},
-		{"ips asked for", "ADD", conf("/x", v, "runtimeConfig", `{"ips":["10.0.0.1/32"]}`), 2, []string{"runtimeConfig.ips", "10.0.0.1/32"}},
-		{"mac asked for", "ADD", conf("/x", v, "runtimeConfig", `{"mac":"0a:00:00:00:00:01"}`), 2, []string{"runtimeConfig.mac", "0a:00:00:00:00:01"}},
+		{"requested ips", "ADD", conf("/x", v, "runtimeConfig", `{"ips":["10.0.0.1/32"]}`), 2, []string{"runtimeConfig.ips", "10.0.0.1/32"}},
+		{"requested mac", "ADD", conf("/x", v, "runtimeConfig", `{"mac":"0a:00:00:00:00:01"}`), 2, []string{"runtimeConfig.mac", "0a:00:00:00:00:01"}},
 		{"ipam", "ADD", conf("/x", v, "ipam", `{"type":"host-local"}`), 2, []string{"ipam.type", "host-local"}},
-		{"mtu of another's interface", "ADD", conf("/x", v, "prevResult", prev, "mtu", `1400`), 2, []string{"mtu", "1400", "before berth"}},
-		{"pool of another's address", "ADD", conf("/x", v, "prevResult", prev, "pool", `"a"`), 2, []string{"pool", "before berth"}},
+		{"mtu for the interface of another plugin", "ADD", conf("/x", v, "prevResult", prev, "mtu", `1400`), 2, []string{"mtu", "1400", "before berth"}},
+		{"pool for the address of another plugin", "ADD", conf("/x", v, "prevResult", prev, "pool", `"a"`), 2, []string{"pool", "before berth"}},
 		{"prevResult of another interface", "ADD", conf("/x", v, "prevResult", strings.Replace(prev, `"eth0"`, `"eth1"`, 1)), 7, []string{"prevResult", "eth0", netns}},
 		{"CHECK without prevResult", "CHECK", conf("/x", v), 7, []string{"prevResult", "missing"}},
 		{"CHECK with null", "CHECK", conf("/x", v, "prevResult", `null`), 7, []string{"prevResult", "missing"}},
@@ -97,12 +95,12 @@ func TestBadConfiguration(t *testing.T) {
 		{"prevResult without the interface", "CHECK", conf("/x", v, "prevResult", `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}]}`), 7, []string{"prevResult", "eth0", netns}},
 		{"prevResult with a null", "CHECK", conf("/x", "0.4.0", "prevResult", `{"cniVersion":"0.4.0","interfaces":[{"name":"eth0"},null]}`), 7, []string{"prevResult.interfaces[1]"}},
 		{"prevResult without an address", "CHECK", conf("/x", v, "prevResult", strings.Replace(prev, `"interface":0`, `"interface":1`, 1)), 7, []string{"prevResult", "address"}},
-		{"CHECK before it was there", "CHECK", conf("/x", "0.3.1", "prevResult", `{}`), 1, []string{"CHECK"}},
-		{"GC before it was there", "GC", conf("/x", "1.0.0"), 1, []string{"GC"}},
-		{"STATUS before it was there", "STATUS", conf("/x", "1.0.0"), 1, []string{"STATUS"}},
+		{"CHECK in a version without it", "CHECK", conf("/x", "0.3.1", "prevResult", `{}`), 1, []string{"CHECK"}},
+		{"GC in a version without it", "GC", conf("/x", "1.0.0"), 1, []string{"GC"}},
+		{"STATUS in a version without it", "STATUS", conf("/x", "1.0.0"), 1, []string{"STATUS"}},
 		{"GC without a list", "GC", conf("/x", v), 7, []string{"cni.dev/valid-attachments", "missing"}},
-		{"GC with no list", "GC", conf("/x", v, "cni.dev/valid-attachments", `{}`), 7, []string{"cni.dev/valid-attachments", "a list"}},
-		{"GC with half an entry", "GC", conf("/x", v, "cni.dev/valid-attachments", `[{"containerID":"a","ifname":"eth0"},{"containerID":"b"}]`), 7, []string{"cni.dev/valid-attachments[1]", "ifname"}},
+		{"GC with an object as list", "GC", conf("/x", v, "cni.dev/valid-attachments", `{}`), 7, []string{"cni.dev/valid-attachments", "a list"}},
+		{"GC with an incomplete entry", "GC", conf("/x", v, "cni.dev/valid-attachments", `[{"containerID":"a","ifname":"eth0"},{"containerID":"b"}]`), 7, []string{"cni.dev/valid-attachments[1]", "ifname"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			invocation{verb: tc.verb, conf: tc.conf}.check(t, tc.code, tc.texts...)
@@ -110,7 +108,7 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// Fields of others stop no pod, and those that only ADD needs stop no DEL.
+// Unknown fields do not make an ADD fail, and fields that only ADD needs do not make a DEL fail.
 func TestUnknownFieldsAreTolerated(t *testing.T) {
 	n := &rpcfake.Node{}
 	socket := rpcfake.Start(t, n)
@@ -124,11 +122,11 @@ func TestUnknownFieldsAreTolerated(t *testing.T) {
 		t.Errorf("DEL: %v", e)
 	}
 	if got := len(n.Calls()); got != 2 {
-		t.Errorf("%d calls, want 2", got)
+		t.Errorf("daemon got %d calls, want 2", got)
 	}
 }
 
-func TestBadEnvironment(t *testing.T) {
+func TestInvalidEnvironment(t *testing.T) {
 	for _, tc := range []struct {
 		name, verb string
 		env        map[string]string
@@ -145,22 +143,22 @@ func TestBadEnvironment(t *testing.T) {
 		{"the host's namespace", "ADD", map[string]string{"CNI_NETNS": "/proc/self/ns/net"}, 8, []string{"CNI_NETNS", "/proc/self/ns/net"}},
 		{"unknown verb", "FLY", nil, 4, []string{"CNI_COMMAND", "FLY"}},
 		{"args without values", "ADD", map[string]string{"CNI_ARGS": "K8S_POD_NAME"}, 4, []string{"CNI_ARGS", "K8S_POD_NAME"}},
-		{"args that end early", "ADD", map[string]string{"CNI_ARGS": "K8S_POD_NAME=a;"}, 4, []string{"CNI_ARGS"}},
+		{"args with an empty pair", "ADD", map[string]string{"CNI_ARGS": "K8S_POD_NAME=a;"}, 4, []string{"CNI_ARGS"}},
 		{"unknown args", "ADD", map[string]string{"CNI_ARGS": "COLOR=blue"}, 4, []string{"CNI_ARGS", "COLOR"}},
 		{"unclear IgnoreUnknown", "ADD", map[string]string{"CNI_ARGS": "IgnoreUnknown=perhaps"}, 4, []string{"CNI_ARGS", "IgnoreUnknown", "perhaps"}},
-		{"args of the inside", "ADD", map[string]string{"CNI_ARGS": "CommonArgs=1"}, 4, []string{"CNI_ARGS", "CommonArgs"}},
+		{"internal args field", "ADD", map[string]string{"CNI_ARGS": "CommonArgs=1"}, 4, []string{"CNI_ARGS", "CommonArgs"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := &rpcfake.Node{}
 			invocation{verb: tc.verb, env: tc.env, conf: conf(rpcfake.Start(t, n), "1.0.0")}.check(t, tc.code, tc.texts...)
 			if len(n.Calls()) != 0 {
-				t.Error("the daemon was asked all the same")
+				t.Error("the daemon was called")
 			}
 		})
 	}
 }
 
-// The daemon may be in the namespace that CNI_NETNS names when the runtime says so.
+// With CNI_NETNS_OVERRIDE, CNI_NETNS may be the plugin's own namespace.
 func TestNetnsOverride(t *testing.T) {
 	env := map[string]string{"CNI_NETNS": "/proc/self/ns/net", "CNI_NETNS_OVERRIDE": "TRUE"}
 	if _, e := (invocation{verb: "ADD", env: env, conf: conf(rpcfake.Start(t, &rpcfake.Node{}), "1.0.0")}).run(t); e != nil {
@@ -168,7 +166,7 @@ func TestNetnsOverride(t *testing.T) {
 	}
 }
 
-// failing is a daemon whose every verb fails so.
+// failing is a daemon that returns an error for every verb.
 func failing(err error) *rpcfake.Node {
 	return &rpcfake.Node{
 		OnAdd:    func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) { return nil, err },
@@ -179,8 +177,7 @@ func failing(err error) *rpcfake.Node {
 	}
 }
 
-// every is one good invocation of each verb that asks the daemon, which it gives
-// so long to answer.
+// every returns one valid invocation of each verb that calls the daemon, with a timeout.
 func every(socket, timeout string) []invocation {
 	const v = "1.1.0"
 	timeout = `"` + timeout + `"`
@@ -194,20 +191,20 @@ func every(socket, timeout string) []invocation {
 	}
 }
 
-// The runtime gets to see the daemon's words.
-func TestFailuresOfTheDaemon(t *testing.T) {
+// Errors of the daemon are returned to the runtime.
+func TestDaemonErrorsReachRuntime(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		err  error
 		code uint
 		text []string
 	}{
-		{"one with code", rpcfake.Failure(11, "no address for the pod: subnet-1 is full", "details"), 11, []string{"no address for the pod: subnet-1 is full", "details"}},
-		{"one of Berth's own", rpcfake.Failure(101, "the kernel refused", ""), 101, []string{"the kernel refused"}},
+		{"standard code", rpcfake.Failure(11, "no address for the pod: subnet-1 is full", "details"), 11, []string{"no address for the pod: subnet-1 is full", "details"}},
+		{"Berth's own code", rpcfake.Failure(101, "the kernel refused", ""), 101, []string{"the kernel refused"}},
 		{"not ready", rpcfake.Failure(50, "the node's data path is not ready", ""), 50, []string{"data path"}},
-		{"a plain one", status.Error(codes.Internal, "oops"), 999, []string{"oops"}},
-		{"code 0 counts for nothing", rpcfake.Failure(0, "oops", ""), 999, []string{"oops"}},
-		{"an older daemon", status.Error(codes.Unimplemented, "unknown method"), 999, []string{"older"}},
+		{"plain error", status.Error(codes.Internal, "oops"), 999, []string{"oops"}},
+		{"code 0 is ignored", rpcfake.Failure(0, "oops", ""), 999, []string{"oops"}},
+		{"older daemon", status.Error(codes.Unimplemented, "unknown method"), 999, []string{"older"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, i := range every(rpcfake.Start(t, failing(tc.err)), "1m") {

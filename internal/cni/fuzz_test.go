@@ -10,8 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// FuzzNetconf: every configuration is taken, within its limits, or refused
-// with a CNI error that says something.
+// Every configuration is either accepted within its limits, or rejected with a CNI error that has a message.
 func FuzzNetconf(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `null`, `[]`, `{"name":"berth","cniVersion":"1.1.0","type":"berth","socket":"/run/x","mtu":1500,"timeout":"60s"}`,
@@ -26,18 +25,18 @@ func FuzzNetconf(f *testing.F) {
 		n, err := parseNetwork(text)
 		wellFormed(t, err)
 		if err == nil && (n.Socket == "" || n.Socket[0] != '/' || len(n.Socket) > maxSocket || n.timeout() < minTimeout || n.timeout() > maxTimeout) {
-			t.Errorf("%q was taken: %+v", text, n)
+			t.Errorf("%q was accepted as %+v", text, n)
 		}
 		c, err := parseAdd(text)
 		wellFormed(t, err)
 		if err == nil && c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
-			t.Errorf("%q was taken: %+v", text, c)
+			t.Errorf("%q was accepted as %+v", text, c)
 		}
 		valid, err := validAttachments(text)
 		wellFormed(t, err)
 		for _, a := range valid {
 			if a.ContainerID == "" || a.IfName == "" {
-				t.Errorf("%q was taken: %v", text, a)
+				t.Errorf("%q was accepted as %v", text, a)
 			}
 		}
 		for _, version := range Versions.SupportedVersions() {
@@ -49,18 +48,18 @@ func FuzzNetconf(f *testing.F) {
 			addrs, links, err := addressesIn(result, &skel.CmdArgs{IfName: "eth0", Netns: "/n"})
 			wellFormed(t, err)
 			if err == nil && len(addrs) == 0 {
-				t.Errorf("%q was taken without an address", text)
+				t.Errorf("%q was accepted without an address", text)
 			}
 			for _, l := range links {
 				if len(l.Addresses) == 0 {
-					t.Errorf("%q was taken with an interface without an address", text)
+					t.Errorf("%q was accepted with an interface without an address", text)
 				}
 			}
 		}
 	})
 }
 
-// FuzzArgs: every CNI_ARGS is taken as it reads, or refused with a CNI error.
+// CNI_ARGS are either parsed literally, or rejected with a CNI error.
 func FuzzArgs(f *testing.F) {
 	for _, seed := range []string{
 		"", ";", "=", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=d",
@@ -76,14 +75,13 @@ func FuzzArgs(f *testing.F) {
 		}
 		for _, v := range []string{pod.Name, pod.Namespace, pod.UID} {
 			if v != "" && !strings.Contains(text, "="+v) || strings.ContainsAny(v, ";=") {
-				t.Errorf("%q gave %q", text, v)
+				t.Errorf("%q was parsed as %q", text, v)
 			}
 		}
 	})
 }
 
-// wellFormed checks that an error is one that a runtime can read and a person
-// can use.
+// wellFormed asserts that an error is a CNI error with a code and a message, which can be encoded.
 func wellFormed(t *testing.T, err error) {
 	t.Helper()
 	if err == nil {
@@ -91,9 +89,9 @@ func wellFormed(t *testing.T, err error) {
 	}
 	var e *types.Error
 	if !errors.As(err, &e) || e.Code == 0 || e.Msg == "" {
-		t.Fatalf("not a CNI error: %#v", err)
+		t.Fatalf("error is not a CNI error: %#v", err)
 	}
 	if _, err := json.Marshal(e); err != nil {
-		t.Fatalf("cannot be printed: %v", err)
+		t.Fatalf("error cannot be encoded: %v", err)
 	}
 }

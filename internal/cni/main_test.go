@@ -15,7 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// must ends the test with an error.
+// must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -23,7 +23,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// pluginDir holds the plugin, built once as it is shipped.
+// pluginDir contains the plugin, built once with the options of a release.
 var pluginDir string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -53,14 +53,14 @@ func build(to, pkg string) error {
 	return nil
 }
 
-// invocation is one execution of the plugin, as a runtime would make it.
+// invocation is one execution of the plugin, as by a runtime.
 type invocation struct {
 	verb string
-	env  map[string]string // over the usual ones; an empty value removes
+	env  map[string]string // in addition to the usual ones; an empty value removes one
 	conf string            // standard input
 }
 
-// command is the invocation's process, not started.
+// command returns the invocation's process, not started.
 func (i invocation) command(ctx context.Context) *exec.Cmd {
 	env := map[string]string{
 		"CNI_COMMAND": i.verb, "CNI_CONTAINERID": "c0ffee", "CNI_NETNS": "/run/netns/berth-cni-test-none",
@@ -70,7 +70,7 @@ func (i invocation) command(ctx context.Context) *exec.Cmd {
 		env[k] = v
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(pluginDir, "berth"))
-	cmd.Env = []string{} // nothing of the test's own
+	cmd.Env = []string{} // nothing from the test's environment
 	for k, v := range env {
 		if v != "" {
 			cmd.Env = append(cmd.Env, k+"="+v)
@@ -80,8 +80,7 @@ func (i invocation) command(ctx context.Context) *exec.Cmd {
 	return cmd
 }
 
-// run executes it and returns what it printed, and the error it printed
-// instead, if any.
+// run executes the invocation and returns its output, or the CNI error that it printed instead.
 func (i invocation) run(t testing.TB) (stdout []byte, failure *types.Error) {
 	t.Helper()
 	stdout, err := i.command(t.Context()).Output()
@@ -102,8 +101,7 @@ func (i invocation) run(t testing.TB) (stdout []byte, failure *types.Error) {
 	return nil, failure
 }
 
-// conf is a network configuration of the plugin with further fields, JSON
-// text by key.
+// conf returns a network configuration of the plugin with additional fields, as JSON text by key.
 func conf(socket, cniVersion string, more ...string) string {
 	m := map[string]json.RawMessage{
 		"name": json.RawMessage(`"berth"`), "type": json.RawMessage(`"berth"`),
@@ -124,7 +122,7 @@ func quote(s string) json.RawMessage {
 	return b
 }
 
-// runtime is libcni with the plugin, and a list made of plugins' configurations.
+// runtime returns libcni with the plugin, and a list of the plugins' configurations.
 func runtime(t testing.TB, cniVersion string, plugins ...string) (*libcni.CNIConfig, *libcni.NetworkConfigList) {
 	t.Helper()
 	var raw []json.RawMessage
@@ -138,5 +136,5 @@ func runtime(t testing.TB, cniVersion string, plugins ...string) (*libcni.CNICon
 	return libcni.NewCNIConfigWithCacheDir([]string{pluginDir, referencePlugins}, t.TempDir(), nil), list
 }
 
-// referencePlugins is where Debian's containernetworking-plugins are.
+// referencePlugins is the folder of Debian's containernetworking-plugins.
 const referencePlugins = "/usr/lib/cni"

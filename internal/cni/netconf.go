@@ -47,7 +47,7 @@ type addConf struct {
 	DNS           types.DNS       `json:"dns"`  // passed on to the result
 	IPAM          types.IPAM      `json:"ipam"`
 	RuntimeConfig runtimeConfig   `json:"runtimeConfig"`
-	PrevResult    json.RawMessage `json:"prevResult"` // of plugins before this one
+	PrevResult    json.RawMessage `json:"prevResult"` // result of earlier plugins
 }
 
 // runtimeConfig has the capability arguments (CNI conventions) that Berth supports, and those that it

@@ -24,11 +24,11 @@ import (
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
-// As containerd and CRI-O do: annotations are passed to a plugin whose
-// configuration declares the capability, and the daemon hears of its own alone.
-func TestAnnotationsReachTheDaemon(t *testing.T) {
+// As with containerd and CRI-O, annotations are passed to a plugin whose configuration declares the capability. The plugin
+// forwards only Berth's annotations to the daemon.
+func TestAnnotationsReachDaemon(t *testing.T) {
 	if wire.AnnotationPool != v1alpha1.AnnotationPool {
-		t.Errorf("the plugin looks for %s, and the annotation is %s", wire.AnnotationPool, v1alpha1.AnnotationPool)
+		t.Errorf("annotation of the plugin = %s, want %s", wire.AnnotationPool, v1alpha1.AnnotationPool)
 	}
 	chosen := func(pool string) *rpc.Annotations {
 		return &rpc.Annotations{Pool: pool, All: map[string]string{"berth.dev/pool": pool}}
@@ -44,18 +44,18 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name, capabilities string
-		passed             any // by the runtime; nil: nothing
+		passed             any // annotations from the runtime; nil: none
 		want               *rpc.Annotations
 	}{
 		{"one", declared, map[string]string{"berth.dev/pool": "public"}, chosen("public")},
 		{"among many", declared, many, chosen("public")},
-		{"what is no pool's name, which the daemon refuses", declared, map[string]string{"berth.dev/pool": long}, chosen(long)},
-		{"all that are Berth's", declared, with, &rpc.Annotations{Pool: "public", All: ofBerth}},
+		{"invalid pool name, which the daemon rejects", declared, map[string]string{"berth.dev/pool": long}, chosen(long)},
+		{"all annotations of Berth", declared, with, &rpc.Annotations{Pool: "public", All: ofBerth}},
 		{"others", declared, map[string]string{"example.com/a": "b"}, &rpc.Annotations{}},
 		{"another spelling", declared, map[string]string{"berth.dev/POOL": "x"}, &rpc.Annotations{All: map[string]string{"berth.dev/POOL": "x"}}},
 		{"none", declared, map[string]string{}, &rpc.Annotations{}},
-		{"none, as Go writes it", declared, map[string]string(nil), &rpc.Annotations{}},
-		{"a runtime without the capability", declared, nil, nil},
+		{"none, encoded as null", declared, map[string]string(nil), &rpc.Annotations{}},
+		{"runtime without the capability", declared, nil, nil},
 		{"not declared", `{}`, map[string]string{"berth.dev/pool": "public"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -74,14 +74,14 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 			calls, _ := withoutStatus(n.Calls())
 			got := calls[0].(*rpc.AddRequest).GetAnnotations()
 			if diff := cmp.Diff(tc.want, got, protocmp.Transform()); diff != "" {
-				t.Errorf("the daemon hears (-want +got):\n%s", diff)
+				t.Errorf("annotations at the daemon (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// The refusal names the annotation.
-func TestBadAnnotationsAreRefused(t *testing.T) {
+// The error names the annotation.
+func TestInvalidAnnotationsAreRejected(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{})
 	for value, want := range map[string]string{
 		`{"berth.dev/pool": 7}`: "berth.dev/pool: expected a text",
@@ -95,10 +95,10 @@ func TestBadAnnotationsAreRefused(t *testing.T) {
 	}
 }
 
-// notNetns makes what a path may lead to instead of a network namespace.
+// notNetns makes files that a path may lead to instead of a network namespace.
 func notNetns(t *testing.T) map[string]string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n") // short, for the socket
+	dir, err := os.MkdirTemp("", "n") // short, as socket paths are limited
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -115,15 +115,15 @@ func notNetns(t *testing.T) map[string]string {
 	}
 }
 
-// The plugin itself opens none of these: it asks the daemon, and ends.
-func TestNothingIsWaitedForAtTheNetnsPath(t *testing.T) {
+// The plugin itself opens none of these files: it calls the daemon, and ends.
+func TestNetnsPathIsNotOpened(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{})
 	for name, path := range notNetns(t) {
 		for _, verb := range []string{"ADD", "DEL"} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			out, err := invocation{verb: verb, env: map[string]string{"CNI_NETNS": path}, conf: conf(socket, "1.0.0")}.command(ctx).CombinedOutput()
 			if err != nil {
-				t.Errorf("%s of %s: %v %v: %s", verb, name, err, ctx.Err(), out)
+				t.Errorf("%s with %s as namespace: %v %v: %s", verb, name, err, ctx.Err(), out)
 			}
 			cancel()
 		}

@@ -91,8 +91,8 @@ func (c addConf) add(request wire.AddRequest) (reply wire.AddReply, err error) {
 	return reply, nil
 }
 
-// del reads only the part of the configuration that it needs, so that a pod can be removed after a bad
-// edit.
+// del reads only the part of the configuration that it needs, so that a pod can be removed after an invalid edit of the
+// configuration.
 func del(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -198,7 +198,7 @@ func checkNotOwn(args *skel.CmdArgs) error {
 		return nil //nolint:nilerr // for the daemon to say
 	}
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
-		return types.NewError(types.ErrInvalidNetNS, "looking at the plugin's own network namespace", err.Error())
+		return types.NewError(types.ErrInvalidNetNS, "read the plugin's own network namespace", err.Error())
 	}
 	if given.Dev == own.Dev && given.Ino == own.Ino {
 		return failf(types.ErrInvalidNetNS, "CNI_NETNS %s is the namespace that the plugin runs in, expected the pod's own", args.Netns)

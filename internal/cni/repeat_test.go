@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc/unary"
 )
 
-// Ends of an attempt.
+// Errors with which an attempt ends.
 var (
 	absent  error = &fs.PathError{Op: "dial", Path: "berthd.sock", Err: fs.ErrNotExist}
 	refuses error = syscall.ECONNREFUSED
@@ -22,25 +22,25 @@ var (
 	late    error = &unary.Error{Code: unary.DeadlineExceeded, Message: "no answer in time"}
 )
 
-func TestRepeated(t *testing.T) {
+func TestRepeatedCalls(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
 		restarting bool
-		outcomes   []error // of the attempts; the last one's goes on
-		attempts   int     // -1: as many as the time allows
+		outcomes   []error // outcomes of the attempts; the last one repeats
+		attempts   int     // -1: until the timeout
 		want       error
 	}{
-		{"an answer", false, []error{nil}, 1, nil},
-		{"a refusal", true, []error{refused}, 1, refused},
+		{"reply", false, []error{nil}, 1, nil},
+		{"error from the daemon", true, []error{refused}, 1, refused},
 		{"no answer in time", true, []error{late}, 1, late},
 		{"not permitted", true, []error{fs.ErrPermission}, 1, fs.ErrPermission},
-		{"nobody ever", false, []error{absent}, 1, absent},
-		{"a restart", true, []error{absent, refuses, refuses, nil}, 4, nil},
-		{"it ends under the call", false, []error{broke, absent, refuses, nil}, 4, nil},
-		{"it ends under the call twice", false, []error{broke, refuses, broke, refuses, nil}, 5, nil},
-		{"it ends under the call, and the next one refuses", false, []error{broke, refused}, 2, refused},
-		{"it never comes back", false, []error{broke, refuses}, -1, refuses},
-		{"it ends under every call", false, []error{broke, refuses, broke, broke, broke, broke, nil}, 6, broke},
+		{"never a daemon", false, []error{absent}, 1, absent},
+		{"restart", true, []error{absent, refuses, refuses, nil}, 4, nil},
+		{"daemon ends during the call", false, []error{broke, absent, refuses, nil}, 4, nil},
+		{"daemon ends twice during the call", false, []error{broke, refuses, broke, refuses, nil}, 5, nil},
+		{"daemon ends during the call, and the next one returns an error", false, []error{broke, refused}, 2, refused},
+		{"daemon ends and does not restart", false, []error{broke, refuses}, -1, refuses},
+		{"daemon ends during every attempt", false, []error{broke, refuses, broke, broke, broke, broke, nil}, 6, broke},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -56,12 +56,12 @@ func TestRepeated(t *testing.T) {
 					return []byte("attached"), nil
 				})
 				if !errors.Is(err, tc.want) || (err == nil) != (string(reply) == "attached") {
-					t.Errorf("%q, %v; want %v", reply, err, tc.want)
+					t.Errorf("repeated() = %q, %v, want error %v", reply, err, tc.want)
 				}
 				took := time.Since(began)
 				switch {
 				case tc.attempts < 0 && (took != limit || attempts < int(limit/mostWait) || attempts > int(limit/firstWait)/4):
-					t.Errorf("%d attempts in %v, want some a second until the time is up", attempts, took)
+					t.Errorf("%d attempts in %v, want several per second until the timeout", attempts, took)
 				case tc.attempts >= 0 && (attempts != tc.attempts || took > time.Second):
 					t.Errorf("%d attempts in %v, want %d in less than a second", attempts, took, tc.attempts)
 				}

@@ -21,13 +21,13 @@ import (
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 )
 
-// beat leaves a heartbeat of so long ago.
+// beat leaves a heartbeat from some time ago.
 func beat(t *testing.T, socket string, ago time.Duration) {
 	t.Helper()
 	must(t, heartbeat.Beat(socket, clock.Real{}.Boot()-ago))
 }
 
-// dead is the socket of a daemon that was killed.
+// dead returns the socket of a killed daemon.
 func dead(t *testing.T) string {
 	t.Helper()
 	l, socket := rpcfake.Listen(t)
@@ -36,7 +36,7 @@ func dead(t *testing.T) string {
 	return socket
 }
 
-// want11 is code 11, and 50 for STATUS, which knows no other.
+// want11 is code 11, or 50 for STATUS, which has no other.
 func want11(verb string) uint {
 	if verb == "STATUS" {
 		return 50
@@ -50,7 +50,7 @@ func TestNoDaemon(t *testing.T) {
 		text         string
 	}{
 		{"no socket", filepath.Join(t.TempDir(), "none.sock"), "has not created the socket"},
-		{"nobody listens", dead(t), "does not answer"},
+		{"no listener", dead(t), "does not answer"},
 	} {
 		for _, i := range every(tc.socket, "1m") {
 			t.Run(tc.name+"/"+i.verb, func(t *testing.T) { i.check(t, want11(i.verb), tc.socket, tc.text) })
@@ -58,16 +58,16 @@ func TestNoDaemon(t *testing.T) {
 	}
 }
 
-// STATUS bridges the restart of a daemon, and no more.
-func TestStatusWhileTheDaemonIsAway(t *testing.T) {
+// STATUS succeeds during a short restart of the daemon, but not longer.
+func TestStatusDuringDaemonRestart(t *testing.T) {
 	_, socketless := rpcfake.Listen(t)
 	must(t, os.Remove(socketless))
-	for name, socket := range map[string]string{"no socket": socketless, "nobody listens": dead(t)} {
+	for name, socket := range map[string]string{"no socket": socketless, "no listener": dead(t)} {
 		status := invocation{verb: "STATUS", conf: conf(socket, "1.1.0")}
 		t.Run(name, func(t *testing.T) {
 			beat(t, socket, heartbeat.Grace/2)
 			if _, e := status.run(t); e != nil {
-				t.Errorf("failed within a restart: %v", e)
+				t.Errorf("STATUS during a restart: %v", e)
 			}
 			beat(t, socket, heartbeat.Grace+time.Second)
 			status.check(t, 50, socket)
@@ -77,12 +77,12 @@ func TestStatusWhileTheDaemonIsAway(t *testing.T) {
 	}
 }
 
-// A daemon that says it cannot take pods is believed, whatever its heartbeat.
-func TestStatusOfADaemonThatAnswers(t *testing.T) {
+// If the daemon replies that it cannot take pods, STATUS fails regardless of its heartbeat.
+func TestStatusFollowsDaemonReply(t *testing.T) {
 	socket := rpcfake.Start(t, failing(rpcfake.Failure(50, "no address was usable", "")))
 	beat(t, socket, 0)
 	status := invocation{verb: "STATUS", conf: conf(socket, "1.1.0")}
-	for range 9 { // a daemon that does not answer within five seconds counts as one that is being restarted
+	for range 9 { // a daemon that does not answer within five seconds counts as restarting
 		if _, e := status.run(t); e != nil {
 			break
 		}
@@ -90,10 +90,10 @@ func TestStatusOfADaemonThatAnswers(t *testing.T) {
 	status.check(t, 50, "no address was usable")
 }
 
-// A call waits for the socket of a daemon that is being restarted.
-func TestCallDuringARestart(t *testing.T) {
+// A call waits for the socket of a restarting daemon.
+func TestCallDuringRestart(t *testing.T) {
 	if calls, err := callDuringARestart(t); err != nil || calls != 1 {
-		t.Fatalf("%v, %d calls", err, calls)
+		t.Fatalf("ADD during a restart: error = %v, %d calls, want one call", err, calls)
 	}
 }
 
@@ -116,14 +116,13 @@ func callDuringARestart(t *testing.T) (calls int, err error) {
 	return len(n.Calls()), err
 }
 
-// waitUntilBlocked waits until a process has used the processor for its start
-// and then gone to sleep more than once, as one that tries again does.
+// waitUntilBlocked waits until a process has started and dialled, after which it waits for the next attempt.
 func waitUntilBlocked(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		links, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "fd"))
 		if err != nil || len(links) == 0 {
-			return // it has given up already
+			return // the process has already ended
 		}
 		for _, fd := range links { // the event poll comes with the first dial
 			if to, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "fd", fd.Name())); to == "anon_inode:[eventpoll]" {
@@ -135,8 +134,7 @@ func waitUntilBlocked(t *testing.T, cmd *exec.Cmd) {
 	t.Fatal("the plugin never dialled")
 }
 
-// hanging is a daemon that answers no ADD. It tells when it was asked, and when the
-// call was dropped.
+// hanging is a daemon that does not answer ADD. asked is closed when it is called, and dropped when the call is cancelled.
 func hanging() (n *rpcfake.Node, asked, dropped chan struct{}) {
 	asked, dropped = make(chan struct{}), make(chan struct{})
 	n = &rpcfake.Node{OnAdd: func(ctx context.Context, _ *rpc.AddRequest) (*rpc.AddReply, error) {
@@ -157,7 +155,7 @@ func TestSlowDaemon(t *testing.T) {
 	invocation{verb: "ADD", conf: conf(socket, "1.0.0", "timeout", `"1s"`)}.check(t, 11, socket, "1s", "timeout")
 }
 
-// A daemon that hangs before it even answers the connection.
+// The daemon hangs before it accepts the connection.
 func TestSilentDaemon(t *testing.T) {
 	l, socket := rpcfake.Listen(t)
 	defer func() { _ = l.Close() }()
@@ -170,19 +168,18 @@ func TestSilentDaemon(t *testing.T) {
 		}
 		t.Run("STATUS does not wait for an address", func(t *testing.T) {
 			t.Parallel()
-			// No setting changes these five seconds, and so none is named.
+			// These five seconds cannot be configured, so the message names no setting.
 			status := invocation{verb: "STATUS", conf: conf(socket, "1.1.0", "timeout", `"1m"`)}
-			status.check(t, 50, "did not finish within 5s; look at its log\n") // the message ends so
+			status.check(t, 50, "did not finish within 5s; look at its log\n") // end of the message
 		})
 	})
 	beat(t, socket, 0)
 	if _, e := (invocation{verb: "STATUS", conf: conf(socket, "1.1.0", "timeout", `"1s"`)}).run(t); e != nil {
-		t.Errorf("STATUS of a daemon that lived a moment ago: %v", e)
+		t.Errorf("STATUS of a daemon with a recent heartbeat: %v", e)
 	}
 }
 
-// ends has a daemon that ends under its first call, and then another at the same
-// socket, unless that is nil.
+// ends runs a daemon that ends during its first call, and then another one on the same socket, unless next is nil.
 func ends(t *testing.T, socket string, next *rpcfake.Node) {
 	t.Helper()
 	asked := make(chan struct{})
@@ -218,12 +215,12 @@ func ends(t *testing.T, socket string, next *rpcfake.Node) {
 	}()
 }
 
-// A call that can be repeated is, when the daemon ends under it: without a
-// heartbeat too, as the daemon was there a moment ago.
+// If the daemon ends during a call that can be repeated, the call is repeated, also without a heartbeat, as the daemon
+// was running a moment ago.
 func TestDaemonEndsDuringCall(t *testing.T) {
 	for _, tc := range []struct {
 		verb string
-		want int // calls of the next daemon
+		want int // number of calls of the next daemon
 	}{{"ADD", 1}, {"DEL", 1}, {"CHECK", 1}, {"GC", 0}} {
 		t.Run(tc.verb, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "berthd.sock")
@@ -234,7 +231,7 @@ func TestDaemonEndsDuringCall(t *testing.T) {
 			if tc.want == 0 {
 				i.check(t, 11, socket, "ended during the call")
 			} else if _, e := i.run(t); e != nil {
-				t.Errorf("failed: %v", e)
+				t.Errorf("call failed: %v", e)
 			}
 			if got := len(next.Calls()); got != tc.want {
 				t.Errorf("the next daemon got %d calls, want %d", got, tc.want)
@@ -243,9 +240,8 @@ func TestDaemonEndsDuringCall(t *testing.T) {
 	}
 }
 
-// A daemon that ends in order says of calls that it did not do that the next one
-// is to be asked.
-func TestDaemonSaysThatItEnds(t *testing.T) {
+// A daemon that shuts down rejects calls that it did not start, so that they are repeated with the next one.
+func TestDaemonShutsDownDuringCalls(t *testing.T) {
 	refused := 0
 	n := &rpcfake.Node{}
 	n.OnAdd = func(_ context.Context, req *rpc.AddRequest) (*rpc.AddReply, error) {
@@ -255,19 +251,19 @@ func TestDaemonSaysThatItEnds(t *testing.T) {
 		return rpcfake.DefaultReply(req.GetAttachment().GetIfName()), nil
 	}
 	if _, e := (invocation{verb: "ADD", conf: conf(rpcfake.Start(t, n), "1.0.0")}).run(t); e != nil || refused != 3 {
-		t.Errorf("%v after %d calls, want the third to succeed", e, refused)
+		t.Errorf("ADD error = %v after %d calls, want the third to succeed", e, refused)
 	}
 }
 
-// One that does not come back is reported when the call's time is up.
-func TestDaemonEndsForGood(t *testing.T) {
+// A daemon that does not restart is reported when the call's timeout is over.
+func TestDaemonDoesNotRestart(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	ends(t, socket, nil)
 	invocation{verb: "ADD", conf: conf(socket, "1.0.0", "timeout", `"1s"`)}.check(t, 11, socket, "has not created the socket")
 }
 
-// An answer ends a call, whatever it says.
-func TestNothingIsRepeatedAfterAnAnswer(t *testing.T) {
+// Any reply ends a call, also an error.
+func TestCallIsNotRepeatedAfterReply(t *testing.T) {
 	socket := rpcfake.Start(t, failing(rpcfake.Failure(11, "no address is free yet", "")))
 	beat(t, socket, 0)
 	for _, i := range every(socket, "1m") {
@@ -277,8 +273,8 @@ func TestNothingIsRepeatedAfterAnAnswer(t *testing.T) {
 	}
 }
 
-// However the runtime ends the plugin, the daemon drops the call.
-func TestEndOfThePluginEndsTheCall(t *testing.T) {
+// However the runtime ends the plugin, the daemon cancels the call.
+func TestEndOfPluginCancelsCall(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, syscall.SIGINT} {
 		t.Run(sig.String(), func(t *testing.T) {
 			n, asked, dropped := hanging()
@@ -292,7 +288,7 @@ func TestEndOfThePluginEndsTheCall(t *testing.T) {
 			select {
 			case <-dropped:
 			case <-time.After(time.Minute):
-				t.Error("the daemon still waits")
+				t.Error("the daemon did not cancel the call")
 			}
 		})
 	}

@@ -31,7 +31,7 @@ const netns = "/run/netns/berth-cni-test-none"
 // atLeast compares versions of the table above, which is ordered as text.
 func atLeast(v, than string) bool { return v >= than }
 
-// dualStack is a reply with both families.
+// dualStack returns a reply with both families.
 func dualStack(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 	r := rpcfake.DefaultReply("eth0")
 	r.Addresses = append(r.Addresses, "2001:db8::1e/128")
@@ -48,7 +48,7 @@ func TestResults(t *testing.T) {
 	}
 }
 
-// wantResult compares what an ADD prints with a golden file.
+// wantResult compares the output of an ADD with a golden file.
 func wantResult(t *testing.T, conf, name string) {
 	t.Helper()
 	got, failure := invocation{verb: "ADD", conf: conf}.run(t)
@@ -66,8 +66,8 @@ func wantResult(t *testing.T, conf, name string) {
 	}
 }
 
-// withNICs is a reply of a pod with NICs: one with a link of its own on the node, and the
-// default route, and one without either.
+// withNICs returns the reply for a pod with NICs: one with its own link on the node and the default route, and one without
+// either.
 func withNICs(r *rpc.AddReply) *rpc.AddReply {
 	r.Links = []*rpc.Link{
 		{
@@ -83,8 +83,8 @@ func withNICs(r *rpc.AddReply) *rpc.AddReply {
 	return r
 }
 
-// A result has all interfaces of a pod with NICs, and each address names its own. One
-// whose first interface is a NIC may have no link on the node.
+// A result has all interfaces of a pod with NICs, and each address refers to its interface. If the first interface is a
+// NIC, it may have no link on the node.
 func TestResultsWithNICs(t *testing.T) {
 	port := func(r *rpc.AddReply) *rpc.AddReply {
 		r.Host, r.Addresses, r.Mtu = &rpc.Interface{}, []string{"192.168.7.5/24"}, 1442
@@ -104,7 +104,7 @@ func TestResultsWithNICs(t *testing.T) {
 }
 
 // Replies are bounded, and each part of them is checked.
-func TestBadReplies(t *testing.T) {
+func TestInvalidReplies(t *testing.T) {
 	link := func(spoil func(*rpc.Link)) func(*rpc.AddReply) {
 		return func(r *rpc.AddReply) {
 			r.Links = r.GetLinks()[:1]
@@ -131,8 +131,8 @@ func TestBadReplies(t *testing.T) {
 	}
 }
 
-// The whole life of an attachment as a runtime drives it.
-func TestLifeOfAnAttachment(t *testing.T) {
+// The whole life of an attachment as driven by a runtime.
+func TestAttachmentLifecycle(t *testing.T) {
 	for _, v := range versions {
 		t.Run(v, func(t *testing.T) {
 			n := &rpcfake.Node{OnAdd: dualStack}
@@ -158,7 +158,7 @@ func TestLifeOfAnAttachment(t *testing.T) {
 				want = append(want,
 					&rpc.GCRequest{Network: "berth", Valid: []*rpc.Attachment{{ContainerId: "c0ffee", IfName: "eth0"}}}, &rpc.GCRequest{Network: "berth"})
 				valid := []types.GCAttachment{{ContainerID: "c0ffee", IfName: "eth0"}}
-				// Of these, the second makes libcni send a null list, after a DEL of its own.
+				// The second GC makes libcni send a null list, after its own DEL.
 				if err := errors.Join(answered(t, cni, list),
 					cni.GCNetworkList(t.Context(), list, &libcni.GCArgs{ValidAttachments: valid}),
 					libcni.NewCNIConfigWithCacheDir(cni.Path, t.TempDir(), nil).GCNetworkList(t.Context(), list, &libcni.GCArgs{})); err != nil {
@@ -178,14 +178,13 @@ func TestLifeOfAnAttachment(t *testing.T) {
 				t.Errorf("calls to the daemon (-want +got):\n%s", diff)
 			}
 			if atLeast(v, "1.1.0") != slices.Contains(asked, "berth") {
-				t.Errorf("asked for the status of %q", asked)
+				t.Errorf("networks in STATUS calls = %q", asked)
 			}
 		})
 	}
 }
 
-// answered asks for STATUS until the daemon answers within the five seconds that it
-// is given.
+// answered calls STATUS until the daemon answers within the five seconds of its timeout.
 func answered(t *testing.T, cni *libcni.CNIConfig, list *libcni.NetworkConfigList) (err error) {
 	t.Helper()
 	for range 9 {
@@ -196,8 +195,7 @@ func answered(t *testing.T, cni *libcni.CNIConfig, list *libcni.NetworkConfigLis
 	return err
 }
 
-// withoutStatus takes requests for the status of networks out of others: of one
-// that was not waited for the daemon may hear any time later.
+// withoutStatus separates STATUS calls from others: a call that timed out may reach the daemon at any later time.
 func withoutStatus(all []proto.Message) (calls []proto.Message, networks []string) {
 	for _, m := range all {
 		if s, ok := m.(*rpc.StatusRequest); ok {
@@ -209,9 +207,8 @@ func withoutStatus(all []proto.Message) (calls []proto.Message, networks []strin
 	return calls, networks
 }
 
-// A result that chained plugins have extended is still CHECKed for what is
-// Berth's own.
-func TestCheckOfAChainsResult(t *testing.T) {
+// The result of chained plugins, which they may have extended, is CHECKed for Berth's part.
+func TestCheckOfChainedResult(t *testing.T) {
 	n := &rpcfake.Node{}
 	prev := `{"cniVersion":"1.0.0","interfaces":[{"name":"bth1"},{"name":"eth0","sandbox":"` + netns + `"},{"name":"ifb1"},{"name":"net1","sandbox":"` + netns + `"}],
 		"ips":[{"interface":3,"address":"192.168.0.1/24"},{"interface":1,"address":"10.0.0.5/32"},{"address":"10.0.0.6/32"}]}`
@@ -224,12 +221,12 @@ func TestCheckOfAChainsResult(t *testing.T) {
 		Links:     []*rpc.Link{{Host: &rpc.Interface{}, Sandbox: &rpc.Interface{Name: "net1"}, Addresses: []*rpc.Address{{Cidr: "192.168.0.1/24"}}}},
 	}
 	if diff := cmp.Diff(want, n.Calls()[0], protocmp.Transform()); diff != "" {
-		t.Errorf("the daemon is asked (-want +got):\n%s", diff)
+		t.Errorf("CHECK request at the daemon (-want +got):\n%s", diff)
 	}
 }
 
-// After another network's plugins the daemon hears of the addresses that they gave, and the
-// runtime gets their result as it was, in every version.
+// After another network's plugins, the daemon gets the addresses that they assigned, and the runtime gets their result
+// unchanged, in every version.
 func TestAfterOtherPlugins(t *testing.T) {
 	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 		return &rpc.AddReply{Chained: true}, nil
@@ -252,21 +249,21 @@ func TestAfterOtherPlugins(t *testing.T) {
 		var want, got any
 		must(t, errors.Join(json.Unmarshal([]byte(prev), &want), json.Unmarshal(out, &got)))
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: the result is not as it was (-before +after):\n%s", v, diff)
+			t.Errorf("version %s: the result changed (-before +after):\n%s", v, diff)
 		}
 		asked := n.Calls()[k].(*rpc.AddRequest).GetPrevious()
 		if diff := cmp.Diff(&rpc.Previous{Addresses: []string{"10.4.0.7/24", "2001:db8:4::7/64"}}, asked, protocmp.Transform()); diff != "" {
-			t.Errorf("%s: the daemon hears (-want +got):\n%s", v, diff)
+			t.Errorf("version %s: previous result at the daemon (-want +got):\n%s", v, diff)
 		}
 	}
 }
 
-// A daemon that does not know of others' plugins would give the pod an address.
-func TestAfterOtherPluginsWithADaemonOfBefore(t *testing.T) {
+// A daemon that does not support chaining would assign an address to the pod.
+func TestAfterOtherPluginsWithOlderDaemon(t *testing.T) {
 	prev := `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"` + netns + `"}],"ips":[{"interface":0,"address":"10.4.0.7/24"}]}`
 	_, failure := invocation{verb: "ADD", conf: conf(rpcfake.Start(t, &rpcfake.Node{}), "1.0.0", "prevResult", prev)}.run(t)
 	if failure == nil || !strings.Contains(failure.Msg, "ignored prevResult") {
-		t.Errorf("ADD says %v", failure)
+		t.Errorf("ADD error = %v, want one about the ignored prevResult", failure)
 	}
 }
 
@@ -277,22 +274,22 @@ func TestPluginSize(t *testing.T) {
 	info, err := os.Stat(filepath.Join(pluginDir, "berth"))
 	must(t, err)
 	if info.Size() > maxSize {
-		t.Errorf("the plugin has %.1f MiB, the budget is %d", float64(info.Size())/(1<<20), maxSize>>20)
+		t.Errorf("size of the plugin = %.1f MiB, want at most %d MiB", float64(info.Size())/(1<<20), maxSize>>20)
 	}
 }
 
-func TestPluginWithoutACommandSaysWhatItIs(t *testing.T) {
+func TestPluginWithoutCommandPrintsVersions(t *testing.T) {
 	cmd := invocation{}.command(t.Context())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil || len(out) != 0 || !strings.Contains(stderr.String(), "CNI plugin berth") || !strings.Contains(stderr.String(), "0.3.1, 0.4.0, 1.0.0, 1.1.0") {
-		t.Errorf("printed %q and %q, %v", out, stderr.String(), err)
+		t.Errorf("output = %q, standard error = %q, error = %v, want name and versions on standard error", out, stderr.String(), err)
 	}
 }
 
-// GC of a full node does not fit into one flow control window.
-func TestGCOfManyAttachments(t *testing.T) {
+// The GC of a full node does not fit into one flow control window.
+func TestGCWithManyAttachments(t *testing.T) {
 	n := &rpcfake.Node{}
 	valid := make([]types.GCAttachment, 5000)
 	for i := range valid {
@@ -304,6 +301,6 @@ func TestGCOfManyAttachments(t *testing.T) {
 		t.Fatal(failure)
 	}
 	if got := len(n.Calls()[0].(*rpc.GCRequest).GetValid()); got != len(valid) {
-		t.Errorf("%d attachments arrived, want %d", got, len(valid))
+		t.Errorf("daemon got %d attachments, want %d", got, len(valid))
 	}
 }

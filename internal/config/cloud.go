@@ -9,17 +9,17 @@ import (
 // "Access instance metadata for an EC2 instance").
 const imdsIPv6 = "http://[fd00:ec2::254]"
 
-// The values of imds-endpoint-mode.
+// Values of imds-endpoint-mode.
 const (
 	imdsModeIPv4 = "ipv4"
 	imdsModeIPv6 = "ipv6"
 )
 
-// CloudSettings are those of every program that calls EC2.
+// CloudSettings are the settings of every program that calls EC2.
 type CloudSettings struct {
 	EC2Endpoint  string
 	IMDSEndpoint string
-	IMDSMode     string // taken into IMDSEndpoint
+	IMDSMode     string // resolved into IMDSEndpoint
 	Region       string
 }
 
@@ -36,8 +36,8 @@ func (c *CloudSettings) rows() []Setting {
 	}
 }
 
-// finish takes the mode into the endpoint, which is empty for the metadata service's IPv4 address. An
-// endpoint that was given outranks the mode, as in the AWS SDKs.
+// finish resolves the mode into the endpoint, which is empty for the metadata service's IPv4 address. As in the AWS SDKs,
+// an explicit endpoint takes precedence over the mode.
 func (c *CloudSettings) finish() {
 	if c.IMDSEndpoint == "" && c.IMDSMode == imdsModeIPv6 {
 		c.IMDSEndpoint = imdsIPv6
@@ -48,7 +48,7 @@ func (c *CloudSettings) finish() {
 // configuration files (AWS SDKs and Tools Reference Guide, "Service-specific endpoints").
 const ignoreEndpointsVar = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 
-// ignoreEndpoints removes the variables of endpoints from an environment that disables them.
+// ignoreEndpoints removes endpoint variables from an environment that disables them.
 func ignoreEndpoints(env map[string]string) error {
 	switch v := env[ignoreEndpointsVar]; {
 	case v == "" || strings.EqualFold(v, "false"):

@@ -1,5 +1,5 @@
-// Package config has the settings of Berth's programs. Each program has one table of settings, from
-// which flags, environment variables, their validation and the reference page follow.
+// Package config contains the settings of Berth's programs. Each program has one table of settings, from which its flags,
+// environment variables, their validation and the reference page are derived.
 package config
 
 import (
@@ -9,29 +9,29 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// The values of ipam.
+// Values of ipam.
 const (
 	IPAMENI         = "eni"          // node mode: berthd calls EC2 itself
 	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator calls EC2
 	IPAMPool        = "pool"         // address pools: the operator gives blocks to nodes
 	IPAMPort        = "port"         // ports of VPCs: the operator creates them
-	IPAMNone        = "none"         // another network: berth runs after its plugins, for egress
+	IPAMNone        = "none"         // another network: berth is chained after its plugins, for egress
 )
 
-// The values of Config.ForeignAddresses.
+// Values of Config.ForeignAddresses.
 const (
 	ForeignTell   = "tell"
 	ForeignRemove = "remove"
 )
 
-// The values of pod-events.
+// Values of pod-events.
 const (
-	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
+	PodEventsAuto   = "auto" // if the Kubernetes API is used or reachable
 	PodEventsAlways = "always"
 	PodEventsNever  = "never"
 )
 
-// Config is every setting of berthd, parsed and checked, by feature.
+// Config contains all settings of berthd, parsed and validated, by feature.
 type Config struct {
 	NodeSettings
 	WarmSettings
@@ -49,11 +49,11 @@ type Config struct {
 	Given
 }
 
-// Given is what a program was given, for people.
+// Given is the input of a program, for display.
 type Given struct {
-	// Unknown are environment variables that begin with BERTH_ and are no setting.
+	// Unknown are environment variables that begin with BERTH_ but are not settings.
 	Unknown []string
-	// Effective is every setting as it was given, or its default.
+	// Effective is every setting as given, or its default.
 	Effective []introspect.Setting
 }
 
@@ -71,7 +71,7 @@ func (c *Config) finish(given Given) []error {
 	return c.contradictions()
 }
 
-// contradictions finds settings that are valid alone and contradict each other.
+// contradictions finds settings that are valid on their own but contradict each other.
 func (c *Config) contradictions() []error {
 	aws := c.WarmENITarget >= 0 || c.WarmIPTarget >= 0 || c.MinimumIPTarget >= 0 || c.WarmPrefixTarget >= 0
 	out := wrongTogether([]contradiction{

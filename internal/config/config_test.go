@@ -37,16 +37,16 @@ func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *Loader[C], args
 	return l.Load(env)
 }
 
-// says checks that an error has each of the texts.
+// says asserts that an error contains all texts.
 func says(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
-		t.Errorf("accepted, want %q", texts)
+		t.Errorf("settings were accepted, want error %q", texts)
 		return
 	}
 	for _, want := range texts {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("lacks %s\nin %v", want, err)
+			t.Errorf("error lacks %s:\n%v", want, err)
 		}
 	}
 }
@@ -92,25 +92,25 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestFlagOverVariableOverDefault(t *testing.T) {
+func TestSettingPrecedence(t *testing.T) {
 	alias, own := "WARM_IP_TARGET=3", "BERTH_WARM_IP_TARGET=5"
 	for name, tt := range map[string]struct {
 		args, env []string
 		want      int
 	}{
-		"none":                    {want: -1},
-		"alias":                   {env: []string{alias}, want: 3},
-		"own name wins":           {env: []string{alias, own}, want: 5},
-		"flag wins":               {args: []string{"--warm-ip-target=7"}, env: []string{alias, own}, want: 7},
-		"empty is not set":        {env: []string{"BERTH_WARM_IP_TARGET=", alias}, want: 3},
-		"zero is set":             {env: []string{"WARM_IP_TARGET=0"}, want: 0},
-		"flag with a space":       {args: []string{"--warm-ip-target", "7"}, want: 7},
-		"flag set to the default": {args: []string{"--warm-ip-target="}, env: []string{own}, want: -1},
+		"none":                      {want: -1},
+		"alias":                     {env: []string{alias}, want: 3},
+		"own name takes precedence": {env: []string{alias, own}, want: 5},
+		"flag takes precedence":     {args: []string{"--warm-ip-target=7"}, env: []string{alias, own}, want: 7},
+		"empty is not set":          {env: []string{"BERTH_WARM_IP_TARGET=", alias}, want: 3},
+		"zero is set":               {env: []string{"WARM_IP_TARGET=0"}, want: 0},
+		"flag with a space":         {args: []string{"--warm-ip-target", "7"}, want: 7},
+		"flag set to the default":   {args: []string{"--warm-ip-target="}, env: []string{own}, want: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := load(t, tt.args, tt.env)
 			if err != nil || c.WarmIPTarget != tt.want {
-				t.Errorf("warm IP target %d, %v; want %d", c.WarmIPTarget, err, tt.want)
+				t.Errorf("warm IP target = %d, %v, want %d", c.WarmIPTarget, err, tt.want)
 			}
 		})
 	}
@@ -119,31 +119,31 @@ func TestFlagOverVariableOverDefault(t *testing.T) {
 func TestOperatorMode(t *testing.T) {
 	c, err := load(t, []string{"--ipam=eni-operator", "--auto-create-node-network"}, []string{"BERTH_KUBECONFIG=/etc/berth/kubeconfig"})
 	if err != nil || c.IPAM != IPAMENIOperator || !c.AutoCreateNodeNetwork || c.Kubeconfig != "/etc/berth/kubeconfig" {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("config = %+v, %v", c, err)
 	}
 }
 
 func TestPoolMode(t *testing.T) {
 	c, err := load(t, []string{"--ipam=pool", "--withdraw-on-exit", "--kubeconfig=/k", "--node-name=n"}, []string{"BERTH_BLOCK_WATERMARK=50", "BERTH_EXPORT_TABLE=120"})
 	if err != nil || c.IPAM != IPAMPool || !c.WithdrawOnExit || c.BlockWatermark != 50 || c.ExportTable != 120 || c.BlockReleaseDelay != 5*time.Minute {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("config = %+v, %v", c, err)
 	}
 	if c, err := load(t, []string{"--ipam=pool"}, nil); err != nil || c.ExportTable != 119 || c.BlockWatermark != 25 || c.WithdrawOnExit {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("config with defaults = %+v, %v", c, err)
 	}
 }
 
 func TestPorts(t *testing.T) {
 	c, err := load(t, []string{"--ipam=port", "--ignore-untold-annotations"}, nil)
 	if err != nil || !c.HasPorts() || c.VPCPorts || c.OVSDB != "unix:/run/openvswitch/db.sock" || c.PortWait != 45*time.Second || c.AgentWait != 3*time.Second {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("config = %+v, %v", c, err)
 	}
 	if diff := cmp.Diff([][]string{{"br-int"}, {"vpc-ns-", "vpc-ns"}}, [][]string{c.OVSBridges, c.AgentNamespaces}); diff != "" {
 		t.Error(diff)
 	}
 	c, err = load(t, []string{"--ipam=pool", "--vpc-ports", "--ovsdb=", "--ovs-bridges=br-a,br-b", "--port-wait=2m"}, nil)
 	if err != nil || !c.HasPorts() || c.OVSDB != "" || len(c.OVSBridges) != 2 || c.PortWait != 2*time.Minute {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("config = %+v, %v", c, err)
 	}
 	for _, set := range []struct{ args, env []string }{
 		{[]string{"--pod-security-group-enforcing-mode=standard"}, nil},
@@ -151,24 +151,24 @@ func TestPorts(t *testing.T) {
 		{nil, []string{"BERTH_POD_SECURITY_GROUP_ENFORCING_MODE=standard", "POD_SECURITY_GROUP_ENFORCING_MODE=strict"}},
 	} {
 		if c, err := load(t, append(set.args, "--ipam=eni-operator", "--vpc-ports"), set.env); err != nil || c.GroupEnforcing != "standard" {
-			t.Errorf("%+v: %q, %v", set, c.GroupEnforcing, err)
+			t.Errorf("settings %+v: group enforcing = %q, %v, want standard", set, c.GroupEnforcing, err)
 		}
 	}
 	if c, err := load(t, nil, nil); err != nil || c.HasPorts() {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("config with defaults = %+v, %v, want no ports", c, err)
 	}
 	for arg, want := range map[string]string{
 		"--ovsdb=/run/openvswitch/db.sock": "expected unix:/PATH or tcp:HOST:PORT", "--ovsdb=unix:db.sock": "expected unix:/PATH", "--ovsdb=tcp:127.0.0.1": "expected unix:/PATH",
-		"--ovs-bridges=br-int,a-name-that-is-too-long": "of 15 characters at most", "--agent-wait=61s": "--agent-wait is more than 1m", "--agent-netns-prefixes=../x": "beginning of a file name",
+		"--ovs-bridges=br-int,a-name-that-is-too-long": "of 15 characters at most", "--agent-wait=61s": "--agent-wait is more than 1m", "--agent-netns-prefixes=../x": "prefix of a file name",
 		"--pod-security-group-enforcing-mode=none": "expected one of strict, standard",
 	} {
 		if _, err := load(t, []string{"--ipam=port", arg}, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", arg, err, want)
+			t.Errorf("%s: error = %v, want %q", arg, err, want)
 		}
 	}
 }
 
-func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
+func TestVariablesOfAmazonVPCCNI(t *testing.T) {
 	c, err := load(t, nil, []string{
 		"WARM_ENI_TARGET=2", "MINIMUM_IP_TARGET=10", "WARM_PREFIX_TARGET=1", "MAX_ENI=4", "ENABLE_PREFIX_DELEGATION=true",
 		"IP_COOLDOWN_PERIOD=45", "AWS_VPC_K8S_CNI_EXTERNALSNAT=true", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=192.168.0.0/16, 2001:db8::/56",
@@ -185,16 +185,16 @@ func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 		t.Error(diff)
 	}
 	if want := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}; len(c.ExcludeSNATCIDRs) != 2 || c.ExcludeSNATCIDRs[0] != want[0] || c.ExcludeSNATCIDRs[1] != want[1] {
-		t.Errorf("excluded %v", c.ExcludeSNATCIDRs)
+		t.Errorf("excluded CIDRs = %v, want two", c.ExcludeSNATCIDRs)
 	}
 }
 
 // The Amazon VPC CNI's README, "AWS_VPC_K8S_CNI_LOGLEVEL", has five levels, in either case. Berth's
 // highest level is error.
-func TestLogLevelsKnownFromTheAmazonCNI(t *testing.T) {
+func TestLogLevelsOfAmazonVPCCNI(t *testing.T) {
 	for v, want := range map[string]string{"DEBUG": "debug", "INFO": "info", "WARN": "warn", "ERROR": "error", "FATAL": "error", "fatal": "error", "": "info"} {
 		if c, err := load(t, nil, []string{"AWS_VPC_K8S_CNI_LOGLEVEL=" + v}); err != nil || c.LogLevel != want {
-			t.Errorf("AWS_VPC_K8S_CNI_LOGLEVEL=%s: %q, %v", v, c.LogLevel, err)
+			t.Errorf("AWS_VPC_K8S_CNI_LOGLEVEL=%s: log level = %q, %v", v, c.LogLevel, err)
 		}
 	}
 }
@@ -209,7 +209,7 @@ func TestLogLevelAndFormat(t *testing.T) {
 	log.Info("hidden")
 	log.Warn("shown")
 	if s := out.String(); strings.Contains(s, "hidden") || !strings.Contains(s, `"msg":"shown"`) {
-		t.Errorf("log %s", s)
+		t.Errorf("log = %s, want only the shown message", s)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestLogLevelAndFormat(t *testing.T) {
 func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
 	for _, v := range []string{"-1", "0", ""} {
 		if c, err := load(t, nil, []string{"MAX_ENI=" + v}); err != nil || c.MaxENI != 0 {
-			t.Errorf("MAX_ENI=%s: %d, %v", v, c.MaxENI, err)
+			t.Errorf("MAX_ENI=%s: MaxENI = %d, %v, want 0", v, c.MaxENI, err)
 		}
 	}
 }
@@ -225,12 +225,12 @@ func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
 func TestBareFlags(t *testing.T) {
 	c, err := load(t, []string{"--external-snat", "--pprof=true", "--block-metadata=false"}, []string{"BERTH_BLOCK_METADATA=true"})
 	if err != nil || !c.ExternalSNAT || !c.Pprof || c.BlocksMetadata() {
-		t.Errorf("%v %v %v, %v", c.ExternalSNAT, c.Pprof, c.BlocksMetadata(), err)
+		t.Errorf("external SNAT = %v, pprof = %v, metadata blocked = %v, error = %v", c.ExternalSNAT, c.Pprof, c.BlocksMetadata(), err)
 	}
 }
 
 // Pods cannot reach the metadata service in any mode, unless a setting allows it.
-func TestMetadataIsBlockedInEveryMode(t *testing.T) {
+func TestMetadataIsBlockedInAllModes(t *testing.T) {
 	for _, tt := range []struct {
 		args, env string
 		want      bool
@@ -241,12 +241,12 @@ func TestMetadataIsBlockedInEveryMode(t *testing.T) {
 	} {
 		c, err := load(t, strings.Fields(tt.args), []string{tt.env})
 		if err != nil || c.BlocksMetadata() != tt.want {
-			t.Errorf("%q %q: blocked %v, %v; want %v", tt.args, tt.env, c.BlocksMetadata(), err, tt.want)
+			t.Errorf("flags %q and variables %q: metadata blocked = %v, %v, want %v", tt.args, tt.env, c.BlocksMetadata(), err, tt.want)
 		}
 	}
 }
 
-func TestAllMistakesAreNamedAtOnce(t *testing.T) {
+func TestAllInvalidSettingsAreNamed(t *testing.T) {
 	_, err := load(t,
 		[]string{"--warm-wait=soon", "--introspection-address=0.0.0.0:6666", "--mtu=100"},
 		[]string{"WARM_ENI_TARGET=many", "BERTH_SUBNETS=subnet-1,vpc-2", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=10.0.0.1/8"})
@@ -259,7 +259,7 @@ func TestAllMistakesAreNamedAtOnce(t *testing.T) {
 		`environment variable AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS: "10.0.0.1/8": item "10.0.0.1/8": bits are set outside the mask, expected 10.0.0.0/8`)
 }
 
-func TestWrongValuesAreRefused(t *testing.T) {
+func TestInvalidValuesAreRejected(t *testing.T) {
 	for _, arg := range []string{
 		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 107), "--cooling-period=-1s", "--max-eni=65", "--first-interface-index=16",
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
@@ -268,7 +268,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		"--egress-port=0", "--egress-port=65536", "--egress-cluster-networks=10.0.0.1/8", "--egress-wait=-1s", "--egress-gateway-wait=3m", "--egress-probe-interval=1h",
 	} {
 		if _, err := load(t, []string{arg}, nil); err == nil {
-			t.Errorf("%s was accepted", arg)
+			t.Errorf("%s was accepted, want an error", arg)
 		}
 	}
 }
@@ -302,7 +302,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=port --withdraw-on-exit":                                          "--withdraw-on-exit needs --ipam=pool",
 		"--egress --egress-probe-interval=50ms":                                   "--egress-probe-interval is less than 100ms",
 		"--vpc-ports --ovs-bridges=":                                              "--ovs-bridges is empty",
-		"--ipam=pool --export-table=254":                                          "but for 253 to 255",
+		"--ipam=pool --export-table=254":                                          "except 253 to 255",
 		"--ipam=pool --export-table=0":                                            "expected the number of a routing table",
 		"--ipam=pool --block-watermark=101":                                       "from 0 to 100",
 		"--ipam=pool --block-release-delay=-1s":                                   "expected a duration",
@@ -324,7 +324,7 @@ func TestUnknownVariables(t *testing.T) {
 	}
 }
 
-// tables are those of both programs, with what writes their reference pages.
+// tables are the settings of both programs, with the functions that write their reference pages.
 var tables = map[string]struct {
 	settings []Setting
 	write    func(io.Writer) error
@@ -338,7 +338,7 @@ func TestSettingsAreWellFormed(t *testing.T) {
 		seen := map[string]string{}
 		for _, s := range tt.settings {
 			if s.Doc == "" || !strings.HasSuffix(s.Doc, ".") || s.Group == "" {
-				t.Errorf("%s --%s: documentation %q, group %q", program, s.Flag, s.Doc, s.Group)
+				t.Errorf("%s --%s: documentation = %q, group = %q, want a sentence and a group", program, s.Flag, s.Doc, s.Group)
 			}
 			for _, name := range append([]string{"--" + s.Flag}, s.Env...) {
 				if other, dup := seen[name]; dup {
@@ -358,7 +358,7 @@ func TestReferenceListsEverySetting(t *testing.T) {
 		}
 		for _, s := range tt.settings {
 			if !strings.Contains(b.String(), "`--"+s.Flag+"`") || !strings.Contains(b.String(), "`"+s.Env[0]+"`") {
-				t.Errorf("%s: lacks --%s", program, s.Flag)
+				t.Errorf("reference of %s lacks --%s", program, s.Flag)
 			}
 		}
 	}
@@ -393,14 +393,14 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// Effective has the value and the source of every setting, without passwords.
+// Effective contains the value and the source of every setting, without passwords.
 func TestEffectiveSettings(t *testing.T) {
 	c, err := load(t, []string{"--warm-ip-target=3"}, []string{"BERTH_EC2_ENDPOINT=https://me:planted@ec2.local", "WARM_ENI_TARGET=2"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(c.Effective) != len(table(&Config{})) {
-		t.Errorf("%d settings are listed", len(c.Effective))
+		t.Errorf("%d settings are listed, want all", len(c.Effective))
 	}
 	got := map[string]introspect.Setting{}
 	for _, s := range c.Effective {
@@ -412,7 +412,7 @@ func TestEffectiveSettings(t *testing.T) {
 		{Name: "warm-wait", Value: "45s", From: "default of --warm-wait"},
 	} {
 		if got[want.Name] != want {
-			t.Errorf("got %+v, want %+v", got[want.Name], want)
+			t.Errorf("effective setting = %+v, want %+v", got[want.Name], want)
 		}
 	}
 }

@@ -5,14 +5,13 @@ import (
 	"time"
 )
 
-// defaultClusterNetworks are those for private use (RFC 1918, RFC 4193), where clusters have
-// their pods and nodes.
+// defaultClusterNetworks are the private networks (RFC 1918, RFC 4193) that clusters usually use for pods and nodes.
 const defaultClusterNetworks = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7"
 
-// longestProbeInterval is above the time after which Kubernetes itself has noticed.
+// longestProbeInterval is longer than Kubernetes itself takes to notice a failure.
 const longestProbeInterval = 10 * time.Minute
 
-// EgressSettings are those of egress.
+// EgressSettings are the settings of egress.
 type EgressSettings struct {
 	Egress                bool
 	EgressPort            int // UDP
@@ -39,7 +38,7 @@ func (c *EgressSettings) rows() []Setting {
 	}
 }
 
-// contradictionsOfEgress is contradictions of these settings.
+// contradictionsOfEgress returns the contradictions of these settings.
 func (c *Config) contradictionsOfEgress() []error {
 	return wrongTogether([]contradiction{
 		{c.IPAM == IPAMNone && !c.Egress, "--ipam=none needs --egress: without addresses there is nothing else to do"},

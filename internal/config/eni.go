@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// WarmSettings are how many addresses of ENIs a node keeps. Negative numbers mean not set.
+// WarmSettings define how many addresses of ENIs a node keeps. Negative numbers mean not set.
 type WarmSettings struct {
 	// The AWS dialect.
 	WarmENITarget    int
@@ -54,7 +54,7 @@ func (c *WarmSettings) rows() []Setting {
 	}
 }
 
-// ENITimes are how long things take with EC2.
+// ENITimes are the intervals and delays for EC2.
 type ENITimes struct {
 	ShrinkDelay     time.Duration
 	ListingInterval time.Duration
@@ -78,7 +78,7 @@ func (c *ENITimes) rows() []Setting {
 	}
 }
 
-// ENISettings are how ENIs are made.
+// ENISettings define how ENIs are made.
 type ENISettings struct {
 	IPFamilies           ipfamily.Set
 	MaxENI               int
@@ -88,8 +88,8 @@ type ENISettings struct {
 	SecurityGroups       []string
 	FollowSecurityGroups bool              // in node mode
 	SecurityGroupTags    map[string]string // in operator mode, for the NodeNetwork
-	UsePrimaryAddress    bool              // likewise
-	TrunkENI             bool              // likewise
+	UsePrimaryAddress    bool              // in operator mode, for the NodeNetwork
+	TrunkENI             bool              // in operator mode, for the NodeNetwork
 	DeleteOnTermination  bool
 }
 
@@ -120,13 +120,12 @@ func (c *ENISettings) rows() []Setting {
 	}
 }
 
-// CiliumDialect reports whether the settings for warm addresses are those of Cilium's dialect rather
-// than AWS's.
+// CiliumDialect reports whether the settings for warm addresses belong to Cilium's dialect rather than to AWS's.
 func (c *Config) CiliumDialect() bool {
 	return c.MinAllocate >= 0 || c.PreAllocate >= 0 || c.MaxAboveWatermark >= 0 || c.MaxAllocate >= 0
 }
 
-// Policy is the warm-pool policy of the settings: the defaults of the dialect, with what is set.
+// Policy is the warm-pool policy of the settings: the defaults of the dialect, with the given values.
 func (c *Config) Policy() ipam.Policy {
 	p := ipam.DefaultAWS()
 	if c.CiliumDialect() {
@@ -157,16 +156,16 @@ func (c *Config) contradictionsOfNodeMode() []error {
 	})
 }
 
-// DatapathSettings are those of the node's kernel.
+// DatapathSettings are the settings of the node's kernel.
 type DatapathSettings struct {
 	ExternalSNAT     bool
 	IPv4Egress       bool // pods without an IPv4 address get a node-local one
-	IPv6Egress       bool // likewise
+	IPv6Egress       bool // pods without an IPv6 address get a node-local one
 	ExcludeSNATCIDRs []netip.Prefix
 	MTU              int // bytes; 0: the primary link's
 	SysctlDir        string
 	BlockMetadata    *bool // nil: not set, see BlocksMetadata
-	MaxConnections   int   // of one pod; 0: no limit
+	MaxConnections   int   // limit of one pod; 0: none
 	MarkShift        int
 }
 
@@ -193,6 +192,6 @@ func (c *DatapathSettings) rows() []Setting {
 	}
 }
 
-// BlocksMetadata reports whether pods are kept from the metadata service, which gives the credentials
-// of the instance's role to any caller. Default: true.
+// BlocksMetadata reports whether pods are kept from the metadata service, which hands out the credentials of the
+// instance's role to any caller. Default: true.
 func (c *DatapathSettings) BlocksMetadata() bool { return c.BlockMetadata == nil || *c.BlockMetadata }

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Gateway is every setting of berth-egress, parsed and checked.
+// Gateway contains all settings of berth-egress, parsed and validated.
 type Gateway struct {
 	// Egress
 	EgressName string

@@ -51,8 +51,8 @@ func NewLoader(flags *pflag.FlagSet) *Loader[Config] {
 	return newLoader(flags, c, table(c), c.finish)
 }
 
-// newLoader registers a flag for every setting of a table that writes to c. After all are parsed, it
-// calls finish, which returns contradictions.
+// newLoader registers a flag for every setting of a table that writes to c. After parsing, it calls finish, which returns
+// contradictions.
 func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(Given) []error) *Loader[C] {
 	l := &Loader[C]{config: c, settings: settings, raw: map[string]*rawValue{}, finish: finish}
 	for _, s := range l.settings {
@@ -113,7 +113,7 @@ func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string,
 	return name, value, nil
 }
 
-// unknown returns variables that look like settings but are none, probably typing errors. It ignores
+// unknown returns variables that look like settings but are not, probably because of typos. It ignores
 // variables that Kubernetes sets for Services.
 func unknown(settings []Setting, env map[string]string) []string {
 	var out []string

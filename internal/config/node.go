@@ -4,17 +4,17 @@ import (
 	"time"
 )
 
-// NodeSettings are what a node is, and where its addresses come from.
+// NodeSettings define the identity of a node and the source of its addresses.
 type NodeSettings struct {
 	NodeName    string
-	Namespace   string // of berthd's pod; empty out of a cluster
+	Namespace   string // of berthd's pod; empty outside a cluster
 	ClusterName string
 	StateDir    string
 	Socket      string
 	IPAM        string // IPAMENI, IPAMENIOperator, IPAMPool, IPAMPort or IPAMNone
 
 	AutoCreateNodeNetwork bool
-	NodeNetworkTemplates  bool   // in node mode: NodeNetworkTemplates count
+	NodeNetworkTemplates  bool   // in node mode: NodeNetworkTemplates apply
 	Kubeconfig            string // empty: in the cluster
 }
 
@@ -39,14 +39,14 @@ func (c *NodeSettings) rows() []Setting {
 	}
 }
 
-// ServingSettings are how calls of the plugin are served, and the kernel is kept.
+// ServingSettings define how calls of the plugin are served and the kernel is reconciled.
 type ServingSettings struct {
 	WarmWait         time.Duration
 	DrainTimeout     time.Duration
 	CRISocket        string
 	NetnsGrace       time.Duration
 	RepairInterval   time.Duration
-	ForeignAddresses string // what is done about addresses of running pods on the node's links: ForeignTell or ForeignRemove
+	ForeignAddresses string // reaction to addresses of running pods on the node's links: ForeignTell or ForeignRemove
 }
 
 func (c *ServingSettings) rows() []Setting {
@@ -66,7 +66,7 @@ func (c *ServingSettings) rows() []Setting {
 	}
 }
 
-// WatchingSettings are what the daemon shows.
+// WatchingSettings define which information the daemon serves and writes.
 type WatchingSettings struct {
 	IntrospectionAddr string
 	MetricsAddr       string
@@ -87,7 +87,7 @@ func (c *WatchingSettings) rows() []Setting {
 	}
 }
 
-// InstallSettings are how the plugin and its configuration are installed.
+// InstallSettings define how the plugin and its configuration are installed.
 type InstallSettings struct {
 	InstallCNI  bool
 	CNIBinDir   string

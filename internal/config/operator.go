@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// Operator is every setting of berth-operator, parsed and checked, by feature.
+// Operator contains all settings of berth-operator, parsed and validated, by feature.
 type Operator struct {
 	OperatorCluster
 	LeaderSettings
@@ -31,14 +31,14 @@ type Operator struct {
 	EC2Limits map[string]pace.Limit // by action
 }
 
-// OperatorCluster is what the operator works for.
+// OperatorCluster defines the cluster and the features of the operator.
 type OperatorCluster struct {
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
-	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; none where Egress is all
+	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; empty for egress only
 }
 
-// LeaderSettings are those of leader election.
+// LeaderSettings are the settings of leader election.
 type LeaderSettings struct {
 	LeaderElect    bool
 	LeaseNamespace string
@@ -48,7 +48,7 @@ type LeaderSettings struct {
 	PodName        string
 }
 
-// OperatorNodes are how nodes and their ENIs are managed.
+// OperatorNodes define how nodes and their ENIs are managed.
 type OperatorNodes struct {
 	InstanceNodeTag    string // key of an EC2 tag; empty: none
 	InstanceClusterTag Tag    // zero: none
@@ -60,17 +60,17 @@ type OperatorNodes struct {
 type OperatorPools struct {
 	BlockClaimGrace time.Duration
 	DownNodeRelease time.Duration // 0: never
-	NodeMaxPods     int           // that count for a node's quota of blocks; 0: no quota
+	NodeMaxPods     int           // maximum of pods in a node's quota of blocks; 0: no quota
 }
 
 // OperatorPorts are the operator's settings of VPC ports.
 type OperatorPorts struct {
-	VPCCalls      int // in flight at once, to one endpoint
+	VPCCalls      int // maximum of calls in flight to one endpoint
 	UnplugGrace   time.Duration
 	BranchCooling time.Duration
 	WebhookAddr   string
-	WebhookFrom   []netip.Prefix // clients beside the API server and nodes
-	FirstIsPort   bool           // the first interface of pods with NICs is one of them
+	WebhookFrom   []netip.Prefix // clients in addition to the API server and nodes
+	FirstIsPort   bool           // the first interface of pods with NICs is a port
 }
 
 // OperatorEgress are the operator's settings of egress.
@@ -80,7 +80,7 @@ type OperatorEgress struct {
 	EgressPort  int // UDP
 }
 
-// OperatorWatching are what the operator shows.
+// OperatorWatching defines which information the operator serves.
 type OperatorWatching struct {
 	MetricsAddr string
 	HealthAddr  string
@@ -112,8 +112,8 @@ func (o *Operator) finish(given Given) []error {
 	return o.contradictions()
 }
 
-// renewJitter is how much longer than retry-period client-go may wait between
-// two attempts (leaderelection.JitterFactor).
+// renewJitter is the factor by which client-go may exceed retry-period between two attempts
+// (leaderelection.JitterFactor).
 const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {

@@ -34,7 +34,7 @@ func TestOperatorDefaults(t *testing.T) {
 		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {
-		t.Errorf("%d settings are listed", len(o.Effective))
+		t.Errorf("%d settings are listed, want all", len(o.Effective))
 	}
 	o.Effective = nil
 	if diff := cmp.Diff(want, o); diff != "" {
@@ -45,18 +45,18 @@ func TestOperatorDefaults(t *testing.T) {
 func TestOperatorInAPod(t *testing.T) {
 	o, err := loadOperator(t, nil, []string{"POD_NAME=berth-operator-x", "POD_NAMESPACE=network", "BERTH_LEASE_DURATON=30s"})
 	if err != nil || o.PodName != "berth-operator-x" || o.LeaseNamespace != "network" || !cmp.Equal(o.Unknown, []string{"BERTH_LEASE_DURATON"}) {
-		t.Errorf("%+v, %v", o, err)
+		t.Errorf("config = %+v, %v", o, err)
 	}
 }
 
 func TestInstanceTags(t *testing.T) {
 	o, err := loadOperator(t, []string{"--instance-node-tag=Name", "--instance-cluster-tag=kubernetes.io/cluster/one"}, nil)
 	if err != nil || o.InstanceNodeTag != "Name" || o.InstanceClusterTag != (Tag{Key: "kubernetes.io/cluster/one"}) {
-		t.Errorf("%+v, %v", o, err)
+		t.Errorf("config = %+v, %v", o, err)
 	}
 	o, err = loadOperator(t, []string{"--instance-cluster-tag=cluster=a=b"}, nil)
 	if err != nil || o.InstanceClusterTag != (Tag{Key: "cluster", Value: "a=b"}) {
-		t.Errorf("%+v, %v", o, err)
+		t.Errorf("config = %+v, %v", o, err)
 	}
 	for _, args := range []string{
 		"--instance-node-tag=a=b", "--instance-node-tag= a", "--instance-cluster-tag==b", "--instance-cluster-tag=a=",
@@ -90,7 +90,7 @@ func TestEC2Limits(t *testing.T) {
 	}
 }
 
-func TestOperatorMistakesAreNamedAtOnce(t *testing.T) {
+func TestAllInvalidOperatorSettingsAreNamed(t *testing.T) {
 	_, err := loadOperator(t,
 		[]string{"--retry-period=10s", "--pprof-address=:6060", "--node-gone-grace=-1s"},
 		[]string{"BERTH_LEASE_DURATION=10s", "BERTH_LEADER_ELECT=perhaps", "BERTH_METRICS_ADDRESS=:1", "BERTH_HEALTH_ADDRESS=:1"})
@@ -103,12 +103,12 @@ func TestOperatorMistakesAreNamedAtOnce(t *testing.T) {
 		`--metrics-address and --health-address are both :1`)
 }
 
-func TestLeaseIsCountedInSeconds(t *testing.T) {
+func TestLeaseDurationIsInSeconds(t *testing.T) {
 	_, err := loadOperator(t, []string{"--lease-duration=12500ms"}, nil)
 	says(t, err, "whole number of seconds")
 }
 
-// Egress needs an image, and no source of addresses.
+// Egress needs an image, but no source of addresses.
 func TestEgressAlone(t *testing.T) {
 	for text, want := range map[string]string{
 		"--ipam= --egress --egress-image=berth-egress:v1":     "",
@@ -119,10 +119,10 @@ func TestEgressAlone(t *testing.T) {
 	} {
 		o, err := loadOperator(t, strings.Fields(text), nil)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
+			t.Errorf("%s: error = %v, want %q", text, err, want)
 		}
 		if err == nil && (!o.Egress || o.EgressImage != "berth-egress:v1" || o.EgressPort != 5555) {
-			t.Errorf("%s: %+v", text, o)
+			t.Errorf("%s: config = %+v, want egress with its defaults", text, o)
 		}
 	}
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// A check validates a text; a parser also stores its value. Their errors say what was expected; the
+// A check validates a text; a parser also stores its value. Their errors say what is expected, and the
 // caller adds the name of the setting.
 
 // parser parses a setting's text.
 type parser struct {
 	store func(string) error
-	form  Form // of its values
+	form  Form // form of its values
 }
 
 func text(dst *string) parser { return checked(dst, func(string) error { return nil }) }
@@ -106,7 +106,7 @@ func udpPort(dst *int) parser {
 	}, Form{Kind: Integer, Low: 1, High: math.MaxUint16}}
 }
 
-// positiveOr is integer, with unset for any number below 1, as the Amazon VPC CNI reads MAX_ENI.
+// positiveOr is like integer, with unset for any number below 1, as the Amazon VPC CNI interprets MAX_ENI.
 func positiveOr(dst *int, high, unset int) parser {
 	number := integer(dst, high, unset)
 	return parser{func(s string) error {
@@ -228,7 +228,7 @@ func cidrs(dst *[]netip.Prefix) parser {
 	}, Form{Kind: List}}
 }
 
-// oneOf accepts some words in either case.
+// oneOf accepts certain words, in upper or lower case.
 func oneOf(dst *string, allowed ...string) parser {
 	word := checked(dst, among(allowed...))
 	return parser{func(s string) error { return word.store(strings.ToLower(s)) }, Form{Kind: Word, Words: allowed}}
@@ -305,7 +305,7 @@ func hostPort(s string) error {
 	return nil
 }
 
-// loopbackPort is hostPort for loopback addresses.
+// loopbackPort is like hostPort, for loopback addresses.
 func loopbackPort(s string) error {
 	if err := hostPort(s); err != nil {
 		return err
@@ -339,7 +339,7 @@ func ec2Limits(dst *map[string]pace.Limit) parser {
 		out := map[string]pace.Limit{}
 		for action, text := range texts {
 			if known := pace.Actions(); !slices.Contains(known, action) {
-				return fmt.Errorf("%q is no EC2 action that is called: expected %s", action, strings.Join(known, ", "))
+				return fmt.Errorf("%q is not an EC2 action that the operator calls: expected %s", action, strings.Join(known, ", "))
 			}
 			rate, burst, _ := strings.Cut(text, "/")
 			r, rateErr := strconv.ParseFloat(rate, 64)

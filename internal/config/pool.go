@@ -13,7 +13,7 @@ import (
 // defaultExportTable is the table that the routing daemons of Coil's design read.
 const defaultExportTable = 119
 
-// PoolSettings are those of address pools.
+// PoolSettings are the settings of address pools.
 type PoolSettings struct {
 	BlockWatermark          int // percent of a block
 	BlockReleaseDelay       time.Duration
@@ -40,20 +40,20 @@ func (c *PoolSettings) rows() []Setting {
 	}
 }
 
-// routingTable takes the number of a table that the kernel does not look up by itself; 253 to 255 are
+// routingTable parses the number of a routing table that the kernel does not look up by itself; 253 to 255 are
 // default, main and local (rtnetlink(7)).
 func routingTable(dst *int) parser {
 	return parser{func(s string) error {
 		v, err := strconv.Atoi(s)
 		if err != nil || v < 1 || v > math.MaxInt32 || v >= 253 && v <= 255 {
-			return fmt.Errorf("expected the number of a routing table from 1 to %d, but for 253 to 255, which the kernel uses", math.MaxInt32)
+			return fmt.Errorf("expected the number of a routing table from 1 to %d, except 253 to 255, which the kernel uses", math.MaxInt32)
 		}
 		*dst = v
 		return nil
 	}, Form{Kind: Integer, Low: 1, High: math.MaxInt32}}
 }
 
-// withoutMeaningWithoutENIs finds settings that have no effect where addresses do not come from ENIs.
+// withoutMeaningWithoutENIs finds settings that have no effect if addresses do not come from ENIs.
 func (c *Config) withoutMeaningWithoutENIs() []error {
 	var idle []string
 	for _, s := range []struct {

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// defaultOVSDB is where the Open vSwitch of distributions listens (ovsdb-server(1)).
+// defaultOVSDB is the socket of distributions' Open vSwitch (ovsdb-server(1)).
 const defaultOVSDB = "unix:/run/openvswitch/db.sock"
 
-// PortSettings are those of VPC ports.
+// PortSettings are the settings of VPC ports.
 type PortSettings struct {
-	VPCPorts        bool     // also beside another source of addresses; see Config.HasPorts
+	VPCPorts        bool     // ports in addition to another source of addresses; see Config.HasPorts
 	OVSDB           string   // empty: there is no Open vSwitch
-	OVSBridges      []string // that ports may be plugged into
+	OVSBridges      []string // bridges for ports
 	PortWait        time.Duration
-	AgentNamespaces []string // what names of VPCs' network namespaces begin with
+	AgentNamespaces []string // name prefixes of VPCs' network namespaces
 	AgentWait       time.Duration
 	GroupEnforcing  string // strict or standard
 }
@@ -39,7 +39,7 @@ func (c *PortSettings) rows() []Setting {
 	}
 }
 
-// contradictionsOfPorts is contradictions of these settings.
+// contradictionsOfPorts returns the contradictions of these settings.
 func (c *Config) contradictionsOfPorts() []error {
 	return wrongTogether([]contradiction{
 		{c.AgentWait > time.Minute, "--agent-wait is more than 1m: an ADD that waits for an agent holds the pod's lock"},
@@ -58,7 +58,7 @@ func ovsdbEndpoint(s string) error {
 	return nil
 }
 
-// bridgeName is that of a link (dev_valid_name of the kernel, IFNAMSIZ).
+// bridgeName accepts the name of a link (dev_valid_name of the kernel, IFNAMSIZ).
 func bridgeName(s string) error {
 	if s == "" || len(s) > 15 || s == "." || s == ".." || strings.ContainsAny(s, "/: \t\n") {
 		return errors.New("expected the name of a bridge, of 15 characters at most")
@@ -68,7 +68,7 @@ func bridgeName(s string) error {
 
 func netnsPrefix(s string) error {
 	if s == "" || s[0] == '.' || strings.ContainsAny(s, "/ ") {
-		return errors.New("expected the beginning of a file name")
+		return errors.New("expected the prefix of a file name")
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func logLevel(dst *string) parser {
 	}, word.form}
 }
 
-// LogSettings are every program's.
+// LogSettings are the log settings of every program.
 type LogSettings struct {
 	LogLevel  string
 	LogFormat string
@@ -85,7 +85,7 @@ func (l *LogSettings) rows() []Setting {
 	}
 }
 
-// Logger returns a logger as the settings ask for.
+// Logger returns a logger with these settings.
 func (l LogSettings) Logger(w io.Writer) *slog.Logger {
 	var least slog.Level
 	_ = least.UnmarshalText([]byte(l.LogLevel)) // one of four names, checked

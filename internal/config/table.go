@@ -10,8 +10,8 @@ type Setting struct {
 	Group   string   // heading in the reference
 	Flag    string   // without dashes
 	Env     []string // by precedence: BERTH_<FLAG>, then names of other programs
-	Default string   // as text; empty: not set
-	Unit    string   // of a number; empty if Doc says it
+	Default string   // default as text; empty: not set
+	Unit    string   // unit of a number; empty if Doc contains it
 	Doc     string   // for the reference and --help
 
 	parse parser // checks a text and stores it in the program's settings
@@ -19,7 +19,7 @@ type Setting struct {
 }
 
 const (
-	maxCount = 1 << 16 // no node has as many addresses
+	maxCount = 1 << 16 // more than the addresses of any node
 	day      = 24 * time.Hour
 )
 
@@ -62,14 +62,14 @@ func rows(groups []group) []Setting {
 // Form describes the values of a setting, for typed representations such as the values of the chart.
 type Form struct {
 	Kind      Kind
-	Low, High int      // of an Integer, both included
-	Words     []string // those that a Word may be, in lower case
+	Low, High int      // bounds of an Integer, inclusive
+	Words     []string // values of a Word, in lower case
 }
 
 // Kind is the type of a setting.
 type Kind string
 
-// The kinds.
+// Kinds of settings.
 const (
 	Text     Kind = "text"
 	Path     Kind = "path" // absolute
@@ -84,8 +84,8 @@ const (
 // Form describes the values of the setting.
 func (s Setting) Form() Form { return s.parse.form }
 
-// Settings are those of berthd, in the order of the reference.
+// Settings returns the settings of berthd, in the order of the reference.
 func Settings() []Setting { return table(&Config{}) }
 
-// OperatorSettings are those of berth-operator, in the order of the reference.
+// OperatorSettings returns the settings of berth-operator, in the order of the reference.
 func OperatorSettings() []Setting { return operatorTable(&Operator{}) }

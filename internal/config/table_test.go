@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// The form of a setting describes what its parser accepts.
-func TestFormsAreWhatParsersTake(t *testing.T) {
+// The form of a setting describes the values that its parser accepts.
+func TestFormsMatchParsers(t *testing.T) {
 	for _, s := range append(Settings(), OperatorSettings()...) {
 		form := s.Form()
 		takes := func(text string, want bool) {
 			t.Helper()
 			if err := s.parse.store(text); (err == nil) != want {
-				t.Errorf("--%s, a %s: takes %q: %v, %v", s.Flag, form.Kind, text, err == nil, err)
+				t.Errorf("--%s, a %s: accepts %q = %v (error: %v), want the opposite", s.Flag, form.Kind, text, err == nil, err)
 			}
 		}
 		switch form.Kind {
@@ -44,10 +44,10 @@ func TestFormsAreWhatParsersTake(t *testing.T) {
 			takes("path", false)
 		case List, Pairs, Text:
 		default:
-			t.Errorf("--%s has the form %q", s.Flag, form.Kind)
+			t.Errorf("--%s has the unknown form %q", s.Flag, form.Kind)
 		}
 		if form.Kind == Boolean != (s.bare || s.Flag == "block-metadata") {
-			t.Errorf("--%s, a %s, needs no value: %v", s.Flag, form.Kind, s.bare)
+			t.Errorf("--%s, a %s: flag without value = %v, want the opposite", s.Flag, form.Kind, s.bare)
 		}
 	}
 }

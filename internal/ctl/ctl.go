@@ -1,5 +1,5 @@
 // Package ctl implements berthctl: views of a node for operators, and
-// calculators for capacity planning. Views only read what berthd serves.
+// calculators for capacity planning. Views only read data that berthd serves.
 package ctl
 
 import (

@@ -25,12 +25,12 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// run executes berthctl and returns what it printed.
+// run executes berthctl and returns its output.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
 	if asks := args[0] == "ip-manager" || args[0] == "status"; asks && !slices.Contains(args, "--timeout") {
-		args = append(slices.Clone(args), "--timeout", "1m") // the default is for people
+		args = append(slices.Clone(args), "--timeout", "1m") // the default is too short for loaded test machines
 	}
 	cmd := New()
 	cmd.SetArgs(args)
@@ -56,7 +56,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// goldenRun executes berthctl and compares what it printed with a file.
+// goldenRun executes berthctl and compares its output with a file.
 func goldenRun(t *testing.T, name string, args ...string) {
 	t.Helper()
 	out, err := run(t, args...)
@@ -66,12 +66,12 @@ func goldenRun(t *testing.T, name string, args ...string) {
 	golden(t, name, out)
 }
 
-// refused executes berthctl with each of the arguments, and checks the text of its error.
+// refused executes berthctl with each of the arguments, and checks the error message.
 func refused(t *testing.T, wantByArgs map[string]string) {
 	t.Helper()
 	for args, want := range wantByArgs {
 		if _, err := run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q in it", args, err, want)
+			t.Errorf("%s: error = %v, want error containing %q", args, err, want)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func document(t *testing.T, name string) introspect.Document {
 	return doc
 }
 
-// serve serves what berthd serves: the document and /readyz.
+// serve serves berthd's endpoints: the document and /readyz.
 func serve(t *testing.T, doc introspect.Document, notReady string) (address string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -134,7 +134,7 @@ func TestStatus(t *testing.T) {
 			at := serve(t, tc.doc, tc.notReady)
 			out, err := run(t, "status", "--address", at)
 			if (err != nil) != (tc.notReady != "") {
-				t.Errorf("error %v", err)
+				t.Errorf("error = %v, want an error: %t", err, tc.notReady != "")
 			}
 			golden(t, "status-"+tc.name+".txt", out)
 		})
@@ -145,18 +145,18 @@ func TestStatusJSON(t *testing.T) {
 	at := serve(t, document(t, "busy"), "draining")
 	out, err := run(t, "status", "-o", "json", "--address", at)
 	if err == nil {
-		t.Error("a node that is not ready is no error")
+		t.Error("status succeeded for a node that is not ready")
 	}
 	var got nodeStatus
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
 	if got.Ready || got.Reason != "draining" || len(got.ENIs) != 2 || len(got.Conditions) != 2 {
-		t.Errorf("got %+v", got)
+		t.Errorf("status = %+v, want not ready (draining), 2 ENIs and 2 conditions", got)
 	}
 }
 
-// refusing returns an address that is in use, and at which nothing listens.
+// refusing returns an address that is reserved but refuses connections.
 func refusing(t *testing.T) (address string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -174,7 +174,7 @@ func refusing(t *testing.T) (address string) {
 	return fmt.Sprintf("http://127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
 }
 
-func TestTroubleReachingTheDaemon(t *testing.T) {
+func TestUnreachableDaemon(t *testing.T) {
 	gone := refusing(t)
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }))
 	t.Cleanup(page.Close)
@@ -186,8 +186,8 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 	silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	t.Cleanup(func() { close(release); silent.Close() })
 	for _, tc := range []struct{ name, url, timeout, want string }{
-		{"nobody", gone, "1m", "nothing listens"},
-		{"something else", page.URL, "1m", "does not serve berthd's"},
+		{"nothing listening", gone, "1m", "nothing listens"},
+		{"another server", page.URL, "1m", "does not serve berthd's"},
 		{"starting", starting.URL, "1m", "waiting for the metadata service"},
 		{"silent", silent.URL, "300ms", "no answer"},
 		{"not an address", "http://[", "1m", "query berthd"},
@@ -196,14 +196,14 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 			t.Run(tc.name+"/"+view, func(t *testing.T) {
 				out, err := run(t, view, "--timeout", tc.timeout, "--address", tc.url)
 				if err == nil || !strings.Contains(err.Error(), tc.want) || out != "" {
-					t.Errorf("printed %q, error %v; want %q", out, err, tc.want)
+					t.Errorf("output %q, error %v; want no output and error containing %q", out, err, tc.want)
 				}
 			})
 		}
 	}
 }
 
-// The results of the formula in AWS's best practices are rows of AWS's eni-max-pods.txt.
+// The expected values for AWS's best-practices formula are rows of AWS's eni-max-pods.txt.
 func TestMaxPods(t *testing.T) {
 	for _, tc := range []struct {
 		kind     string
@@ -217,16 +217,16 @@ func TestMaxPods(t *testing.T) {
 		{"m5.large", false, "dual", 0, 29}, {"m5.large", true, "dual", 0, 434}, {"m5.large", false, "ipv6", 0, 110},
 		{"m5.large", false, "ipv4", 1, 20}, {"m5.large", true, "ipv4", 2, 146}, {"m5.large", false, "ipv6", 1, 110}, // custom networking
 		{"m4.large", false, "dual", 1, 11}, {"t2.small", false, "ipv6", 2, 6},
-		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs besides the primary, of 3 and 4
+		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs in addition to the primary, with 3 and 4 addresses
 	} {
 		c, err := capacityOf(tc.kind, capacityOptions{prefixes: tc.prefixes, families: tc.families, first: tc.first})
 		if err != nil || c.MaxPods != tc.want || c.Unlimited != (tc.want == 110) {
-			t.Errorf("%s, prefixes %v, %s: %d pods, %v; want %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, err, tc.want)
+			t.Errorf("%s, prefixes %v, %s: max pods = %d, error %v; want %d", tc.kind, tc.prefixes, tc.families, c.MaxPods, err, tc.want)
 		}
 	}
-	for first, want := range []int{20, 11, 11} { // at device index 2 there is only one ENI for pods, and the trunk is at 1
+	for first, want := range []int{20, 11, 11} { // from device index 2 only one ENI is left for pods; the trunk is at 1
 		if c, err := capacityOf("m5.large", capacityOptions{families: "ipv4", first: first, trunk: true}); err != nil || c.MaxPods != want {
-			t.Errorf("with a trunk, from device index %d: %d pods, %v; want %d", first, c.MaxPods, err, want)
+			t.Errorf("with a trunk, from device index %d: max pods = %d, error %v; want %d", first, c.MaxPods, err, want)
 		}
 	}
 	refused(t, map[string]string{
@@ -240,7 +240,7 @@ func TestMaxPods(t *testing.T) {
 	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")
 }
 
-// The simulation has the results of the Amazon VPC CNI.
+// The simulation matches the Amazon VPC CNI.
 func TestWarm(t *testing.T) {
 	for _, tc := range []struct {
 		kind, flags string
@@ -267,7 +267,7 @@ func TestWarm(t *testing.T) {
 		{"m5.large", "--pre-allocate=8", 0, "0,8"},
 		{"m5.large", "--pre-allocate=8 --ip-families=dual", 3, "0,9,2"},
 		{"m5.large", "--warm-ip-target=2 --ip-families=ipv6", 30, "65536"},
-		{"t2.small", "--warm-ip-target=2 --ip-families=dual", 4, "0,3,3"}, // single addresses of the primary are the node's own
+		{"t2.small", "--warm-ip-target=2 --ip-families=dual", 4, "0,3,3"}, // addresses of the primary ENI are reserved for the node
 	} {
 		args := append([]string{"warm", "-o", "json", "--instance-type", tc.kind, "--pods", fmt.Sprint(tc.pods)}, strings.Fields(tc.flags)...)
 		out, err := run(t, args...)
@@ -310,7 +310,7 @@ func TestUninstall(t *testing.T) {
 	for _, want := range []string{"removed " + path, "no configuration of Berth at"} {
 		out, err := run(t, "uninstall-cni", "--cni-conf-dir", dir)
 		if err != nil || !strings.HasPrefix(out, want) {
-			t.Errorf("printed %q, %v; want %q", out, err, want)
+			t.Errorf("output %q, error %v; want prefix %q", out, err, want)
 		}
 	}
 }

@@ -30,7 +30,7 @@ type capacity struct {
 	Prefixes     bool   `json:"prefixes"`
 
 	IPFamilies ipfamily.Set `json:"ipFamilies"`
-	Unlimited  bool         `json:"unlimited,omitempty"` // addresses are no limit; the counts of addresses are 0
+	Unlimited  bool         `json:"unlimited,omitempty"` // addresses do not limit the number; the counts of addresses are 0
 }
 
 func newMaxPods() *cobra.Command {
@@ -89,7 +89,7 @@ A trunk for branch interfaces takes the place of an ENI: --trunk-eni.`,
 	return cmd
 }
 
-// capacityOptions are the settings that max-pods depends on, besides the instance type.
+// capacityOptions are the settings, other than the instance type, that affect max-pods.
 type capacityOptions struct {
 	prefixes bool // /28 prefixes instead of single IPv4 addresses
 	families ipfamily.Set
@@ -112,8 +112,8 @@ func registerType(cmd *cobra.Command, to *string) {
 	_ = cmd.MarkFlagRequired("instance-type")
 }
 
-// capacityOf returns how many pods an instance type can run. It fails if the type lacks
-// what the options ask for.
+// capacityOf returns the number of pods that an instance type can run. It fails if the type does not
+// support the options.
 func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
 	prefixes, s := o.prefixes, o.families
 	l, err := limitsOf(instanceType)

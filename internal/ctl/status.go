@@ -135,7 +135,7 @@ func (n *node) get(ctx context.Context, path string) (body []byte, code int, err
 	if err != nil {
 		return nil, 0, err
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: berthd is on this node
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: berthd runs on this node
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, 0, err
@@ -145,7 +145,7 @@ func (n *node) get(ctx context.Context, path string) (body []byte, code int, err
 	return body, resp.StatusCode, err
 }
 
-// explain adds what to do to an error of a request to berthd.
+// explain adds the remedy to an error of a request to berthd.
 func (n *node) explain(err error) error {
 	var timeout net.Error
 	switch {

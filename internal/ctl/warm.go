@@ -20,7 +20,7 @@ import (
 // warmENI is one ENI in the output of `warm -o json`.
 type warmENI struct {
 	DeviceIndex int `json:"deviceIndex"`
-	Addresses   int `json:"addresses"` // number of pods that they serve; of two families, the smaller number
+	Addresses   int `json:"addresses"` // number of pods that its addresses can serve; for two families, the smaller number
 	Prefixes    int `json:"prefixes"`
 	IPv6        int `json:"ipv6,omitempty"`         // single addresses
 	IPv6Prefix  int `json:"ipv6Prefixes,omitempty"` // of 2^48 addresses each
@@ -32,7 +32,7 @@ type warmNode struct {
 	InstanceType string    `json:"instanceType"`
 	Pods         int       `json:"pods"`            // with an address
 	Waiting      int       `json:"waiting"`         // without an address
-	Addresses    int       `json:"addresses"`       // number of pods that they serve, used and free
+	Addresses    int       `json:"addresses"`       // number of pods that the addresses can serve, used and free
 	SubnetIPs    int       `json:"subnetAddresses"` // IPv4 only
 	ENIs         []warmENI `json:"enis"`
 }
@@ -148,7 +148,7 @@ func nodeAtRest(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 	return n
 }
 
-// place assigns a free address to a pod, and reports whether there was one.
+// place assigns a free address to a pod, and reports whether one was free.
 func place(policy ipam.Policy, s *plan.State) bool {
 	for i := range s.ENIs {
 		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < plan.Pods(policy.Families, e.Amount) {
@@ -162,7 +162,7 @@ func place(policy ipam.Policy, s *plan.State) bool {
 // maxPlans ends a simulation that does not converge; the planner needs far fewer steps.
 const maxPlans = 1000
 
-// grow applies the planner's actions until none is left, and reports whether there was
+// grow applies the planner's actions until none is left, and reports whether there were
 // any. Plans only add addresses here, because no address in the state may be released.
 func grow(l cloud.Limits, policy ipam.Policy, s *plan.State) (grew bool) {
 	for range maxPlans {

@@ -1,20 +1,19 @@
-// Package failpoint lets a test end the program, or make a step fail, at a
-// named place, to prove that incomplete work is finished or undone later.
+// Package failpoint lets a test end the program or make a step fail at a named place, to prove that incomplete work is
+// completed or undone later.
 //
 // BERTH_FAILPOINTS holds a comma-separated list of name=action:
 //
-//	eni.create.after=kill      SIGKILL to oneself at the first hit
+//	eni.create.after=kill      sends SIGKILL to the process at the first hit
 //	eni.create.after=kill@3    at the third hit
 //	eni.create.after=error     every hit returns ErrHit
 //	eni.create.after=error@2   the second hit only
 //
-// A test that runs a program inside its own process arms failpoints with SetHalt,
-// which knows one more action:
+// A test that runs a program inside its own process arms failpoints with SetHalt, which has an additional action:
 //
 //	eni.create.after=halt      the first hit stops the program
 //	eni.create.after=halt@3    the third hit
 //
-// With nothing armed a hit costs one load and a branch.
+// If no failpoint is armed, a hit costs one load and a branch.
 package failpoint
 
 import (
@@ -32,12 +31,12 @@ import (
 // EnvVar is the variable that arms failpoints at start.
 const EnvVar = "BERTH_FAILPOINTS"
 
-// ErrHit is what an armed failpoint of action error returns, wrapped with its name.
+// ErrHit is the error of a failpoint armed with action error, wrapped with the failpoint's name.
 var ErrHit = errors.New("failpoint")
 
 type action struct {
 	act  func(name string) error // result of Hit
-	at   int                     // which hit acts; 0: every one
+	at   int                     // number of the hit that acts; 0: every one
 	hits int
 }
 
@@ -69,8 +68,8 @@ func Err() error {
 	return nil
 }
 
-// Register makes failpoint names known to Names. It is called from a package
-// variable, so that every name a program has is listed once it started:
+// Register makes failpoint names known to Names. It is called in a package variable, so that all names of a program are
+// registered at its start:
 //
 //	var _ = failpoint.Register("eni.create.before", "eni.create.after")
 func Register(list ...string) struct{} {
@@ -94,8 +93,8 @@ func Names() []string {
 	return out
 }
 
-// Hit passes a failpoint. It returns nil unless name is armed, and does not return from a kill. The
-// caller handles the error like any failure of that step.
+// Hit passes a failpoint. It returns nil unless name is armed, and does not return from a kill. The caller handles the
+// error like any other failure of that step.
 func Hit(name string) error {
 	if !armed.Load() {
 		return nil
@@ -103,7 +102,7 @@ func Hit(name string) error {
 	return hit(name)
 }
 
-// Around makes a step between the failpoints name.before and name.after.
+// Around runs a step between the failpoints name.before and name.after.
 func Around(name string, step func() error) error {
 	if err := Hit(name + ".before"); err != nil {
 		return err
@@ -121,7 +120,7 @@ func hit(name string) error {
 	return nil
 }
 
-// due counts a hit of name and returns its action if this hit is to act.
+// due counts a hit of name, and returns its action if this hit acts.
 func due(name string) func(string) error {
 	mu.Lock()
 	defer mu.Unlock()
@@ -147,9 +146,8 @@ func fail(name string) error { return fmt.Errorf("%w %s", ErrHit, name) }
 // reverts that.
 func Set(spec string) (restore func(), err error) { return SetHalt(spec, nil) }
 
-// SetHalt is Set with the action halt, whose hit calls halt and then fails like the action error. Halt
-// must cut the program off from any further effect: it keeps running in this process and handles the
-// error.
+// SetHalt is like Set, with the additional action halt, whose hit calls halt and then fails like the action error. halt
+// must cut the program off from any further effect, as the program keeps running in this process and handles the error.
 func SetHalt(spec string, halt func(name string)) (restore func(), err error) {
 	next, err := parse(spec, halt)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 // It is in memory only, and not safe for concurrent use.
 type Allocator[K comparable] struct {
 	period  time.Duration
-	seq     uint64 // grows whenever an address becomes free, and so orders free addresses
+	seq     uint64 // incremented whenever an address becomes free, to order free addresses
 	entries map[netip.Addr]*entry[K]
 	holders map[K]*entry[K]
 	groups  map[string]*group[K]
-	rested  map[netip.Addr]time.Time // when addresses were released that had cooled before New and are not listed yet
+	rested  map[netip.Addr]time.Time // release times of addresses that had cooled before New and are not listed yet
 	ready   indexed[*group[K]]       // groups with an assignable address
 	cooling indexed[*entry[K]]       // by end of cooling
 }
@@ -28,11 +28,11 @@ const (
 	used
 	cooling
 	withdrawn
-	withheld // free, but not to be handed out (Withhold)
+	withheld // free, but not assignable (Withhold)
 	states
 )
 
-// entry is one address that is a single, or was ever touched in its prefix.
+// entry is one address that is a single address, or was ever used in its prefix.
 type entry[K comparable] struct {
 	addr  netip.Addr
 	state state
@@ -43,7 +43,7 @@ type entry[K comparable] struct {
 	pos   int       // in its unit's free heap, or in the cooling heap
 }
 
-// New returns an empty allocator whose released addresses cool for period.
+// New returns an empty allocator. Released addresses cool for period.
 func New[K comparable](period time.Duration) *Allocator[K] {
 	return &Allocator[K]{
 		period:  period,
@@ -56,8 +56,7 @@ func New[K comparable](period time.Duration) *Allocator[K] {
 	}
 }
 
-// Assignment is one holder's address and where it comes from. Group is empty while the cloud does not
-// list the address.
+// Assignment is the address of a holder and its origin. Group is empty while the cloud does not list the address.
 type Assignment struct {
 	Addr   netip.Addr
 	Group  string
@@ -73,9 +72,8 @@ func (e *entry[K]) assignment() Assignment {
 	return a
 }
 
-// Take gives key an address; ok is false if none is assignable at now. A key that holds an address gets
-// the same again. Cooling that ended by now is over. O(log n) in the number of addresses, groups and
-// prefixes.
+// Take assigns an address to key; ok is false if none is assignable at now. A key that holds an address gets the same
+// one again. Addresses whose cooling has ended are free. O(log n) in the number of addresses, groups and prefixes.
 func (a *Allocator[K]) Take(key K, now time.Time) (Assignment, bool) {
 	if e, ok := a.holders[key]; ok {
 		return e.assignment(), true
@@ -87,7 +85,7 @@ func (a *Allocator[K]) Take(key K, now time.Time) (Assignment, bool) {
 	return a.takeIn(a.ready.top(), key, now), true
 }
 
-// takeIn gives key an address of a group that has an assignable one.
+// takeIn assigns to key an address of a group that has an assignable one.
 func (a *Allocator[K]) takeIn(g *group[K], key K, now time.Time) Assignment {
 	e := g.units.top().pick(a)
 	a.move(e, used)
@@ -96,15 +94,15 @@ func (a *Allocator[K]) takeIn(g *group[K], key K, now time.Time) Assignment {
 	return e.assignment()
 }
 
-// Hold records that key has held addr since a time, as a stored record says. An address that the cloud
-// does not list is held all the same, and one that cools stops cooling: the holder's record is newer.
-// It is an error if key holds another address, or another key holds addr.
+// Hold records that key has held addr since a time, according to a stored record. It also holds an address that the
+// cloud does not list, and one that cools stops cooling, as the holder's record is newer. It is an error if key holds
+// another address, or another key holds addr.
 func (a *Allocator[K]) Hold(key K, addr netip.Addr, since time.Time) error {
 	if h, ok := a.holders[key]; ok {
 		if h.addr == addr {
 			return nil
 		}
-		return fmt.Errorf("hold %v for %v: it holds %v already", addr, key, h.addr)
+		return fmt.Errorf("hold %v for %v: it already holds %v", addr, key, h.addr)
 	}
 	e := a.entry(addr)
 	if e.state == used {
@@ -126,8 +124,8 @@ func (a *Allocator[K]) Release(key K, now time.Time) (netip.Addr, bool) {
 	return e.addr, true
 }
 
-// Cancel ends key's hold on an address that was never used: it is free at once, and keeps its place
-// among the free ones.
+// Cancel ends key's hold on an address that was never used: the address is immediately free, and keeps its place among
+// the free ones.
 func (a *Allocator[K]) Cancel(key K) (netip.Addr, bool) {
 	e, ok := a.unhold(key)
 	if !ok {
@@ -148,8 +146,7 @@ func (a *Allocator[K]) unhold(key K) (*entry[K], bool) {
 	return e, ok
 }
 
-// entry returns the entry of addr, and adds one if there is none: in the prefix that contains it, or
-// unlisted.
+// entry returns the entry of addr. If there is none it adds one, in the prefix that contains addr, or unlisted.
 func (a *Allocator[K]) entry(addr netip.Addr) *entry[K] {
 	if e, ok := a.entries[addr]; ok {
 		return e
@@ -164,8 +161,7 @@ func (a *Allocator[K]) entry(addr netip.Addr) *entry[K] {
 	return e
 }
 
-// prefixUnit returns the delegated prefix that contains addr. It is slow, and used for restoring and
-// moving only.
+// prefixUnit returns the delegated prefix that contains addr. It is slow, and only used for restoring and moving.
 func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	for _, g := range a.groups {
 		for p, u := range g.prefixes {
@@ -177,8 +173,8 @@ func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	return nil
 }
 
-// move changes an entry's state with all counts and queues that depend on it. An address that is to be
-// withheld does not become free.
+// move changes the state of an entry, with all dependent counts and queues. An address on the withheld list does not
+// become free.
 func (a *Allocator[K]) move(e *entry[K], to state) {
 	if to == free && e.isWithheld() {
 		to = withheld
@@ -203,7 +199,7 @@ func (a *Allocator[K]) unplace(e *entry[K]) {
 	a.fix(u)
 }
 
-// place undoes unplace.
+// place reverts unplace.
 func (a *Allocator[K]) place(e *entry[K]) {
 	if e.state == cooling {
 		a.cooling.set(e, true)

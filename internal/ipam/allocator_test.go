@@ -41,12 +41,12 @@ func mustTake(t *testing.T, a *Allocator[string], key string, now time.Time) net
 	t.Helper()
 	got, ok := a.Take(key, now)
 	if !ok {
-		t.Fatalf("Take(%s): nothing assignable", key)
+		t.Fatalf("Take(%s) found no assignable address", key)
 	}
 	return got.Addr
 }
 
-func TestLongestFreeFirst(t *testing.T) {
+func TestLongestFreeAddressIsTakenFirst(t *testing.T) {
 	a := newReady(Group{ID: "eni-a", Addresses: addrs("10.0.0.1", "10.0.0.2", "10.0.0.3")})
 	one := mustTake(t, a, "one", t0)
 	a.Release("one", t0)
@@ -56,7 +56,7 @@ func TestLongestFreeFirst(t *testing.T) {
 		order = append(order, mustTake(t, a, k, now))
 	}
 	if want := addrs("10.0.0.2", "10.0.0.3", "10.0.0.1"); one != want[2] || !slices.Equal(order, want) {
-		t.Errorf("took %v, then %v, want the cooled one last", one, order)
+		t.Errorf("addresses = %v after %v, want the cooled one last", one, order)
 	}
 }
 
@@ -65,24 +65,24 @@ func TestCoolingEndsOnTime(t *testing.T) {
 	mustTake(t, a, "one", t0)
 	a.Release("one", t0)
 	if got, ok := a.Take("two", t0.Add(DefaultCooling-1)); ok {
-		t.Fatalf("handed out %v a nanosecond early", got.Addr)
+		t.Fatalf("Take() = %v a nanosecond before the end of cooling", got.Addr)
 	}
 	if got := a.Withdraw("eni-a", 1); got != nil {
-		t.Fatalf("withdrew cooling %v", got)
+		t.Fatalf("Withdraw() = %v, want no cooling address", got)
 	}
 	if at, ok := a.NextExpiry(); !ok || !at.Equal(t0.Add(DefaultCooling)) {
-		t.Fatalf("next expiry %v %v", at, ok)
+		t.Fatalf("NextExpiry() = %v, %v, want the end of cooling", at, ok)
 	}
 	mustTake(t, a, "two", t0.Add(DefaultCooling))
 }
 
-func TestCoolingSinceTheFutureLastsOnePeriod(t *testing.T) {
+func TestCoolingFromFutureLastsOnePeriod(t *testing.T) {
 	a := newReady(Group{ID: "eni-a", Addresses: addrs("10.0.0.1")})
 	a.Cool(addrs("10.0.0.1")[0], t0.Add(time.Hour), t0)
 	mustTake(t, a, "one", t0.Add(DefaultCooling))
 }
 
-func TestCancelGivesTheSameAddressNext(t *testing.T) {
+func TestCancelledAddressIsTakenNext(t *testing.T) {
 	a := newReady(Group{ID: "eni-a", Prefixes: prefixes("10.0.0.16/28")})
 	first := mustTake(t, a, "one", t0)
 	a.Cancel("one")
@@ -94,15 +94,15 @@ func TestUnlistedHoldIsNeverReassigned(t *testing.T) {
 	lost := addrs("10.0.0.9")[0]
 	check.OK(t, a.Hold("pod", lost, t0))
 	if err := a.Hold("other", lost, t0); err == nil {
-		t.Fatal("a second holder was accepted")
+		t.Fatal("Hold() for a second holder succeeded, want an error")
 	}
 	a.SetGroup(Group{ID: "eni-a", Addresses: append(addrs("10.0.0.1"), lost)})
 	mustTake(t, a, "one", t0)
 	if got, ok := a.Take("two", t0); ok {
-		t.Fatalf("handed out %v, which a pod holds", got.Addr)
+		t.Fatalf("Take() = %v, which another pod holds", got.Addr)
 	}
 	if got, _ := a.Take("pod", t0); got.Group != "eni-a" {
-		t.Errorf("once listed, the hold is of group %q", got.Group)
+		t.Errorf("group of the held address after listing = %q, want eni-a", got.Group)
 	}
 }
 
@@ -113,19 +113,19 @@ func TestLargePrefixIsNotEnumerated(t *testing.T) {
 		key := fmt.Sprint(i)
 		addr := mustTake(t, a, key, now)
 		if seen[addr] {
-			t.Fatalf("%v came twice of 2^48", addr)
+			t.Fatalf("Take() returned %v twice, of 2^48 addresses", addr)
 		}
 		seen[addr] = true
 		a.Release(key, now)
 		now = now.Add(time.Second)
 	}
 	if a.Expire(now.Add(time.Hour)); len(a.entries) != 0 {
-		t.Errorf("%d entries remain of addresses that are free again", len(a.entries))
+		t.Errorf("%d entries of free addresses remain, want none", len(a.entries))
 	}
 }
 
-// BenchmarkTake shows that taking an address costs the same on a small node and on a full large one:
-// half of the addresses are held while one is taken and released.
+// Taking an address costs the same on a small node and on a full large one. Half of the addresses are held while one is
+// taken and released.
 func BenchmarkTake(b *testing.B) {
 	for _, size := range []struct{ groups, perGroup int }{{3, 3}, {4, 14}, {15, 49}, {15, 784}} {
 		b.Run(fmt.Sprintf("addresses=%d", size.groups*size.perGroup), func(b *testing.B) {
@@ -147,7 +147,7 @@ func BenchmarkTake(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, ok := a.Take(1, t0); !ok {
-					b.Fatal("nothing assignable")
+					b.Fatal("Take() found no assignable address")
 				}
 				a.Release(1, t0)
 			}
@@ -156,7 +156,7 @@ func BenchmarkTake(b *testing.B) {
 }
 
 // Blocks with one address each take turns.
-func TestGroupsThatAreAlikeTakeTurns(t *testing.T) {
+func TestEqualGroupsTakeTurns(t *testing.T) {
 	a := New[string](0)
 	for _, addr := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"} {
 		a.SetGroup(Group{ID: addr, Prefixes: []netip.Prefix{netip.MustParsePrefix(addr + "/32")}})
@@ -168,18 +168,17 @@ func TestGroupsThatAreAlikeTakeTurns(t *testing.T) {
 		key := string(rune('a' + i))
 		v, ok := a.Take(key, now)
 		if !ok {
-			t.Fatal("no address")
+			t.Fatal("Take() found no assignable address")
 		}
 		got = append(got, v.Group)
 		a.Release(key, now)
 	}
 	want := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.3"}
-	check.Equal(t, got, want, "handed out")
+	check.Equal(t, got, want, "groups of the addresses")
 }
 
-// The formula cases of the operator: (available, used, pre-allocate, min-allocate, max-above-watermark)
-// to needed, before max-above-watermark is added. Cilium's documentation is the authority: pre-allocate
-// − (available − used).
+// Cases of the operator's formula, from (available, used, pre-allocate, min-allocate, max-above-watermark) to needed,
+// before max-above-watermark is added. They follow Cilium's documentation: pre-allocate − (available − used).
 func TestCiliumFormula(t *testing.T) {
 	for _, c := range []struct{ available, used, pre, min, above, needed int }{
 		{0, 0, 0, 16, 0, 16},
@@ -205,8 +204,8 @@ func TestDemand(t *testing.T) {
 		u     Usage
 		want  int
 	}{
-		{"cooling is supply for a warm target", Policy{WarmIP: 5}, 14, Usage{Used: 2, Cooling: 9}, 7},
-		{"cooling is no supply for pods that wait", Policy{WarmIP: 1}, 14, Usage{Used: 2, Cooling: 9, Waiting: 3}, 14},
+		{"cooling addresses count for a warm target", Policy{WarmIP: 5}, 14, Usage{Used: 2, Cooling: 9}, 7},
+		{"cooling addresses do not count for waiting pods", Policy{WarmIP: 1}, 14, Usage{Used: 2, Cooling: 9, Waiting: 3}, 14},
 		{"max-pods caps", Policy{WarmENI: 1, MaxPods: 20}, 14, Usage{Used: 10}, 20},
 		{"max-pods caps waiting behind cooling", Policy{WarmIP: 1, MaxPods: 10}, 14, Usage{Used: 2, Cooling: 8, Waiting: 8}, 10},
 		{"max-pods caps prefixes", Policy{WarmPrefix: 1, PrefixDelegation: true, MaxPods: 20}, 3, Usage{Used: 12}, 20},
@@ -216,32 +215,32 @@ func TestDemand(t *testing.T) {
 		{"max-allocate caps", Policy{Dialect: Cilium, PreAllocate: 8, MaxAllocate: 10}, 14, Usage{Used: 6}, 10},
 	} {
 		if got := c.p.Demand(c.slots, true, c.u).Want; got != c.want {
-			t.Errorf("%s: want %d, got %d", c.name, c.want, got)
+			t.Errorf("%s: want = %d, got %d", c.name, c.want, got)
 		}
 	}
 }
 
-func TestPrefixDelegationNeedsAnInstanceTypeThatHasIt(t *testing.T) {
+func TestPrefixDelegationNeedsSupportedInstanceType(t *testing.T) {
 	p := Policy{PrefixDelegation: true, WarmPrefix: 1, WarmENI: 1}
 	if d := p.Demand(3, false, Usage{}); d.Unit != 1 || !d.WholeENIs {
-		t.Errorf("without prefixes: %+v", d)
+		t.Errorf("Demand() without prefixes = %+v, want whole ENIs", d)
 	}
 }
 
-func TestValidateNamesTheFields(t *testing.T) {
+func TestValidateNamesFields(t *testing.T) {
 	err := Policy{Dialect: "x", WarmENI: -1, MinAllocate: 9, MaxAllocate: 3, FirstInterfaceIndex: -2}.Validate()
 	for _, word := range []string{"dialect", "WARM_ENI_TARGET -1", "min-allocate 9", "first-interface-index -2"} {
 		check.ErrorSays(t, err, word)
 	}
 	for _, p := range []Policy{{}, DefaultAWS(), DefaultCilium()} {
 		if err := p.Validate(); err != nil {
-			t.Errorf("%+v: %v", p, err)
+			t.Errorf("Validate() of %+v: %v", p, err)
 		}
 	}
 }
 
-// Addresses that had cooled before a restart come after those that were never used, in the order of
-// release, whether the cloud lists them before or after the records are read.
+// Addresses that had cooled before a restart come after those that were never used, in the order of their release,
+// whether the cloud lists them before or after the records are read.
 func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	singles := Group{ID: "eni-a", Addresses: addrs("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")}
 	prefix := Group{ID: "eni-a", Prefixes: prefixes("10.0.0.0/30")}
@@ -256,7 +255,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 		{"singles listed later", singles, addrs("10.0.0.2", "10.0.0.1"), false, addrs("10.0.0.3", "10.0.0.4", "10.0.0.2", "10.0.0.1")},
 		{"prefix", prefix, addrs("10.0.0.1", "10.0.0.0"), true, addrs("10.0.0.2", "10.0.0.3", "10.0.0.1", "10.0.0.0")},
 		{"prefix listed later", prefix, addrs("10.0.0.1", "10.0.0.0"), false, addrs("10.0.0.2", "10.0.0.3", "10.0.0.1", "10.0.0.0")},
-		{"of no group", singles, addrs("10.9.9.9"), true, addrs("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")},
+		{"unlisted", singles, addrs("10.9.9.9"), true, addrs("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := New[string](DefaultCooling)
@@ -274,7 +273,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 			for _, key := range []string{"a", "b", "c", "d"} {
 				got = append(got, mustTake(t, a, key, t0))
 			}
-			check.Equal(t, got, c.want, "handed out")
+			check.Equal(t, got, c.want, "order of assignment")
 		})
 	}
 }

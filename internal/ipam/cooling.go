@@ -6,21 +6,20 @@ import (
 	"time"
 )
 
-// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP address cooling
-// period"; AWS's best practices for it say 30 s), so that every node's service proxy learns that the
-// pod ended before another pod has the address. A cooling address is not handed out, not withdrawn, and
-// neither free nor warm. The period ends at since+period inclusive.
+// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP address cooling period"; AWS's best
+// practices recommend 30 s), so that every node's service proxy learns that the pod ended before another pod gets the
+// address. A cooling address is not assigned, not withdrawn, and neither free nor warm. The period ends at since+period
+// inclusive.
 
-// DefaultCooling is the period when none is configured.
+// DefaultCooling is the default period.
 const DefaultCooling = 30 * time.Second
 
-// Cool records that an address has cooled since a time, as a stored record says. An address that is
-// held stays held; one that the cloud does not list cools all the same. One that has cooled by now is
-// free, and comes after those without a record. Such addresses have to be passed in the order of their
-// release.
+// Cool records that an address has cooled since a time, according to a stored record. An address that is held stays held,
+// and one that the cloud does not list cools as well. One whose cooling has ended is free, and comes after those without a
+// record. Such addresses must be passed in the order of their release.
 func (a *Allocator[K]) Cool(addr netip.Addr, since, now time.Time) {
 	if since.After(now) {
-		since = now // the wall clock was set back: never cool longer than a period
+		since = now // if the wall clock was set back, still cool no longer than a period
 	}
 	e, known := a.entries[addr]
 	switch {
@@ -41,7 +40,7 @@ func (a *Allocator[K]) cool(e *entry[K], since time.Time) {
 	a.place(e)
 }
 
-// Expire frees the addresses whose cooling ended by now, and returns how many.
+// Expire frees the addresses whose cooling has ended, and returns their number.
 func (a *Allocator[K]) Expire(now time.Time) int {
 	n := 0
 	for ; a.cooling.Len() > 0; n++ {
@@ -60,7 +59,7 @@ func (a *Allocator[K]) Expire(now time.Time) int {
 	return n
 }
 
-// NextExpiry returns when the next cooling ends; false: no address cools.
+// NextExpiry returns the end of the next cooling; false if no address cools.
 func (a *Allocator[K]) NextExpiry() (time.Time, bool) {
 	if a.cooling.Len() == 0 {
 		return time.Time{}, false
@@ -80,10 +79,10 @@ func lessCooling[K comparable](x, y *entry[K]) bool {
 type indexed[T any] struct {
 	items []T
 	less  func(a, b T) bool
-	pos   func(T) *int // the member's position, -1 while outside
+	pos   func(T) *int // the member's position; -1: not in the queue
 }
 
-// set puts x in its place, or removes it when in is false.
+// set puts x in its place, or removes it if in is false.
 func (h *indexed[T]) set(x T, in bool) {
 	switch p := h.pos(x); {
 	case in && *p < 0:
@@ -95,7 +94,7 @@ func (h *indexed[T]) set(x T, in bool) {
 	}
 }
 
-// top returns the first member; there must be one.
+// top returns the first member, which must exist.
 func (h *indexed[T]) top() T { return h.items[0] }
 
 // Len implements heap.Interface.

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Group is the full content of an ENI or block, as the cloud lists it.
+// Group is the complete content of an ENI or block, as listed by the cloud.
 type Group struct {
 	ID        string
 	Index     int            // device index; the order among equally full groups
@@ -20,17 +20,16 @@ type group[K comparable] struct {
 	index     int
 	ready     bool
 	withdrawn bool                // being released as a whole
-	withheld  map[netip.Addr]bool // not to be handed out
+	withheld  map[netip.Addr]bool // not assignable
 	count     [states]int
 	singles   *unit[K]
 	prefixes  map[netip.Prefix]*unit[K]
-	units     indexed[*unit[K]] // those with an assignable address
+	units     indexed[*unit[K]] // units with an assignable address
 	pos       int               // in the allocator's ready queue
 }
 
-// SetGroup makes a group hold exactly what g lists, adding it if new (not ready until SetReady). An
-// address that is no longer listed is forgotten or, while used or cooling, kept as unlisted. An address
-// that another group had moves.
+// SetGroup makes a group contain exactly the addresses of g, adding it if new (not ready until SetReady). An address that
+// is no longer listed is dropped or, while used or cooling, kept as unlisted. An address of another group moves.
 func (a *Allocator[K]) SetGroup(g Group) {
 	own, ok := a.groups[g.ID]
 	if !ok {
@@ -46,7 +45,7 @@ func (a *Allocator[K]) SetGroup(g Group) {
 	}
 	for _, addr := range g.Addresses {
 		if e, ok := a.entries[addr]; ok && e.unit != nil && e.unit.group == own {
-			continue // known already, or inside one of the group's own prefixes
+			continue // already known, or inside one of the group's own prefixes
 		}
 		if !slices.ContainsFunc(g.Prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }) {
 			a.list(own.singles, addr, seq)
@@ -65,7 +64,7 @@ func newGroup[K comparable](id string) *group[K] {
 	return g
 }
 
-// longestFree returns when the address that Take would pick in the group became free.
+// longestFree returns the time at which the address that Take would select in the group became free.
 func (g *group[K]) longestFree() uint64 {
 	if g.units.Len() == 0 {
 		return math.MaxUint64
@@ -73,7 +72,7 @@ func (g *group[K]) longestFree() uint64 {
 	return g.units.top().longestFree()
 }
 
-// list puts addr into a unit, keeping its state when it is held or cooling.
+// list puts addr into a unit. It keeps the address's state if held or cooling.
 func (a *Allocator[K]) list(u *unit[K], addr netip.Addr, seq uint64) {
 	e, ok := a.entries[addr]
 	if !ok {
@@ -89,7 +88,7 @@ func (a *Allocator[K]) list(u *unit[K], addr netip.Addr, seq uint64) {
 	a.place(e)
 }
 
-// detach removes an entry from its queues and its unit; the caller places or forgets it.
+// detach removes an entry from its queues and its unit. The caller places or drops it.
 func (a *Allocator[K]) detach(e *entry[K]) {
 	a.unplace(e)
 	if u := e.unit; u != nil {
@@ -104,7 +103,7 @@ func (a *Allocator[K]) addPrefix(g *group[K], p netip.Prefix, seq uint64) {
 	}
 	u := newUnit(g, p, seq)
 	g.prefixes[p] = u
-	for addr, e := range a.entries { // rare: a new prefix; touched addresses only
+	for addr, e := range a.entries { // rare: a new prefix; only addresses with entries
 		if p.Contains(addr) && (e.unit == nil || e.unit.group != g || e.unit == g.singles) {
 			a.list(u, addr, seq)
 		}
@@ -143,13 +142,12 @@ func (a *Allocator[K]) losePrefix(u *unit[K]) {
 	for _, e := range u.members {
 		a.lose(e)
 	}
-	u.withdrawn = true // nothing in it is assignable any more
+	u.withdrawn = true // nothing in it is assignable
 	a.fix(u)
 	delete(u.group.prefixes, u.prefix)
 }
 
-// SetReady says whether a group's data path works: only then are its addresses assignable. An unknown
-// group is no error.
+// SetReady sets whether a group's data path works, which makes its addresses assignable. It ignores an unknown group.
 func (a *Allocator[K]) SetReady(id string, ready bool) {
 	if g, ok := a.groups[id]; ok {
 		g.ready = ready
@@ -157,7 +155,7 @@ func (a *Allocator[K]) SetReady(id string, ready bool) {
 	}
 }
 
-// LoseGroup removes a group that the cloud took. Its used and cooling addresses are kept as unlisted.
+// LoseGroup removes a group that the cloud has removed. Its used and cooling addresses are kept as unlisted.
 func (a *Allocator[K]) LoseGroup(id string) {
 	g, ok := a.groups[id]
 	if !ok {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// model is the allocator in its simplest form, without regard to speed: every address in one map, every
-// choice by sorting all of them.
+// model is a simple implementation of the allocator, regardless of speed: it keeps every address in one map, and sorts all
+// of them for each choice.
 type model struct {
 	period time.Duration
 	seq    int
@@ -56,7 +56,7 @@ func (m *model) assignable(a *modelAddr) bool {
 
 // choose sorts every assignable address by the order of the package comment.
 func (m *model) choose() (netip.Addr, bool) {
-	first := map[string]netip.Addr{} // of each group
+	first := map[string]netip.Addr{} // used addresses of each group
 	for addr, a := range m.addrs {
 		if have, ok := first[a.group]; m.assignable(a) && (!ok || m.inGroup(addr, have) < 0) {
 			first[a.group] = addr
@@ -143,7 +143,7 @@ func (m *model) cancel(key string) {
 	m.keepBack()
 }
 
-// withhold replaces what is withheld of a group.
+// withhold replaces the withheld addresses of a group.
 func (m *model) withhold(group string, addrs []netip.Addr) {
 	g := m.groups[group]
 	if g == nil {
@@ -163,7 +163,7 @@ func (m *model) withhold(group string, addrs []netip.Addr) {
 	m.keepBack()
 }
 
-// keepBack withholds what is free and must not be handed out.
+// keepBack withholds free addresses on the withheld list.
 func (m *model) keepBack() {
 	for addr, a := range m.addrs {
 		if g := m.groups[a.group]; g != nil && g.withheld[addr] && a.state == free {
@@ -280,7 +280,7 @@ func (m *model) busy(group string, p netip.Prefix) int {
 	return m.count(group, p, used) + m.count(group, p, cooling)
 }
 
-// dump writes everything that an observer can see, for comparison.
+// dump writes the observable state, for comparison.
 func (m *model) dump() []string {
 	var out []string
 	for addr, a := range m.addrs {

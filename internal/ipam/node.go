@@ -11,14 +11,14 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Node allocates one node's addresses. It has one Allocator per family; both have the same groups.
-// All addresses of a holder are of one group. A Node is not safe for concurrent use.
+// Node allocates one node's addresses. It has one Allocator for each family; both have the same groups. All addresses of a
+// holder are from one group. A Node is not safe for concurrent use.
 type Node[K comparable] struct {
 	of       [ipfamily.Number]*Allocator[K]
 	withheld [ipfamily.Number][]netip.Addr // the list of the last Withhold, for all groups
 }
 
-// NewNode returns a Node without addresses, whose released addresses cool for period.
+// NewNode returns a Node without addresses. Released addresses cool for period.
 func NewNode[K comparable](period time.Duration) *Node[K] {
 	return &Node[K]{of: [...]*Allocator[K]{New[K](period), New[K](period)}}
 }
@@ -36,14 +36,14 @@ func (l Addresses) List() (out []netip.Addr) {
 	return out
 }
 
-// Taken is a holder's addresses and where they come from.
+// Taken is the addresses of a holder and their origin.
 type Taken struct {
 	Addresses
 	Group string
 	Index int
 }
 
-// SetGroup makes a group hold exactly what g lists, of both families, as Allocator.SetGroup does.
+// SetGroup makes a group contain exactly the addresses of g, in both families, like Allocator.SetGroup.
 func (n *Node[K]) SetGroup(g Group) {
 	for f, a := range n.of {
 		of := Group{ID: g.ID, Index: g.Index}
@@ -76,10 +76,9 @@ func (n *Node[K]) LoseGroup(id string) {
 	}
 }
 
-// Take gives key one address of each family in set, all of one group. It returns false if no group has
-// a free address of every requested family. Groups are ordered by their addresses of the first family,
-// as in Allocator. A key that holds addresses, of any families, gets the same addresses again.
-// O(groups), and O(log n) in the number of addresses.
+// Take assigns to key one address of each family in set, all from one group. It returns false if no group has a free
+// address of every requested family. Groups are ordered by their addresses of the first family, as in Allocator. A key
+// that holds addresses, of any families, gets the same addresses again. O(groups), and O(log n) in the number of addresses.
 func (n *Node[K]) Take(key K, set ipfamily.Set, now time.Time) (Taken, bool) {
 	if t, ok := n.holds(key); ok {
 		return t, true
@@ -131,8 +130,8 @@ func (n *Node[K]) holds(key K) (out Taken, ok bool) {
 	return out, ok
 }
 
-// Hold records that key has held addresses since the given time, as a stored record says. On an error,
-// as in Allocator.Hold, it records none of them.
+// Hold records that key has held addresses since the given time, according to a stored record. After an error, as in
+// Allocator.Hold, it has recorded none of them.
 func (n *Node[K]) Hold(key K, addrs []netip.Addr, since time.Time) error {
 	before, _ := n.holds(key)
 	for _, addr := range addrs {
@@ -168,12 +167,12 @@ func (n *Node[K]) end(hold func(*Allocator[K]) (netip.Addr, bool)) (out Addresse
 	return out, ok
 }
 
-// Cool records that an address has been cooling since the given time, as a stored record says.
+// Cool records that an address has been cooling since the given time, according to a stored record.
 func (n *Node[K]) Cool(addr netip.Addr, since, now time.Time) {
 	n.of[ipfamily.Of(addr)].Cool(addr, since, now)
 }
 
-// Expire frees the addresses whose cooling ended by now, and returns how many.
+// Expire frees the addresses whose cooling has ended, and returns their number.
 func (n *Node[K]) Expire(now time.Time) (freed int) {
 	for _, a := range n.of {
 		freed += a.Expire(now)
@@ -201,7 +200,7 @@ func (n *Node[K]) Busied() iter.Seq[AddressView[K]] {
 	return n.both((*Allocator[K]).Busied)
 }
 
-// Addresses yields every address, as Allocator.Addresses does, in no order.
+// Addresses yields every address, like Allocator.Addresses, in no order.
 func (n *Node[K]) Addresses() iter.Seq[AddressView[K]] {
 	return n.both((*Allocator[K]).Addresses)
 }
@@ -226,8 +225,8 @@ type NodeGroup struct {
 	Of    [ipfamily.Number]Counts
 }
 
-// Used returns the number of pods that have an address of the group: the number of used addresses of
-// the family with more used addresses.
+// Used returns the number of pods with an address of the group: the number of used addresses in the family with more used
+// addresses.
 func (g NodeGroup) Used() int { return max(g.Of[ipfamily.IPv4].Used, g.Of[ipfamily.IPv6].Used) }
 
 // Withheld returns the number of withheld addresses, counted as in Used.
@@ -235,8 +234,7 @@ func (g NodeGroup) Withheld() int {
 	return max(g.Of[ipfamily.IPv4].Withheld, g.Of[ipfamily.IPv6].Withheld)
 }
 
-// Cooling returns the number of cooling addresses: used and cooling addresses, counted as in Used, less
-// Used.
+// Cooling returns the number of cooling addresses: used and cooling addresses, counted as in Used, minus Used.
 func (g NodeGroup) Cooling() int {
 	busy := 0
 	for _, c := range g.Of {
@@ -245,8 +243,8 @@ func (g NodeGroup) Cooling() int {
 	return busy - g.Used()
 }
 
-// Assignable returns the number of pods that the group can give one address of each family in set, once
-// it is ready. Without IPv4, it is at most IPv6PrefixAddresses.
+// Assignable returns the number of pods to which the group can assign one address of each family in set, once it is ready.
+// Without IPv4, it is at most IPv6PrefixAddresses.
 func (g NodeGroup) Assignable(set ipfamily.Set) int {
 	out := math.MaxInt
 	for _, f := range set.Families() {
@@ -295,12 +293,11 @@ func (n *Node[K]) WithdrawGroup(id string) error {
 	return nil
 }
 
-// WithdrawThese takes exactly these addresses (as prefixes of full length) and prefixes out of use, as
-// far as they are free.
+// WithdrawThese takes exactly these addresses (as prefixes of full length) and prefixes out of use, if they are free.
 func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Allocator[K]).WithdrawThese) }
 
-// Withhold keeps addresses from being allocated. The list also applies to groups added later; the next
-// call replaces it. Withhold returns the addresses that nobody holds, in order.
+// Withhold keeps addresses from being allocated. The list also applies to groups added later; the next call replaces it.
+// Withhold returns the addresses without a holder, in order.
 func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	for f, a := range n.of {
 		ofFamily := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })

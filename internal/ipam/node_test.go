@@ -23,7 +23,7 @@ func dualGroup(i int) Group {
 	}
 }
 
-func TestPodsGetAddressesOfOneGroup(t *testing.T) {
+func TestPodGetsAddressesOfOneGroup(t *testing.T) {
 	n := NewNode[string](DefaultCooling)
 	now := time.Unix(0, 0)
 	six, four := dualGroup(1), dualGroup(2)
@@ -34,56 +34,56 @@ func TestPodsGetAddressesOfOneGroup(t *testing.T) {
 		n.SetReady(g.ID, true)
 	}
 	if got, ok := n.Take("a", ipfamily.Dual, now); ok {
-		t.Errorf("got %v, and no group has both families", got)
+		t.Errorf("Take() = %v although no group has both families", got)
 	}
 	if got, ok := n.Take("b", ipfamily.OnlyIPv4, now); !ok || got.Group != "eni-2" || len(got.List()) != 1 {
-		t.Errorf("IPv4 alone: %v", got)
+		t.Errorf("Take() of IPv4 only = %v, want one address of eni-2", got)
 	}
 	if got, ok := n.Take("c", ipfamily.OnlyIPv6, now); !ok || got.Group != "eni-1" || got.Addresses[ipfamily.IPv6].Is4() {
-		t.Errorf("IPv6 alone: %v", got)
+		t.Errorf("Take() of IPv6 only = %v, want one address of eni-1", got)
 	}
 	n.SetGroup(dualGroup(2))
 	first, ok := n.Take("a", ipfamily.Dual, now)
 	if !ok || first.Group != "eni-2" || first.Index != 2 || len(first.List()) != 2 {
-		t.Errorf("both: %v", first)
+		t.Errorf("Take() of both families = %v, want two addresses of eni-2", first)
 	}
 	if again, _ := n.Take("a", ipfamily.OnlyIPv4, now); again != first {
-		t.Errorf("again: %v, not %v", again, first)
+		t.Errorf("second Take() = %v, want %v", again, first)
 	}
 	if got, _ := n.Take("b", ipfamily.Dual, now); len(got.List()) != 1 {
-		t.Errorf("a holder of one family has %v", got)
+		t.Errorf("Take() of both families by a holder of one = %v, want its one address", got)
 	}
 	if g := n.Groups()[1]; g.Used() != 2 || g.Assignable(ipfamily.Dual) != 5 || g.Assignable(ipfamily.OnlyIPv6) != IPv6PrefixAddresses {
-		t.Errorf("counts %+v", g)
+		t.Errorf("counts = %+v", g)
 	}
 	if err := n.WithdrawGroup("eni-1"); err == nil {
-		t.Error("withdrew a group with a used IPv6 address")
+		t.Error("WithdrawGroup() of a group with a used IPv6 address succeeded, want an error")
 	}
 	got, ok := n.Release("a", now)
 	if !ok || !slices.Equal(got.List(), first.List()) || !n.Busy(got[ipfamily.IPv6]) || n.Groups()[1].Cooling() != 1 {
-		t.Errorf("released %v of %v", got, first)
+		t.Errorf("Release() = %v, want %v", got, first)
 	}
 	if at, ok := n.NextExpiry(); !ok || !at.Equal(now.Add(DefaultCooling)) || n.Expire(at) != 2 {
-		t.Errorf("both cool until %v", at)
+		t.Errorf("NextExpiry() = %v, want both addresses to cool until then", at)
 	}
 }
 
-// The addresses of a record are held together or not at all.
-func TestHoldsOfBothFamiliesAreWhole(t *testing.T) {
+// The addresses of a record are either all held or none of them.
+func TestHoldOfBothFamiliesIsAtomic(t *testing.T) {
 	n := NewNode[string](DefaultCooling)
 	n.SetGroup(dualGroup(1))
 	four, six := netip.MustParseAddr("10.0.1.4"), netip.MustParseAddr("2001:db8:0:0:1::7")
 	check.OK(t, n.Hold("a", []netip.Addr{six}, time.Unix(0, 0)))
 	if err := n.Hold("b", []netip.Addr{four, six}, time.Unix(0, 0)); err == nil || n.Busy(four) {
-		t.Errorf("two hold %v: %v", six, err)
+		t.Errorf("Hold() of %v by a second holder: error = %v, want one", six, err)
 	}
 	if err := n.Hold("a", []netip.Addr{four, six}, time.Unix(0, 0)); err != nil || !n.Busy(four) {
-		t.Errorf("the holder of %v: %v", six, err)
+		t.Errorf("Hold() by the holder of %v: %v", six, err)
 	}
 }
 
-// Whatever is taken and released, in whatever families, no address is held twice, handed out while it
-// cools, or withdrawn from a pod, and a pod's addresses are of one group.
+// In any sequence of takes and releases, in any families, no address is held twice, assigned while it cools, or withdrawn
+// from a pod, and all addresses of a pod are from one group.
 func TestNodeOfBothFamilies(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		n, now := NewNode[string](DefaultCooling), time.Unix(0, 0)
@@ -100,7 +100,7 @@ func TestNodeOfBothFamilies(t *testing.T) {
 				got, ok := n.Take(key, set, now)
 				before, had := held[key]
 				if had && got.Addresses != before.Addresses || ok && !had && len(got.List()) != len(set.Families()) {
-					r.Fatalf("%s of %s got %v, had %v", key, set, got, before)
+					r.Fatalf("Take(%s) of %s = %v, want %v as before or one address of each family", key, set, got, before)
 				}
 				if ok && !had {
 					checkTaken(r, got, held, cooling, gone, now)
@@ -109,7 +109,7 @@ func TestNodeOfBothFamilies(t *testing.T) {
 			case 3:
 				got, ok := n.Release(key, now)
 				if _, had := held[key]; ok != had || got != held[key].Addresses {
-					r.Fatalf("released %v of %v", got, held[key])
+					r.Fatalf("Release() = %v, want %v", got, held[key])
 				}
 				for _, a := range got.List() {
 					cooling[a] = now
@@ -123,7 +123,7 @@ func TestNodeOfBothFamilies(t *testing.T) {
 					gone[p] = true
 					for _, l := range held {
 						if slices.ContainsFunc(l.List(), p.Contains) {
-							r.Fatalf("withdrew %v from %v", p, l)
+							r.Fatalf("withdrew %v although %v is held", p, l)
 						}
 					}
 				}
@@ -147,19 +147,19 @@ func checkTaken(r *rapid.T, got Taken, held map[string]Taken, cooling map[netip.
 	for _, a := range got.List() {
 		of := slices.Contains(g.Addresses, a) || slices.ContainsFunc(g.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 		if g.ID != got.Group || !of {
-			r.Fatalf("%v is not of %s", a, got.Group)
+			r.Fatalf("%v is not an address of group %s", a, got.Group)
 		}
 		if since, cools := cooling[a]; cools && since.Add(DefaultCooling).After(now) {
-			r.Fatalf("%v cools since %v", a, since)
+			r.Fatalf("%v has been cooling since %v", a, since)
 		}
 		for p := range gone {
 			if p.Contains(a) {
-				r.Fatalf("%v of %v is withdrawn", a, p)
+				r.Fatalf("%v is in the withdrawn prefix %v", a, p)
 			}
 		}
 		for key, l := range held {
 			if slices.Contains(l.List(), a) {
-				r.Fatalf("%v is held by %s", a, key)
+				r.Fatalf("%v is already held by %s", a, key)
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// machine drives an Allocator and the model with the same random steps.
+// machine applies the same random steps to an Allocator and the model.
 type machine struct {
 	a   *Allocator[string]
 	m   *model
@@ -20,8 +20,8 @@ type machine struct {
 
 var groupIDs = []string{"eni-a", "eni-b", "eni-c"}
 
-// groupNet returns the range of a group's addresses: single ones from the first eight addresses, two
-// /30 prefixes and one /29 after them.
+// groupNet returns the address range of a group: single addresses are the first eight, followed by two /30 prefixes and
+// one /29.
 func groupNet(id string) (singles []netip.Addr, prefixes []netip.Prefix) {
 	base := netip.AddrFrom4([4]byte{10, 0, byte(slices.Index(groupIDs, id)), 0})
 	addr := base
@@ -56,7 +56,7 @@ func (x *machine) addr(t *rapid.T) netip.Addr {
 	return rapid.SampledFrom(append(s, p[0].Addr(), p[2].Addr().Next())).Draw(t, "addr")
 }
 
-// fill starts with some groups complete and ready, since random steps alone rarely lead to a busy node.
+// fill adds some complete and ready groups at the start, since random steps alone rarely lead to a busy node.
 func (x *machine) fill(groups int) {
 	for _, id := range groupIDs[:groups] {
 		s, p := groupNet(id)
@@ -89,10 +89,10 @@ func (x *machine) Take(t *rapid.T) {
 	got, gotOK := x.a.Take(key, x.now)
 	want, wantOK := x.m.take(key, x.now)
 	if got.Addr != want || gotOK != wantOK {
-		t.Fatalf("Take(%s) = %v %v, the rule says %v %v", key, got.Addr, gotOK, want, wantOK)
+		t.Fatalf("Take(%s) = %v, %v, want %v, %v", key, got.Addr, gotOK, want, wantOK)
 	}
 	if m := x.m.addrs[want]; wantOK && (got.Group != m.group || got.Prefix != m.prefix) {
-		t.Fatalf("Take(%s) says it is of %s %v, it is of %s %v", key, got.Group, got.Prefix, m.group, m.prefix)
+		t.Fatalf("Take(%s) = group %s, prefix %v, want group %s, prefix %v", key, got.Group, got.Prefix, m.group, m.prefix)
 	}
 }
 
@@ -106,7 +106,7 @@ func (x *machine) Hold(t *rapid.T) {
 	key, addr := x.key(t), x.addr(t)
 	err := x.a.Hold(key, addr, x.now)
 	if ok := x.m.hold(key, addr); (err == nil) != ok {
-		t.Fatalf("Hold(%s, %v): %v, want success %v", key, addr, err, ok)
+		t.Fatalf("Hold(%s, %v) error = %v, want success = %v", key, addr, err, ok)
 	}
 }
 
@@ -133,7 +133,7 @@ func (x *machine) Advance(t *rapid.T) {
 	x.a.Expire(x.now)
 	x.m.expire(x.now)
 	if at, ok := x.a.NextExpiry(); ok && !at.After(x.now) {
-		t.Fatalf("next expiry %v is not after now %v", at, x.now)
+		t.Fatalf("NextExpiry() = %v, want later than now %v", at, x.now)
 	}
 }
 
@@ -142,11 +142,11 @@ func (x *machine) Withdraw(t *rapid.T) {
 	for _, addr := range x.a.Withdraw(id, n) {
 		m := x.m.addrs[addr]
 		if m.group != id || m.state != free || m.prefix.IsValid() {
-			t.Fatalf("withdrew %v, which is %+v", addr, m)
+			t.Fatalf("withdrew %v, which is not free: %+v", addr, m)
 		}
 		for other, o := range x.m.addrs {
 			if o.group == id && o.state == free && !o.prefix.IsValid() && (o.freed < m.freed || o.freed == m.freed && other.Less(addr)) {
-				t.Fatalf("withdrew %v, but %v is free longer", addr, other)
+				t.Fatalf("withdrew %v, but %v has been free longer", addr, other)
 			}
 		}
 		m.state = withdrawn
@@ -180,7 +180,7 @@ func (x *machine) WithdrawGroup(t *rapid.T) {
 	err := x.a.WithdrawGroup(id)
 	ok := x.m.groups[id] != nil && x.m.busy(id, netip.Prefix{}) == 0
 	if (err == nil) != ok {
-		t.Fatalf("WithdrawGroup(%s): %v, want success %v", id, err, ok)
+		t.Fatalf("WithdrawGroup(%s) error = %v, want success = %v", id, err, ok)
 	}
 	if ok {
 		x.m.groups[id].withdrawn = true
@@ -231,7 +231,7 @@ func (x *machine) check(t *rapid.T) {
 	for _, g := range x.a.Groups() {
 		m := x.m.groups[g.ID]
 		if g.Used != x.m.count(g.ID, netip.Prefix{}, used) || g.Cooling != x.m.count(g.ID, netip.Prefix{}, cooling) {
-			t.Fatalf("counts of %s: %+v", g.ID, g.Counts)
+			t.Fatalf("counts of %s = %+v, want those of the model", g.ID, g.Counts)
 		}
 		avail := 0
 		for _, a := range x.m.addrs {
@@ -240,7 +240,7 @@ func (x *machine) check(t *rapid.T) {
 			}
 		}
 		if g.Free != avail {
-			t.Fatalf("free of %s: %d, want %d", g.ID, g.Free, avail)
+			t.Fatalf("free addresses of %s = %d, want %d", g.ID, g.Free, avail)
 		}
 	}
 }

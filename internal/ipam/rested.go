@@ -6,13 +6,12 @@ import (
 	"time"
 )
 
-// Stored records may have addresses that had cooled before this allocator was created. Such an address
-// is free, and comes after the free ones without a record: they have been free for longer, or were
-// never used. Otherwise each restart would hand out the lowest address again, however lately a pod had
-// it.
+// Stored records may contain addresses that had cooled before this allocator was created. Such an address is free, and
+// comes after the free ones without a record, which have been free for longer or were never used. Otherwise each restart
+// would assign the lowest address again, however recently a pod used it.
 
-// rest records that addr was released at since and has cooled. It has to be called in order of since.
-// An address that the cloud does not list yet is remembered until it does.
+// rest records that addr was released at since and has cooled. It must be called in the order of since. If the cloud does
+// not list the address yet, the record is kept until it does.
 func (a *Allocator[K]) rest(addr netip.Addr, since time.Time) {
 	e, known := a.entries[addr]
 	switch {
@@ -24,14 +23,14 @@ func (a *Allocator[K]) rest(addr netip.Addr, since time.Time) {
 	}
 }
 
-// behind makes an address the last of the free ones.
+// behind makes an address the last free one.
 func (a *Allocator[K]) behind(e *entry[K]) {
 	a.unplace(e)
 	e.freed = a.tick()
 	a.place(e)
 }
 
-// recall puts the addresses of a group that have a record behind its other ones.
+// recall moves the addresses of a group that have a record behind its other ones.
 func (a *Allocator[K]) recall(g *group[K]) {
 	var listed []netip.Addr
 	for addr := range a.rested {

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Counts are the numbers of a group's addresses by state.
+// Counts are the numbers of a group's addresses in each state.
 type Counts struct {
 	Used      int // held by pods
 	Cooling   int
 	Free      int // assignable once the group is ready
-	Withdrawn int // being released, those in withdrawn prefixes and groups included, or withheld
+	Withdrawn int // being released (including those in withdrawn prefixes and groups), or withheld
 	Withheld  int // of these, outside of withdrawn prefixes and groups
 
 	FreeSingles  int // single addresses that could be withdrawn
@@ -39,7 +39,7 @@ func (a *Allocator[K]) Groups() []GroupCounts {
 	return out
 }
 
-// Count returns the counts of one group; zero for an unknown one. O(prefixes of it).
+// Count returns the counts of one group; zero for an unknown one. O(number of its prefixes).
 func (a *Allocator[K]) Count(id string) Counts {
 	if g, ok := a.groups[id]; ok {
 		return g.counts()
@@ -75,9 +75,9 @@ func (g *group[K]) counts() Counts {
 // AddressView is one address with its state.
 type AddressView[K comparable] struct {
 	Addr      netip.Addr
-	Group     string // empty while the cloud does not list it
+	Group     string // empty while the cloud does not list the address
 	Prefix    netip.Prefix
-	Ready     bool // its group's data path works
+	Ready     bool // the group's data path works
 	Used      bool
 	Cooling   bool
 	Withdrawn bool
@@ -85,8 +85,8 @@ type AddressView[K comparable] struct {
 	Since     time.Time // when it became used or cooling
 }
 
-// Addresses yields every address in no order. Of a prefix that is too large to list (more than 256
-// addresses) only those that were touched appear.
+// Addresses yields every address in no order. For a prefix that is too large to list (more than 256
+// addresses), it yields only addresses with entries.
 func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
 	return func(yield func(AddressView[K]) bool) {
 		for _, e := range a.entries {

@@ -9,9 +9,9 @@ import (
 // an address that was never used has no entry, and the cursor is the first of these.
 type unit[K comparable] struct {
 	group     *group[K]
-	prefix    netip.Prefix // zero for the singles
+	prefix    netip.Prefix // zero for single addresses
 	since     uint64       // when its untouched addresses became free
-	cursor    netip.Addr   // the next untouched address; invalid when there is none left
+	cursor    netip.Addr   // the next untouched address; invalid when none is left
 	members   map[netip.Addr]*entry[K]
 	free      indexed[*entry[K]]
 	count     [states]int // members by state
@@ -20,8 +20,8 @@ type unit[K comparable] struct {
 }
 
 // largeBits is the number of host bits from which on a prefix (an IPv6 /80 has 48) is so large that
-// released addresses in it are forgotten once they have cooled: never-used ones, which have been free
-// longer, do not run out.
+// released addresses in it are forgotten once they have cooled: its never-used addresses, which have
+// been free longer, do not run out.
 const largeBits = 32
 
 func newUnit[K comparable](g *group[K], p netip.Prefix, since uint64) *unit[K] {

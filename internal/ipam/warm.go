@@ -25,37 +25,37 @@ const (
 	Cilium Dialect = "cilium" // watermarks of Cilium's AWS ENI allocator
 )
 
-// Policy says how many addresses a node should have beyond those in use. All counts are of usable
+// Policy defines how many addresses a node keeps beyond those in use. All counts are of usable
 // addresses: an ENI's primary address is not one.
 type Policy struct {
 	Dialect Dialect
 
-	// Families are the families that each pod gets an address of, all on one ENI. What
-	// an ENI has for pods is what it has of the family that it has least of.
+	// Families are the families that each pod gets an address of, both on the same ENI. The pods that
+	// an ENI can serve are limited by the family with fewer addresses.
 	Families ipfamily.Set
 
-	// WarmENI (WARM_ENI_TARGET) is how many whole ENIs' worth of addresses are
-	// kept free; at least one address is. Addresses are taken by whole
-	// ENIs. It is ignored when WarmIP or MinimumIP is set, and with prefixes.
+	// WarmENI (WARM_ENI_TARGET) is the number of free addresses to keep,
+	// in whole ENIs; at least one address is kept. Addresses are assigned by
+	// whole ENIs. It is ignored when WarmIP or MinimumIP is set, and with prefixes.
 	WarmENI int
-	// WarmIP (WARM_IP_TARGET) is how many addresses are kept free; 0: not set.
+	// WarmIP (WARM_IP_TARGET) is the number of free addresses to keep; 0: not set.
 	WarmIP int
-	// MinimumIP (MINIMUM_IP_TARGET) is how many addresses the node has at
-	// least, used ones included; 0: not set.
+	// MinimumIP (MINIMUM_IP_TARGET) is the minimum number of addresses of the
+	// node, used ones included; 0: not set.
 	MinimumIP int
-	// WarmPrefix (WARM_PREFIX_TARGET) is how many prefixes' worth of addresses
-	// are kept free; at least one address is. It needs
+	// WarmPrefix (WARM_PREFIX_TARGET) is the number of free addresses to keep,
+	// in whole prefixes; at least one address is kept. It needs
 	// PrefixDelegation, and is ignored when WarmIP or MinimumIP is set.
 	WarmPrefix int
 
-	// MinAllocate (min-allocate) is how many addresses the node has at least.
+	// MinAllocate (min-allocate) is the minimum number of addresses of the node.
 	MinAllocate int
-	// PreAllocate (pre-allocate) is how many addresses are kept free.
+	// PreAllocate (pre-allocate) is the number of free addresses to keep.
 	PreAllocate int
-	// MaxAboveWatermark (max-above-watermark) is how many addresses beyond the
-	// watermark may be asked for when some are needed, and are kept.
+	// MaxAboveWatermark (max-above-watermark) is the number of addresses beyond
+	// the watermark that may be requested when some are needed, and are kept.
 	MaxAboveWatermark int
-	// MaxAllocate (max-allocate) is how many addresses the node has at most; 0: no cap.
+	// MaxAllocate (max-allocate) is the maximum number of addresses of the node; 0: no cap.
 	MaxAllocate int
 
 	// MaxENI (MAX_ENI) caps the ENIs that Berth uses, the primary included;
@@ -81,38 +81,38 @@ func DefaultCilium() Policy {
 	return Policy{Dialect: Cilium, PreAllocate: 8, FirstInterfaceIndex: 1}
 }
 
-// Usage is how many addresses of a node are in which state.
+// Usage counts the addresses of a node by state.
 type Usage struct {
 	Used    int
 	Cooling int
 	Waiting int // pods that wait for an address
 }
 
-// Demand is what a policy demands, the same for both dialects. The counts are not rounded to Unit: what
-// is missing is rounded when it is asked for.
+// Demand is the result of a policy, in the same terms for both dialects. The counts are not rounded to
+// Unit; the missing addresses are rounded when they are requested.
 type Demand struct {
-	// Want is how many addresses should be assigned, free, used and cooling
-	// together; below it the node grows.
+	// Want is the number of addresses that should be assigned, free, used and cooling
+	// together; with fewer the node grows.
 	Want int
-	// Request is how many to grow to, once below Want.
+	// Request is the number to grow to, once below Want.
 	Request int
-	// Keep is how many may stay; above it is excess.
+	// Keep is the most addresses that may stay; those above are excess.
 	Keep int
-	// Unit is what the cloud is asked for: PrefixAddresses, or 1.
+	// Unit is the granularity of requests to the cloud: PrefixAddresses, or 1.
 	Unit int
-	// WholeENIs: addresses come and go by whole ENIs.
+	// WholeENIs: addresses are assigned and released by whole ENIs.
 	WholeENIs bool
 }
 
 // ByPrefix reports whether addresses of a family come as prefixes, on an instance type that has them.
 func (p Policy) ByPrefix(f ipfamily.Family) bool { return f == ipfamily.IPv6 || p.PrefixDelegation }
 
-// Demand returns what a node should have, in pods. Slots is the number of pods that an ENI can hold
-// single addresses for; prefixes says whether the instance type has prefixes. With IPv6 only, a prefix
-// counts as an IPv4 one does towards WarmPrefix, since a /80 is more than any warm target.
+// Demand returns the addresses that a node should have, in pods. Slots is the number of pods that an ENI
+// can hold single addresses for; prefixes says whether the instance type supports prefixes. With IPv6 only,
+// a prefix counts towards WarmPrefix as an IPv4 one does, since a /80 exceeds any warm target.
 //
-// A cooling address is no supply for a waiting pod, so that pods do not starve behind it, and is supply
-// for a warm target, as it will be free soon.
+// A cooling address does not count as supply for a waiting pod, which would otherwise starve, but counts
+// for a warm target, since it will be free soon.
 func (p Policy) Demand(slots int, prefixes bool, u Usage) Demand {
 	d := Demand{Unit: 1}
 	if prefixes && p.ByPrefix(p.Families.Families()[0]) {
@@ -156,7 +156,7 @@ func wholeENIs(n, slots int) int {
 	return (n + slots - 1) / slots * slots
 }
 
-// Validate returns an error that names every invalid field, in the words of its dialect.
+// Validate returns an error that names every invalid field by its name in the dialect.
 func (p Policy) Validate() error {
 	var errs []error
 	if p.Dialect != "" && p.Dialect != AWS && p.Dialect != Cilium {

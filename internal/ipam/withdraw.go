@@ -7,11 +7,11 @@ import (
 )
 
 // Withdrawing is the first half of releasing addresses: a withdrawn address is no longer assignable, so
-// the cloud can be asked to take it. Then either the group is set without it (SetGroup: it is gone), or
-// Restore makes it assignable again. Used and cooling addresses are never withdrawn.
+// the cloud can be asked to release it. Then either the group is set without it (SetGroup), or Restore
+// makes it assignable again. Used and cooling addresses are never withdrawn.
 
-// Withdraw takes up to n free single addresses of a group out of use, those that have been free longest
-// first, and returns them.
+// Withdraw takes up to n free single addresses of a group out of use, the longest free ones first, and
+// returns them.
 func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
 	g, ok := a.groups[id]
 	if !ok {
@@ -26,8 +26,8 @@ func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
 	return out
 }
 
-// WithdrawPrefixes takes up to n prefixes of a group out of use in which nothing is used or cooling,
-// the highest first, and returns them.
+// WithdrawPrefixes takes up to n prefixes of a group out of use that have no used or cooling address, the
+// highest first, and returns them.
 func (a *Allocator[K]) WithdrawPrefixes(id string, n int) []netip.Prefix {
 	g, ok := a.groups[id]
 	if !ok {
@@ -51,7 +51,7 @@ func (a *Allocator[K]) withdrawPrefix(u *unit[K]) bool {
 	return true
 }
 
-// WithdrawGroup takes a whole group out of use, if nothing in it is used or cooling.
+// WithdrawGroup takes a whole group out of use, unless it has used or cooling addresses.
 func (a *Allocator[K]) WithdrawGroup(id string) error {
 	g, ok := a.groups[id]
 	if !ok {
@@ -94,7 +94,7 @@ func (g *group[K]) sortedPrefixes() []netip.Prefix {
 }
 
 // WithdrawThese takes exactly these addresses (as prefixes of full length) and prefixes out of use, as
-// far as they are free, after a restart before which the cloud may have been asked to take them.
+// far as they are free. It is for those that the cloud may have been asked to release before a restart.
 func (a *Allocator[K]) WithdrawThese(things []netip.Prefix) {
 	for _, t := range things {
 		if t.IsSingleIP() {

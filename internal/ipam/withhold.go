@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// Withholding keeps addresses of a group from being handed out for as long as something else uses them.
-// Pods that have one of them keep it; once it is released and has cooled it is withheld rather than
-// free. What is withheld counts as withdrawn.
+// Withholding keeps addresses of a group from being assigned while something else uses them. Pods that
+// already have one of them keep it; once it is released and has cooled it is withheld, not free. Withheld
+// addresses count as withdrawn.
 
-// Withhold makes addrs the withheld addresses of a group, and returns those that nobody holds.
-// Addresses that are no longer withheld become free, after all others. Addresses that the group does
-// not list are withheld once it does.
+// Withhold makes addrs the withheld addresses of a group, and returns those that no pod holds.
+// Addresses that are no longer withheld become free, queued after all others. Addresses that the group
+// does not list are withheld once it does.
 func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {
@@ -51,7 +51,7 @@ func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) 
 	return out
 }
 
-// kept returns the withheld addresses of a group that nobody holds, in order.
+// kept returns the withheld addresses of a group that no pod holds, in order.
 func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {

@@ -1,5 +1,4 @@
-// Package ipfamily has IP families and the sets of families that pods have addresses of. It has values
-// only.
+// Package ipfamily defines IP families and sets of families.
 package ipfamily
 
 import (
@@ -7,7 +6,7 @@ import (
 	"net/netip"
 )
 
-// Family is IPv4 or IPv6. As a number it is an index of an array of both.
+// Family is IPv4 or IPv6. Its value can index an array of both.
 type Family int
 
 // The families.
@@ -27,7 +26,7 @@ func Of(a netip.Addr) Family {
 	return IPv6
 }
 
-// String is the name as people write it.
+// String returns the usual spelling.
 func (f Family) String() string {
 	if f == IPv6 {
 		return "IPv6"

@@ -4,8 +4,8 @@
 //
 //	client.go   the requests
 //	follow.go   lists and watches
-//	mirror.go   what a part of the daemon keeps of objects, and outages
-//	report.go   what a part of the daemon writes into the status of objects
+//	mirror.go   the state that a part of the daemon keeps of objects, and outages
+//	report.go   the status that a part of the daemon writes into objects
 //	events.go   Events of Pods
 package kubeapi
 
@@ -33,7 +33,7 @@ import (
 // Timeout bounds one request other than a watch.
 const Timeout = 10 * time.Second
 
-// Client makes requests to the API server. It is safe for concurrent use. It neither repeats nor delays requests.
+// Client makes requests to the API server. It is safe for concurrent use. It neither retries nor delays requests.
 type Client struct {
 	rest      rest.Interface // of berth.dev
 	meta      metadata.Interface
@@ -143,11 +143,11 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	return nil
 }
 
-// Cancelled reports whether a request failed because its context was cancelled: the daemon ends.
+// Cancelled reports whether a request failed because its context was cancelled, since the daemon is stopping.
 func Cancelled(err error) bool { return errors.Is(err, context.Canceled) }
 
-// Advice returns, for an error of a list or a watch of Berth's kinds, a reason as metrics have it and a message that says
-// what to do.
+// Advice returns, for an error of a list or a watch of Berth's kinds, a reason for metrics and a message with
+// the remedy.
 func Advice(err error) (reason, message string) {
 	switch {
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):

@@ -121,7 +121,7 @@ func checkPodName(e podevents.Event) error {
 	return nil
 }
 
-// eventError distinguishes errors that stay (podevents.ErrFinal) from those that may be retried.
+// eventError distinguishes permanent errors (podevents.ErrFinal) from those that may be retried.
 func eventError(what string, e podevents.Event, err error) error {
 	if err == nil {
 		return nil

@@ -20,7 +20,7 @@ import (
 // relist is the backoff before a broken watch is started again: after an outage, thousands of nodes do so at once.
 var relist = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 15 * time.Second}
 
-// Handler receives what Follow sees, one call at a time.
+// Handler receives the changes that Follow observes, one call at a time.
 type Handler[T any] struct {
 	// Put receives an object that is new or changed. Nothing else refers to the object.
 	Put func(T)
@@ -28,7 +28,7 @@ type Handler[T any] struct {
 	Gone func(T)
 	// All receives all objects: at first, and whenever the watch may have missed something.
 	All func([]T)
-	// Heard receives the result of every list, and of every start of a watch.
+	// Outcome receives the result of every list, and of every start of a watch.
 	Outcome func(error)
 	// Trim removes unused fields of an object; nil: objects stay whole. All objects are in memory at once before All is
 	// called, and users may write objects as large as the API server accepts.
@@ -75,7 +75,7 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 	r.RunWithContext(ctx)
 }
 
-// store passes what a reflector sees to a handler. It implements cache.ReflectorStore.
+// store passes the changes of a reflector to a handler. It implements cache.ReflectorStore.
 type store[T any] struct{ h Handler[T] }
 
 // Transformer implements cache.TransformingStore.
@@ -183,7 +183,7 @@ func NodeNamed(name string) Kind {
 	return Kind{resource: "nodes", fields: FieldEquals("metadata.name", name)}
 }
 
-// LabelledNode selects that Node, with its labels.
+// LabelledNode selects the same Node, with its labels.
 func LabelledNode(name string) Kind {
 	k := NodeNamed(name)
 	k.labels = true

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// lister has one object, which it streams, or lists where it does not stream.
+// lister has one object. It supports streaming lists only if streams is set.
 type lister struct{ streams bool }
 
 func (l lister) object() *Metadata {
@@ -25,7 +25,7 @@ func (l lister) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface,
 	w := watch.NewFakeWithChanSize(2, false)
 	switch initial := o.SendInitialEvents != nil && *o.SendInitialEvents; {
 	case initial && !l.streams:
-		return nil, errors.New("lists are not streamed")
+		return nil, errors.New("streaming lists are not supported")
 	case initial:
 		w.Add(l.object())
 		w.Action(watch.Bookmark, &Metadata{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}})
@@ -33,7 +33,7 @@ func (l lister) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface,
 	return w, nil
 }
 
-// Fields that nobody reads are removed before all objects are in memory.
+// Unused fields are removed before all objects are in memory together.
 func TestTrim(t *testing.T) {
 	for what, l := range map[string]lister{"streamed": {true}, "listed": {false}} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -44,7 +44,7 @@ func TestTrim(t *testing.T) {
 				all += len(list)
 				for _, o := range list {
 					if o.Name != "a" || o.Annotations != nil {
-						t.Errorf("%s: %+v", what, o)
+						t.Errorf("%s: object = %+v, want a without annotations", what, o)
 					}
 				}
 				cancel()
@@ -52,7 +52,7 @@ func TestTrim(t *testing.T) {
 			Put: func(*Metadata) {}, Gone: func(*Metadata) {}, Outcome: func(error) {},
 		})
 		if all != 1 || trimmed == 0 {
-			t.Errorf("%s: %d objects, trimmed %d times", what, all, trimmed)
+			t.Errorf("%s: All received %d objects and Trim was called %d times, want 1 object, trimmed", what, all, trimmed)
 		}
 	}
 }

@@ -11,15 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Sync is how far a Mirror has come: which kinds of objects were listed, and why a kind cannot be
-// listed or watched at present. It is safe for concurrent use.
+// Sync is the state of a Mirror: which kinds of objects were listed, and why a kind cannot currently be
+// listed or watched. It is safe for concurrent use.
 type Sync struct {
 	mu     sync.Mutex // guards all below
 	listed map[string]bool
 	errs   map[string]error
 }
 
-// NewSync returns one for which nothing was listed yet.
+// NewSync returns a Sync without any listed resource.
 func NewSync() *Sync { return &Sync{listed: map[string]bool{}, errs: map[string]error{}} }
 
 // Listed reports whether all of these resources were listed.
@@ -29,7 +29,7 @@ func (s *Sync) Listed(resources ...string) bool {
 	return !slices.ContainsFunc(resources, func(r string) bool { return !s.listed[r] })
 }
 
-// SetListed notes whether resources were listed.
+// SetListed sets whether resources were listed.
 func (s *Sync) SetListed(listed bool, resources ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,8 +38,8 @@ func (s *Sync) SetListed(listed bool, resources ...string) {
 	}
 }
 
-// Err returns why one of these resources, or without arguments any, cannot be listed or watched at
-// present: the error of the first by name. It returns nil if all can.
+// Err returns why one of these resources (any resource, if there are no arguments) cannot currently be
+// listed or watched: the error of the first resource by name, or nil.
 func (s *Sync) Err(resources ...string) error {
 	_, err := s.Failing(resources...)
 	return err
@@ -57,8 +57,8 @@ func (s *Sync) Failing(resources ...string) (resource string, err error) {
 	return resource, err
 }
 
-// Set notes the outcome of a request for a resource. It returns whether requests for that resource failed
-// before, and whether those for any did before and do now.
+// Set records the outcome of a request for a resource. It returns whether requests for that resource failed
+// before, and whether those for any resource failed before and fail now.
 func (s *Sync) Set(resource string, err error) (failed, before, now bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,50 +70,50 @@ func (s *Sync) Set(resource string, err error) (failed, before, now bool) {
 	return failed, before, len(s.errs) > 0
 }
 
-// Mirror keeps what its owner knows of several kinds of objects up to date with the API server, and logs
-// when an outage of the API server begins and ends.
+// Mirror keeps its owner's state of several kinds of objects in sync with the API server, and logs the
+// beginning and the end of outages of the API server.
 type Mirror struct {
 	API  *Client
 	Sync *Sync
 	Log  *slog.Logger
-	// Update runs change while the owner's state is locked, and wakes whoever depends on the state.
+	// Update runs change with the owner's state locked, and wakes whatever depends on the state.
 	Update func(change func())
-	// Explain adds to an error of a request for a resource what to do about it; nil: nothing.
+	// Explain adds the remedy to an error of a request for a resource; nil: errors stay as they are.
 	Explain func(resource string, err error) error
 
 	runs    []func(context.Context)
 	outages map[string]func(bool) // Store.Outage, by resource
 }
 
-// Store is how a mirror's owner keeps the objects of one kind. Its functions run inside the mirror's
-// Update, one at a time; Trim does not.
+// Store is the owner's storage of one kind of objects. Its functions run inside the mirror's Update,
+// one at a time, except Trim.
 type Store[T metav1.Object] struct {
-	Mine  func(T) bool                                   // whether an object concerns the owner; nil: all do
-	Names func() []types.NamespacedName                  // of the objects that are stored
-	Put   func(T)                                        // stores an object that is new or changed
-	Drop  func(name types.NamespacedName, uid types.UID) // of an object that is gone; UID empty: whichever has the name
-	After func()                                         // after each change; nil: nothing follows
-	// Listed is called when all objects of a list were stored; first: for the first time. nil: nothing follows.
+	Mine  func(T) bool                                   // whether an object is relevant to the owner; nil: all are
+	Names func() []types.NamespacedName                  // of the stored objects
+	Put   func(T)                                        // stores a new or changed object
+	Drop  func(name types.NamespacedName, uid types.UID) // removes an object; UID empty: whichever object has the name
+	After func()                                         // called after each change; may be nil
+	// Listed is called when all objects of a list are stored; first is true for the first list. It may be nil.
 	Listed func(first bool)
-	// Outage is called when requests for these objects begin to fail (true), or succeed again; nil: nothing follows.
+	// Outage is called when requests for these objects begin to fail (true), or succeed again. It may be nil.
 	Outage func(bool)
 	Trim   func(T) // as Handler.Trim
 }
 
-// Keep has objects of berth.dev stored. It is to be called before Run.
+// Keep adds a kind of berth.dev to the mirror. It must be called before Run.
 func Keep[T metav1.Object](m *Mirror, resource string, l Lister, s Store[T]) {
 	h := handler(m, resource, s)
 	m.runs = append(m.runs, func(ctx context.Context) { Follow(ctx, resource, l, h) })
 }
 
-// KeepMetadata has the metadata of objects of Kubernetes stored, with these annotations. It is to be
-// called before Run.
+// KeepMetadata adds the metadata of a Kubernetes kind, with these annotations. It must be called before
+// Run.
 func (m *Mirror) KeepMetadata(k Kind, s Store[*Metadata], annotations ...string) {
 	h := handler(m, k.resource, s)
 	m.runs = append(m.runs, func(ctx context.Context) { Follow(ctx, k.resource, m.API.metadata(k, annotations...), h) })
 }
 
-// Run keeps the owner up to date until ctx ends.
+// Run keeps the owner in sync until ctx ends.
 func (m *Mirror) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, run := range m.runs {
@@ -122,7 +122,7 @@ func (m *Mirror) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// handler stores what is followed. An object that a list lacks is gone.
+// handler stores observed objects. Objects that are missing from a list are dropped.
 func handler[T metav1.Object](m *Mirror, resource string, s Store[T]) Handler[T] {
 	if m.outages == nil {
 		m.outages = map[string]func(bool){}
@@ -167,13 +167,13 @@ func handler[T metav1.Object](m *Mirror, resource string, s Store[T]) Handler[T]
 	}
 }
 
-// NameOf is the name of an object.
+// NameOf returns the name of an object.
 func NameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// NoteOutcome notes the outcome of a request for a resource, also of one that the owner made itself, and logs
-// when an outage begins and ends.
+// NoteOutcome records the outcome of a request for a resource, including requests of the owner itself, and
+// logs the beginning and the end of outages.
 func (m *Mirror) NoteOutcome(resource string, err error) {
 	if Cancelled(err) {
 		return

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// owner stores objects: their names, and what happened, in order.
+// owner stores names of objects and records the calls of its Store in order.
 type owner struct {
 	names  []types.NamespacedName
 	events []string
@@ -66,7 +66,7 @@ func TestMirror(t *testing.T) {
 	o.took(t, "the first list", `drop old ""`, "put a", "listed true", "after")
 	h.All(nil)
 	if o.events = slices.DeleteFunc(o.events, func(e string) bool { return e[:4] == "drop" }); !m.Sync.Listed("things") || m.Sync.Listed("things", "others") {
-		t.Error("kinds that were listed are not distinguished")
+		t.Error("Listed() is not true for things alone")
 	}
 	o.took(t, "a later list", "listed false", "after")
 	h.Put(thing("b"))
@@ -75,7 +75,7 @@ func TestMirror(t *testing.T) {
 	o.took(t, "changes", "put b", "after", `drop b "uid-b"`, "after")
 }
 
-// The owner hears when an outage of its objects begins and ends; the first error by name stands for all.
+// The owner is notified when an outage of its objects begins and ends; Failing returns the first error by name.
 func TestOutage(t *testing.T) {
 	o := &owner{}
 	m, h := mirrored(o)
@@ -83,17 +83,17 @@ func TestOutage(t *testing.T) {
 	away := errors.New("away")
 	h.Outcome(nil)
 	h.Outcome(context.Canceled)
-	o.took(t, "without an outage")
+	o.took(t, "no outage")
 	h.Outcome(away)
 	h.Outcome(away)
 	m.NoteOutcome("others", away)
 	o.took(t, "an outage begins", "outage true")
 	if r, err := m.Sync.Failing(); r != "others" || !errors.Is(err, away) || err.Error() != "explained: away" || m.Sync.Err("nothing") != nil {
-		t.Errorf("failing is %s: %v", r, err)
+		t.Errorf("Failing() = %s, %v, want others with the explained error; errors of other resources are nil", r, err)
 	}
 	h.Outcome(nil)
-	o.took(t, "it ends", "outage false")
+	o.took(t, "outage ends", "outage false")
 	if m.Sync.Err("things") != nil || m.Sync.Err("others", "things") == nil {
-		t.Error("the other resource is still failing, and it alone")
+		t.Error("Err(): want an error for others only")
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// WatchDelay is how long the watch has to show a write before the write is repeated.
+// WatchDelay is how long to wait for the watch to show a write before the write is repeated.
 const WatchDelay = 2 * time.Second
 
-// Report is a state that the status of an object is to have, and does not have yet.
+// Report is a desired status of an object that the object does not have yet.
 type Report[S any] struct {
 	Name    types.NamespacedName
 	UID     types.UID
@@ -25,25 +25,25 @@ type Report[S any] struct {
 	State   S
 }
 
-// Reporter writes states into the status of objects until a watch shows them there. Nothing else is
-// remembered of what is to be reported, so that a restart loses nothing. Of one object one report is in
-// flight at a time, and each is conditional on the resourceVersion from which it was derived.
+// Reporter writes status into objects until a watch shows it there. It keeps no other record of pending
+// reports, so a restart loses nothing. It has one report per object in flight, conditional on the
+// resourceVersion from which it was derived.
 type Reporter[S any] struct {
 	Clock  clock.Clock
 	Log    *slog.Logger
-	AtOnce int          // reports in flight at most
+	AtOnce int          // maximum number of reports in flight
 	Wake   retry.Signal // objects or states may have changed
-	// Due lists the reports that the watched objects lack, in the order in which they are to be made.
+	// Due returns the pending reports of the watched objects, in the order in which they are to be written.
 	Due func(now time.Time) []Report[S]
-	// Write makes one report.
+	// Write writes one report.
 	Write func(ctx context.Context, r Report[S]) error
 }
 
-// attempt is the last report of an object.
+// attempt is the last report about an object.
 type attempt struct {
-	version string // that of the report
-	// superseded tells that the watch is to show another resourceVersion: that of the report, or of a write
-	// that it conflicted with. Once it does there is nothing to wait for.
+	version string // the report's
+	// superseded: the watch must show another resourceVersion, that of the report or of a write that it
+	// conflicted with. Once it does, the backoff ends.
 	superseded bool
 	failed     bool
 }
@@ -53,7 +53,7 @@ type reported[S any] struct {
 	err error
 }
 
-// Run reports until ctx ends, and returns when no report is in flight.
+// Run reports until ctx ends, and returns once no report is in flight.
 func (r *Reporter[S]) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -90,8 +90,8 @@ func (r *Reporter[S]) Run(ctx context.Context) {
 	}
 }
 
-// startable selects the reports that may be made now, and marks them as in flight. next is when others may be
-// made; zero: when something changes.
+// startable selects the reports that may be written now, and marks them as in flight. next is the earliest time
+// for others; zero: none waits for time.
 func startable[S any](list []Report[S], attempts retry.InFlight[types.UID, attempt], atOnce int, now time.Time) (start []Report[S], next time.Time) {
 	wanted := map[types.UID]bool{}
 	for _, one := range list {
@@ -118,7 +118,7 @@ func startable[S any](list []Report[S], attempts retry.InFlight[types.UID, attem
 	return start, next
 }
 
-// end notes and logs the outcome of a report.
+// end records and logs the outcome of a report.
 func (r *Reporter[S]) end(w *retry.Work[attempt], one reported[S], now time.Time) {
 	first := one.err != nil && !w.Value.failed
 	overtaken := apierrors.IsConflict(one.err) || apierrors.IsNotFound(one.err)

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// apiObjects are objects whose status is written, as the API server has them and as the watch shows them.
+// apiObjects are objects whose status is written: their versions in the API server and in the watch.
 type apiObjects struct {
 	mu      sync.Mutex // guards all below
 	version map[string]int
@@ -28,7 +28,7 @@ type apiObjects struct {
 	fail    func(name string) error // nil: nothing fails
 	takes   time.Duration
 	writes  []string
-	most    int // in flight at once
+	most    int // most writes in flight
 	now     int
 }
 
@@ -64,7 +64,7 @@ func (a *apiObjects) write(_ context.Context, r Report[string]) error {
 	return nil
 }
 
-// reporting runs a reporter for a test's do, which waits for what happens with settle and takes the writes.
+// reporting runs a reporter while do runs. do's wrote waits until the reporter is idle and compares its writes.
 func reporting(t *testing.T, atOnce int, a *apiObjects, do func(wake func(), wrote func(what string, want ...string))) {
 	synctest.Test(t, func(t *testing.T) {
 		a.version, a.shown = map[string]int{}, map[string]int{}
@@ -81,7 +81,7 @@ func reporting(t *testing.T, atOnce int, a *apiObjects, do func(wake func(), wro
 			a.mu.Lock()
 			defer a.mu.Unlock()
 			if slices.Sort(a.writes); !slices.Equal(a.writes, want) {
-				t.Errorf("%s: written %v, want %v", what, a.writes, want)
+				t.Errorf("%s: written = %v, want %v", what, a.writes, want)
 			}
 			a.writes = nil
 		})
@@ -101,23 +101,23 @@ func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // virtual time
 func TestReporterWaitsForTheWatch(t *testing.T) {
 	a := &apiObjects{due: []string{"a", "b"}}
 	reporting(t, 9, a, func(wake func(), wrote func(string, ...string)) {
-		wrote("both", "a", "b")
+		wrote("initially", "a", "b")
 		wake()
-		wrote("the watch has its time")
+		wrote("before WatchDelay")
 		a.set(func() { a.shown["a"], a.due = a.version["a"], []string{"b"} })
 		wake()
-		wrote("one is shown")
+		wrote("watch shows a")
 		pass(WatchDelay - 1)
-		wrote("the other still has time")
+		wrote("b before WatchDelay")
 		pass(1)
-		wrote("it is repeated, and conflicts", "b")
-		// A state that differs again is written as soon as the watch shows the last write.
+		wrote("b repeated, with a conflict", "b")
+		// A new state is written as soon as the watch shows the last write.
 		a.set(func() { a.shown["b"] = a.version["b"] })
 		wake()
-		wrote("b", "b")
+		wrote("b again", "b")
 		a.set(func() { a.due = []string{"a"} })
 		wake()
-		wrote("a after it was shown", "a")
+		wrote("a again", "a")
 	})
 }
 
@@ -130,38 +130,38 @@ func TestReporterBacksOff(t *testing.T) {
 		return nil
 	}}
 	reporting(t, 9, a, func(wake func(), wrote func(string, ...string)) {
-		wrote("one is refused", "a", "b")
+		wrote("write of a forbidden", "a", "b")
 		a.set(func() { a.shown["b"], a.due = a.version["b"], []string{"a"} })
 		wake()
-		wrote("at once")
+		wrote("immediately")
 		pass(retry.First * 3 / 2)
-		wrote("later", "a")
+		wrote("after the backoff", "a")
 		pass(retry.First / 2)
-		wrote("the wait doubles")
-		// Without an answer nothing else is tried meanwhile.
+		wrote("backoff doubles")
+		// While the API server does not answer, no other object is tried.
 		away := errors.New("connection refused")
 		pass(retry.First * 3)
 		a.set(func() { a.writes, a.fail, a.due = nil, func(string) error { return away }, []string{"b"} })
 		wake()
-		wrote("no API server", "b")
+		wrote("API server unreachable", "b")
 		a.set(func() { a.due = []string{"b", "c"} })
 		wake()
-		wrote("others wait too")
+		wrote("others back off too")
 	})
 }
 
-func TestReporterBoundsRequests(t *testing.T) {
+func TestReporterLimitsConcurrentWrites(t *testing.T) {
 	a := &apiObjects{takes: time.Second}
 	for i := range 10 {
 		a.due = append(a.due, fmt.Sprint(i))
 	}
 	reporting(t, 4, a, func(_ func(), wrote func(string, ...string)) {
 		pass(time.Second)
-		wrote("the first", "0", "1", "2", "3")
+		wrote("first batch", "0", "1", "2", "3")
 		pass(time.Second)
-		wrote("the next", "4", "5", "6", "7")
+		wrote("second batch", "4", "5", "6", "7")
 		if a.most != 4 {
-			t.Errorf("%d at once", a.most)
+			t.Errorf("%d writes in flight, want 4", a.most)
 		}
 	})
 }

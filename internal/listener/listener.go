@@ -142,11 +142,11 @@ func (l *Limited) admit(c *Conn) (yields *Conn, ok bool) {
 	return yields, true
 }
 
-// wait waits for room, or until one more connection has worked for long enough.
+// wait waits for room, or until another connection exceeds Limits.Work.
 func (l *Limited) wait() {
 	if l.limits.Work > 0 {
 		defer time.AfterFunc(l.limits.Work, func() {
-			l.mu.Lock() // which whoever waits holds until it waits
+			l.mu.Lock() // held by the waiter until it waits
 			defer l.mu.Unlock()
 			l.room.Broadcast()
 		}).Stop()
@@ -162,13 +162,13 @@ func (l *Limited) count() map[netip.Addr]int {
 	return n
 }
 
-// The order in which connections are closed for others.
+// The order in which connections are closed to make room.
 const (
 	stale   = iota // idle for long
-	overdue        // at work for long
+	overdue        // busy for long
 	idle
 	working
-	preferred // is added to the others
+	preferred // added to the others
 )
 
 // rank is a connection's place in that order. l.mu is held.
@@ -190,7 +190,7 @@ func (c *Conn) rank() (rank int) {
 	return rank
 }
 
-// oldestOf is the connection of a peer that is closed for another of its own.
+// oldestOf returns the connection of a peer to close for another one of that peer; nil: there is none.
 func (l *Limited) oldestOf(peer netip.Addr) (found *Conn) {
 	best := working
 	for _, c := range l.conns {
@@ -201,7 +201,7 @@ func (l *Limited) oldestOf(peer netip.Addr) (found *Conn) {
 	return found
 }
 
-// leastOf is the connection that is closed for c; nil: none may be.
+// leastOf returns the connection to close for c; nil: none may be closed.
 func (l *Limited) leastOf(c *Conn) (found *Conn) {
 	n, best := l.count(), 0
 	for _, o := range l.conns {
@@ -216,7 +216,7 @@ func (l *Limited) leastOf(c *Conn) (found *Conn) {
 	return found
 }
 
-// gives reports whether a connection of a rank may be closed for c, as peers have n.
+// gives reports whether a connection o of a rank may be closed for c; n counts connections by peer.
 func (l *Limited) gives(o, c *Conn, rank int, n map[netip.Addr]int) bool {
 	switch {
 	case rank == preferred+working:
@@ -233,7 +233,7 @@ func (l *Limited) gives(o, c *Conn, rank int, n map[netip.Addr]int) bool {
 	return n[o.peer] > n[c.peer]
 }
 
-// remove forgets a connection, if it is known. l.mu is held.
+// remove removes a connection, if it is registered. l.mu is held.
 func (l *Limited) remove(c *Conn) {
 	if i := slices.Index(l.conns, c); i >= 0 {
 		l.conns = slices.Delete(l.conns, i, i+1)
@@ -250,8 +250,9 @@ func (l *Limited) Close() error {
 	return l.Listener.Close()
 }
 
-// Working says whether the connection is at work: a request was read completely and is
-// being answered. Until then it gives way to newer ones, and after Limits.Work.
+// Working sets whether the connection is busy: a request was read completely and is being
+// answered. An idle connection may be closed for newer ones, and so may one that is busy for
+// longer than Limits.Work.
 func (c *Conn) Working(yes bool) {
 	c.of.mu.Lock()
 	c.since = time.Now()
@@ -259,7 +260,7 @@ func (c *Conn) Working(yes bool) {
 	c.set(&c.working, yes)
 }
 
-// Preferred reports whether places are kept for the connection's peer.
+// Preferred reports whether the connection's peer has priority.
 func (c *Conn) Preferred() bool { return c.preferred }
 
 func (c *Conn) set(what *bool, yes bool) {
@@ -271,14 +272,13 @@ func (c *Conn) set(what *bool, yes bool) {
 	}
 }
 
-// idle reports whether the connection may give way. of.mu is held. A server that
-// has much to do reads late: who asked is not taken for one who is silent.
+// idle reports whether the connection counts as idle. of.mu is held. A busy server reads
+// late, so a connection with unread input is not idle.
 func (c *Conn) idle() bool {
 	return !c.working && !c.opening && !(c.of.limits.Opening > 0 && hasInput(c.Conn))
 }
 
-// hasInput reports whether there is a byte to be read. It does not wait, and takes
-// nothing away.
+// hasInput reports whether there is unread input. It neither blocks nor consumes input.
 func hasInput(c net.Conn) (yes bool) {
 	of, ok := c.(syscall.Conn)
 	if !ok {
@@ -315,7 +315,7 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// AddrOf returns the IP address of a TCP connection's end; the zero Addr for any other.
+// AddrOf returns the IP address of a TCP address; the zero Addr for any other.
 func AddrOf(a net.Addr) netip.Addr {
 	if a, ok := a.(*net.TCPAddr); ok {
 		return a.AddrPort().Addr().Unmap()

@@ -20,7 +20,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// incoming is a listener whose connections a test makes, from any address.
+// incoming is a listener whose connections are made by the test, from any address.
 type incoming struct {
 	conns chan net.Conn
 	end   sync.Once
@@ -54,7 +54,7 @@ func tcp(addr string) net.Addr {
 	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 9))
 }
 
-// server is a limited listener whose connections are taken up at once.
+// server is a limited listener that accepts connections immediately.
 type server struct {
 	t        *testing.T
 	limited  *Limited
@@ -78,7 +78,7 @@ func open(t *testing.T, limits Limits) *server {
 	return d
 }
 
-// client is the far end of a connection, with the near end if it was taken up.
+// client is the far end of a connection, with the near end if it was accepted.
 type client struct {
 	net.Conn
 	near *Conn
@@ -97,7 +97,7 @@ func (d *server) connect(addr string) *client {
 	}
 }
 
-// reading connects a client of this machine and sends its first byte, which is read.
+// reading connects a client of this machine, whose first byte is sent and read.
 func (d *server) reading() *client {
 	c := d.connect("127.0.0.1")
 	go func() { _, _ = c.near.Read(make([]byte, 1)) }()
@@ -106,7 +106,7 @@ func (d *server) reading() *client {
 	return c
 }
 
-// open reports whether the connection still is: nothing is ever sent on it.
+// open reports whether the connection is open. Nothing is ever sent on it.
 func (c *client) open() bool {
 	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := c.Read(make([]byte, 1))
@@ -116,30 +116,30 @@ func (c *client) open() bool {
 func expect(t *testing.T, what string, got, want bool) {
 	t.Helper()
 	if got != want {
-		t.Errorf("%s: open %v, want %v", what, got, want)
+		t.Errorf("%s: open = %v, want %v", what, got, want)
 	}
 }
 
-func TestAPeerPastItsLimitLosesItsOldestIdleConnection(t *testing.T) {
+func TestPeerLimitClosesOldestIdleConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 10, PerPeer: 2})
 		other := d.connect("10.0.0.9")
 		first, second := d.connect("10.0.0.1"), d.connect("10.0.0.1")
 		third := d.connect("10.0.0.1")
-		expect(t, "the peer's oldest", first.open(), false)
-		expect(t, "its second", second.open(), true)
-		expect(t, "its newest", third.open(), true)
-		expect(t, "another peer's", other.open(), true)
+		expect(t, "oldest connection of the peer", first.open(), false)
+		expect(t, "second connection of the peer", second.open(), true)
+		expect(t, "newest connection of the peer", third.open(), true)
+		expect(t, "connection of another peer", other.open(), true)
 		second.near.Working(true)
 		third.near.Working(true)
-		expect(t, "one more when all are at work", d.connect("10.0.0.1").open(), false)
-		expect(t, "what is at work", second.open() && third.open(), true)
+		expect(t, "new connection while all are busy", d.connect("10.0.0.1").open(), false)
+		expect(t, "busy connections", second.open() && third.open(), true)
 		_ = second.near.Close()
-		expect(t, "one more when one ended", d.connect("10.0.0.1").open(), true)
+		expect(t, "new connection after one was closed", d.connect("10.0.0.1").open(), true)
 	})
 }
 
-func TestTheTotalTakesFromThePeerThatHasMost(t *testing.T) {
+func TestTotalClosesConnectionOfLargestPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 4, PerPeer: 3})
 		honest := d.connect("10.0.0.9")
@@ -148,47 +148,47 @@ func TestTheTotalTakesFromThePeerThatHasMost(t *testing.T) {
 			greedy = append(greedy, d.connect("10.0.0.1"))
 		}
 		newest := d.connect("10.0.0.2")
-		expect(t, "the only one of its peer, which is older", honest.open(), true)
-		expect(t, "the oldest of the peer with most", greedy[0].open(), false)
-		expect(t, "the new one", newest.open(), true)
+		expect(t, "older connection of a peer with one", honest.open(), true)
+		expect(t, "oldest connection of the peer with most", greedy[0].open(), false)
+		expect(t, "new connection", newest.open(), true)
 	})
 }
 
-func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
+func TestNewConnectionWaitsWhileAllAreBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Hour})
 		working := []*client{d.reading(), d.reading()}
 		late := d.connect("127.0.0.2")
 		if late.near != nil {
-			t.Fatal("taken up above the total")
+			t.Fatal("connection accepted beyond the total")
 		}
-		expect(t, "one that waits", late.open(), true)
+		expect(t, "waiting connection", late.open(), true)
 		_ = working[0].near.Close()
 		if c := <-d.taken; c.peer != netip.MustParseAddr("127.0.0.2") {
-			t.Errorf("%s is taken up", c.peer)
+			t.Errorf("accepted a connection of %s, want the waiting one of 127.0.0.2", c.peer)
 		}
 	})
 }
 
-func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
+func TestOpenedConnectionYieldsAfterOpeningTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Second})
 		opened := []*client{d.reading(), d.reading()}
 		opened[0].near.Working(true)
 		late := d.connect("127.0.0.2")
 		if late.near != nil {
-			t.Fatal("taken up before the time for opening was over")
+			t.Fatal("connection accepted before Limits.Opening had passed")
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // in a synctest bubble
 		if c := <-d.taken; c.peer != netip.MustParseAddr("127.0.0.2") {
-			t.Errorf("%s is taken up", c.peer)
+			t.Errorf("accepted a connection of %s, want the waiting one of 127.0.0.2", c.peer)
 		}
-		expect(t, "what is at work", opened[0].open(), true)
-		expect(t, "what was only opened", opened[1].open(), false)
+		expect(t, "busy connection", opened[0].open(), true)
+		expect(t, "opened connection without a request", opened[1].open(), false)
 	})
 }
 
-func TestAListenerEndsWhileOneWaits(t *testing.T) {
+func TestCloseEndsWaitingConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 1})
 		d.connect("127.0.0.1").near.Working(true)
@@ -197,11 +197,11 @@ func TestAListenerEndsWhileOneWaits(t *testing.T) {
 			t.Error(err)
 		}
 		synctest.Wait()
-		expect(t, "one that waited", late.open(), false)
+		expect(t, "waiting connection", late.open(), false)
 	})
 }
 
-func TestOnlyLoopbackAddressesAreLocal(t *testing.T) {
+func TestAllowedRejectsPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 10, Allowed: netip.Addr.IsLoopback})
 		for addr, want := range map[string]bool{
@@ -213,17 +213,17 @@ func TestOnlyLoopbackAddressesAreLocal(t *testing.T) {
 	})
 }
 
-func TestLoopbackHasNoLimitByPeer(t *testing.T) {
+func TestLoopbackHasNoPeerLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 10, PerPeer: 1})
 		first := d.connect("127.0.0.1")
 		d.connect("127.0.0.1")
-		expect(t, "the first of two", first.open(), true)
+		expect(t, "first of two connections", first.open(), true)
 	})
 }
 
-// How places change hands between peers, when all of them are taken.
-func TestPlacesOfOthers(t *testing.T) {
+// Which connection is closed for a new one when the total is reached.
+func TestEvictionBetweenPeers(t *testing.T) {
 	const total = 4
 	hand := func(working bool, age time.Duration, addrs ...string) func(*server) []*client {
 		return func(d *server) (all []*client) {
@@ -242,27 +242,27 @@ func TestPlacesOfOthers(t *testing.T) {
 		comes  string
 		yields int // index of have; -1: the new one is closed
 	}{
-		"of the peer with most, though all work":         {hand(true, 0, a, b, b, b), fresh, 1},
-		"of no peer that has no more":                    {hand(true, 0, a, b, c, d), fresh, -1},
-		"nor of one that would have no more":             {hand(true, 0, a, a, b, c), b, -1},
-		"of one that has worked for long":                {hand(true, time.Second, a, b, c, d), fresh, 0},
-		"of one that is idle":                            {hand(false, 0, a, b, c, d), fresh, 0},
-		"not of an idle one for a peer that has as many": {hand(false, 0, a, b, c, d), a, 0}, // its own
-		"not for a peer that has more":                   {hand(true, time.Second, a, a, b, c), a, 0},
-		"not of idle ones for a peer that has more": {func(s *server) []*client {
+		"busy connection of the peer with most":             {hand(true, 0, a, b, b, b), fresh, 1},
+		"none of peers with one busy connection each":       {hand(true, 0, a, b, c, d), fresh, -1},
+		"none of a peer with only one more busy connection": {hand(true, 0, a, a, b, c), b, -1},
+		"overdue connection":                                {hand(true, time.Second, a, b, c, d), fresh, 0},
+		"idle connection":                                   {hand(false, 0, a, b, c, d), fresh, 0},
+		"own idle connection, all peers having one":         {hand(false, 0, a, b, c, d), a, 0},
+		"own overdue connection of a peer with more":        {hand(true, time.Second, a, a, b, c), a, 0},
+		"no idle connection for a peer with more": {func(s *server) []*client {
 			return append(hand(false, 0, b, c)(s), hand(true, 0, a, a)(s)...)
 		}, a, -1},
-		"of anybody for the preferred":                      {hand(true, 0, a, b, c, d), node, 0},
-		"of the peer with most for the preferred":           {hand(true, 0, a, b, c, c), node, 2},
-		"of none but the preferred where these are all":     {hand(false, 0, node, node, node, node), fresh, -1},
-		"of an idle one of the preferred for the preferred": {hand(false, 0, node, node, node, node), node, 0},
-		"for this machine, by its own address":              {hand(true, 0, a, b, c, d), "10.1.1.1", 0},
+		"busy connection for a preferred peer":                {hand(true, 0, a, b, c, d), node, 0},
+		"peer with most for a preferred peer":                 {hand(true, 0, a, b, c, c), node, 2},
+		"no idle connection of a preferred peer":              {hand(false, 0, node, node, node, node), fresh, -1},
+		"idle connection of a preferred peer for its own":     {hand(false, 0, node, node, node, node), node, 0},
+		"busy connection for this machine by its own address": {hand(true, 0, a, b, c, d), "10.1.1.1", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := open(t, Limits{Total: total, PerPeer: 3, Work: time.Second, Preferred: func(a netip.Addr) bool { return a.String() == node }})
 				have := tt.have(s)
-				expect(t, "the new one", s.connect(tt.comes).open(), tt.yields >= 0)
+				expect(t, "new connection", s.connect(tt.comes).open(), tt.yields >= 0)
 				for i, c := range have {
 					expect(t, c.near.peer.String(), c.open(), i != tt.yields)
 				}
@@ -271,28 +271,28 @@ func TestPlacesOfOthers(t *testing.T) {
 	}
 }
 
-// Preferred peers wait for each other, for no longer than Work.
-func TestThePreferredWait(t *testing.T) {
+// A connection of a preferred peer waits for room, but no longer than Limits.Work.
+func TestPreferredPeersWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 1, Work: time.Second})
 		first := d.connect("127.0.0.1")
 		first.near.Working(true)
 		late := d.connect("127.0.0.1")
 		if late.near != nil {
-			t.Fatal("taken up above the total")
+			t.Fatal("connection accepted beyond the total")
 		}
 		opened := time.Now()
 		<-d.taken
 		if took := time.Since(opened); took > time.Second {
-			t.Errorf("taken up after %s", took)
+			t.Errorf("connection accepted after %s, want within 1s", took)
 		}
-		expect(t, "what had worked for long", first.open(), false)
+		expect(t, "overdue connection", first.open(), false)
 	})
 }
 
-// More calls at once than there is room for: none of those that asked gives way,
-// though the server has read nothing of them yet. A silent one does.
-func TestWhoAskedDoesNotGiveWayUnread(t *testing.T) {
+// With more connections than the total, those with unread input stay open, even though the
+// server has not read it yet, and a silent one is closed.
+func TestConnectionWithUnreadInputIsBusy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	inner, err := net.Listen("unix", path)
 	must(t, err)
@@ -319,10 +319,10 @@ func TestWhoAskedDoesNotGiveWayUnread(t *testing.T) {
 	_, fourth := connect("d")
 	for name, near := range map[string]net.Conn{"first": first, "third": third, "fourth": fourth} {
 		if n, err := near.Read(make([]byte, 1)); n != 1 {
-			t.Errorf("the %s, which asked: %v", name, err)
+			t.Errorf("read of the %s connection, which has input: %v", name, err)
 		}
 	}
 	if _, err := silent.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("the silent one: %v, want its end", err)
+		t.Errorf("read on the silent connection: %v, want EOF", err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package mac has MAC addresses as they are stored: as text in JSON.
+// Package mac defines MAC addresses that are text in JSON.
 package mac
 
 import (
@@ -6,10 +6,10 @@ import (
 	"net"
 )
 
-// Addr is a hardware address that reads "02:00:00:00:00:01" in JSON.
+// Addr is a hardware address , "02:00:00:00:00:01" in JSON.
 type Addr net.HardwareAddr
 
-// String reads "02:00:00:00:00:01".
+// String returns a text such as "02:00:00:00:00:01".
 func (a Addr) String() string { return net.HardwareAddr(a).String() }
 
 // MarshalText implements encoding.TextMarshaler.

@@ -23,45 +23,45 @@ func TestNamed(t *testing.T) {
 		want        string
 		errs        []string
 	}{
-		"none":            {map[string]string{"example.com/internet": "nat", "egress.berth.dev": "nat"}, "[]", nil},
-		"one":             {map[string]string{prefix + "internet": "nat"}, "[internet/nat]", nil},
-		"ordered":         {map[string]string{prefix + "internet": "nat, gate", prefix + "dmz": " a ,b"}, "[dmz/a dmz/b internet/gate internet/nat]", nil},
-		"empty":           {map[string]string{prefix + "internet": ""}, "[]", []string{`metadata.annotations[egress.berth.dev/internet]: is "", whose name 1 is empty`}},
-		"an empty name":   {map[string]string{prefix + "internet": "nat,,gate"}, "[]", []string{`is "nat,,gate", whose name 2 is empty`}},
-		"twice":           {map[string]string{prefix + "internet": "nat,gate,nat"}, "[]", []string{"[egress.berth.dev/internet]: names nat twice"}},
-		"no name":         {map[string]string{prefix + "internet": "NAT"}, "[]", []string{`names "NAT", expected the name of an Egress`}},
-		"a digit first":   {map[string]string{prefix + "internet": "1nat"}, "[]", []string{`names "1nat"`}},
-		"a long name":     {map[string]string{prefix + "internet": strings.Repeat("a", 53)}, "[]", []string{"at most 52"}},
-		"the longest":     {map[string]string{prefix + "internet": strings.Repeat("a", 52)}, "[internet/" + strings.Repeat("a", 52) + "]", nil},
-		"no namespace":    {map[string]string{prefix: "nat"}, "[]", []string{`[egress.berth.dev/]: names Egresses of ""`}},
-		"a bad namespace": {map[string]string{prefix + "Inter_net": "nat", prefix + "dmz": "a"}, "[dmz/a]", []string{`[egress.berth.dev/Inter_net]: names Egresses of "Inter_net"`}},
-		"as many":         {map[string]string{prefix + "internet": strings.Join(many, ",")}, "", nil},
-		"too many":        {map[string]string{prefix + "internet": strings.Join(many, ",") + ",x"}, "[]", []string{"names 33 Egresses, expected at most 32"}},
-		"too many of all": {map[string]string{prefix + "a": strings.Join(many, ","), prefix + "b": "nat"}, "", []string{"[egress.berth.dev/b]: names 1 Egresses, with other annotations more than 32"}},
-		"two wrong":       {map[string]string{prefix + "b": "B", prefix + "a": "A"}, "[]", []string{`"A"`, `"B"`}},
+		"none":                       {map[string]string{"example.com/internet": "nat", "egress.berth.dev": "nat"}, "[]", nil},
+		"one":                        {map[string]string{prefix + "internet": "nat"}, "[internet/nat]", nil},
+		"ordered":                    {map[string]string{prefix + "internet": "nat, gate", prefix + "dmz": " a ,b"}, "[dmz/a dmz/b internet/gate internet/nat]", nil},
+		"empty":                      {map[string]string{prefix + "internet": ""}, "[]", []string{`metadata.annotations[egress.berth.dev/internet]: is "", whose name 1 is empty`}},
+		"empty name in a list":       {map[string]string{prefix + "internet": "nat,,gate"}, "[]", []string{`is "nat,,gate", whose name 2 is empty`}},
+		"name twice":                 {map[string]string{prefix + "internet": "nat,gate,nat"}, "[]", []string{"[egress.berth.dev/internet]: names nat twice"}},
+		"invalid name":               {map[string]string{prefix + "internet": "NAT"}, "[]", []string{`names "NAT", expected the name of an Egress`}},
+		"a digit first":              {map[string]string{prefix + "internet": "1nat"}, "[]", []string{`names "1nat"`}},
+		"name too long":              {map[string]string{prefix + "internet": strings.Repeat("a", 53)}, "[]", []string{"at most 52"}},
+		"longest name":               {map[string]string{prefix + "internet": strings.Repeat("a", 52)}, "[internet/" + strings.Repeat("a", 52) + "]", nil},
+		"empty namespace":            {map[string]string{prefix: "nat"}, "[]", []string{`[egress.berth.dev/]: names Egresses of ""`}},
+		"invalid namespace":          {map[string]string{prefix + "Inter_net": "nat", prefix + "dmz": "a"}, "[dmz/a]", []string{`[egress.berth.dev/Inter_net]: names Egresses of "Inter_net"`}},
+		"at the limit":               {map[string]string{prefix + "internet": strings.Join(many, ",")}, "", nil},
+		"too many in one annotation": {map[string]string{prefix + "internet": strings.Join(many, ",") + ",x"}, "[]", []string{"names 33 Egresses, expected at most 32"}},
+		"too many in total":          {map[string]string{prefix + "a": strings.Join(many, ","), prefix + "b": "nat"}, "", []string{"[egress.berth.dev/b]: names 1 Egresses, with other annotations more than 32"}},
+		"two errors":                 {map[string]string{prefix + "b": "B", prefix + "a": "A"}, "[]", []string{`"A"`, `"B"`}},
 	} {
 		named, errs := Named(tt.annotations)
 		if tt.want == "" {
 			if len(named) != MaxEgresses {
-				t.Errorf("%s: %d Egresses", what, len(named))
+				t.Errorf("%s: Named() returned %d Egresses, want the maximum", what, len(named))
 			}
 		} else if got := fmt.Sprint(named); got != tt.want {
 			t.Errorf("%s: got %s, want %s", what, got, tt.want)
 		}
 		if len(errs) != len(tt.errs) {
-			t.Errorf("%s: got errors %v, want %d", what, errs, len(tt.errs))
+			t.Errorf("%s: errors = %v, want %d of them", what, errs, len(tt.errs))
 			continue
 		}
 		for i, word := range tt.errs {
 			if !strings.Contains(errs[i].Error(), word) {
-				t.Errorf("%s: got %q, want %q in it", what, errs[i], word)
+				t.Errorf("%s: error = %q, want it to contain %q", what, errs[i], word)
 			}
 		}
 		if (errs.Err() == nil) != (len(tt.errs) == 0) {
-			t.Errorf("%s: Err is %v", what, errs.Err())
+			t.Errorf("%s: Err() = %v, want it set exactly if there are errors", what, errs.Err())
 		}
 		if slices.Contains([]string{"none"}, what) == Annotated(tt.annotations) {
-			t.Errorf("%s: Annotated is %t", what, Annotated(tt.annotations))
+			t.Errorf("%s: Annotated() = %t", what, Annotated(tt.annotations))
 		}
 	}
 }
@@ -74,17 +74,17 @@ func TestSelector(t *testing.T) {
 	for what, tt := range map[string]struct {
 		of             *of
 		own, web, pods bool // namespace internet, where the Egress is; namespace shop with team: web; a pod with app: web
-		other          bool // a pod without labels
+		other          bool // pod without labels
 	}{
-		"not set":          {of: nil},
-		"pods":             {&of{PodSelector: has("app", "web")}, true, false, true, false},
-		"all of its own":   {&of{PodSelector: &v1alpha1.LabelSelector{}}, true, false, true, true},
-		"namespaces":       {&of{NamespaceSelector: has("team", "web")}, false, true, true, true},
-		"all namespaces":   {&of{NamespaceSelector: &v1alpha1.LabelSelector{}}, true, true, true, true},
-		"pods in them":     {&of{NamespaceSelector: has("team", "web"), PodSelector: has("app", "web")}, false, true, true, false},
-		"pods of all":      {&of{NamespaceSelector: &v1alpha1.LabelSelector{}, PodSelector: has("app", "web")}, true, true, true, false},
-		"what none has":    {&of{NamespaceSelector: has("team", "db"), PodSelector: has("app", "db")}, false, false, false, false},
-		"nothing is asked": {&of{}, true, false, true, true}, // the definition refuses it
+		"not set":                   {of: nil},
+		"pods":                      {&of{PodSelector: has("app", "web")}, true, false, true, false},
+		"all pods of its namespace": {&of{PodSelector: &v1alpha1.LabelSelector{}}, true, false, true, true},
+		"namespaces":                {&of{NamespaceSelector: has("team", "web")}, false, true, true, true},
+		"all namespaces":            {&of{NamespaceSelector: &v1alpha1.LabelSelector{}}, true, true, true, true},
+		"pods in namespaces":        {&of{NamespaceSelector: has("team", "web"), PodSelector: has("app", "web")}, false, true, true, false},
+		"pods in all namespaces":    {&of{NamespaceSelector: &v1alpha1.LabelSelector{}, PodSelector: has("app", "web")}, true, true, true, false},
+		"labels that nothing has":   {&of{NamespaceSelector: has("team", "db"), PodSelector: has("app", "db")}, false, false, false, false},
+		"empty selector":            {&of{}, true, false, true, true}, // rejected by the CRD
 	} {
 		s, err := NewSelector("internet", tt.of)
 		if err != nil {
@@ -93,18 +93,18 @@ func TestSelector(t *testing.T) {
 		own, web := s.Namespace("internet", nil), s.Namespace("shop", map[string]string{"team": "web"})
 		pods, other := s.Pod(map[string]string{"app": "web"}), s.Pod(nil)
 		if own != tt.own || web != tt.web || pods != tt.pods || other != tt.other || s.Any() != (tt.of != nil) {
-			t.Errorf("%s: own %t, web %t, pods %t, other %t, any %t", what, own, web, pods, other, s.Any())
+			t.Errorf("%s: selected: own %t, web %t, pods %t, other %t, any %t", what, own, web, pods, other, s.Any())
 		}
 	}
 	bad := &v1alpha1.LabelSelector{MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "Near"}}}
 	for field, of := range map[string]*of{"spec.clients.namespaceSelector": {NamespaceSelector: bad}, "spec.clients.podSelector": {PodSelector: bad}} {
 		if _, err := NewSelector("internet", of); err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("%s: %v", field, err)
+			t.Errorf("%s: NewSelector() = %v, want an error that names the field", field, err)
 		}
 	}
 }
 
-func TestAllows(t *testing.T) {
+func TestVPCNamespaces(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"team": "web"}}
 	for what, tt := range map[string]struct {
 		of   *v1alpha1.VPCNamespaces
@@ -117,12 +117,12 @@ func TestAllows(t *testing.T) {
 		"selected": {&v1alpha1.VPCNamespaces{Names: []string{"db"}, Selector: selector}, true},
 	} {
 		if got, err := tt.of.Allows("shop", map[string]string{"team": "web"}); got != tt.want || err != nil {
-			t.Errorf("%s: %t, %v", what, got, err)
+			t.Errorf("%s: Allows() = %t, %v", what, got, err)
 		}
 	}
 }
 
-// all is a set of Egresses that select everything, the first of a namespace the oldest.
+// all returns Selectors with Egresses that select everything, oldest first.
 func all(t *testing.T, refs ...Ref) Selectors {
 	t.Helper()
 	s := NewSelectors("berth-system")
@@ -136,7 +136,7 @@ func all(t *testing.T, refs ...Ref) Selectors {
 	return s
 }
 
-// TestConsent has whose Egresses may select pods of a namespace.
+// A namespace decides which Egresses may select its pods.
 func TestConsent(t *testing.T) {
 	s := all(t, Ref{"dmz", "a"}, Ref{"internet", "a"}, Ref{"shop", "a"}, Ref{"kube-system", "a"}, Ref{"berth-system", "a"})
 	s = s.Granting("dmz", true)
@@ -144,21 +144,21 @@ func TestConsent(t *testing.T) {
 	for what, tt := range map[string]struct {
 		of      string
 		consent string
-		want    string // of whom, in order
+		want    string // namespaces whose Egresses may select its pods, in order
 		misses  string
 	}{
-		"nothing":               {"shop", "", "dmz shop", "berth-system internet kube-system"},
-		"one":                   {"shop", "internet", "dmz internet shop", "berth-system kube-system"},
-		"several":               {"shop", " kube-system , internet,", "dmz internet kube-system shop", "berth-system"},
-		"all":                   {"shop", "*", "berth-system dmz internet kube-system shop", ""},
-		"none that there is":    {"shop", "Internet,inter*,,", "dmz shop", "berth-system internet kube-system"},
-		"one with a grant":      {"shop", "dmz", "dmz shop", "berth-system internet kube-system"},
-		"nobody's own":          {"bank", "", "dmz", "berth-system internet kube-system shop"},
-		"Kubernetes' own":       {"kube-system", "internet,*", "kube-system", ""},
-		"Kubernetes' public":    {"kube-public", "internet", "", ""},
-		"Kubernetes' leases":    {"kube-node-lease", "*", "", ""},
-		"Berth's own":           {"berth-system", "internet", "berth-system", ""},
-		"it may select, itself": {"dmz", "", "dmz", "berth-system internet kube-system shop"},
+		"nothing":                       {"shop", "", "dmz shop", "berth-system internet kube-system"},
+		"one":                           {"shop", "internet", "dmz internet shop", "berth-system kube-system"},
+		"several":                       {"shop", " kube-system , internet,", "dmz internet kube-system shop", "berth-system"},
+		"all":                           {"shop", "*", "berth-system dmz internet kube-system shop", ""},
+		"namespaces that do not exist":  {"shop", "Internet,inter*,,", "dmz shop", "berth-system internet kube-system"},
+		"namespace with a grant":        {"shop", "dmz", "dmz shop", "berth-system internet kube-system"},
+		"no Egress in the namespace":    {"bank", "", "dmz", "berth-system internet kube-system shop"},
+		"kube-system":                   {"kube-system", "internet,*", "kube-system", ""},
+		"kube-public":                   {"kube-public", "internet", "", ""},
+		"kube-node-lease":               {"kube-node-lease", "*", "", ""},
+		"Berth's namespace":             {"berth-system", "internet", "berth-system", ""},
+		"namespace with a grant itself": {"dmz", "", "dmz", "berth-system internet kube-system shop"},
 	} {
 		n := Namespace{tt.of, labelled, map[string]string{v1alpha1.AnnotationEgressSelectableFrom: tt.consent}}
 		names := func(refs []Ref) (out string) {
@@ -169,16 +169,16 @@ func TestConsent(t *testing.T) {
 			return out
 		}
 		if got, misses := names(s.Of(n)), names(s.MissingConsent(n)); got != prefixed(tt.want) || misses != prefixed(tt.misses) {
-			t.Errorf("%s: selected by%s, consent is missed by%s; want%s and%s", what, got, misses, prefixed(tt.want), prefixed(tt.misses))
+			t.Errorf("%s: selected by%s, missing consent for%s; want%s and%s", what, got, misses, prefixed(tt.want), prefixed(tt.misses))
 		}
 		for _, ref := range []Ref{{"dmz", "a"}, {"internet", "a"}, {"shop", "a"}, {"kube-system", "a"}, {"berth-system", "a"}, {"none", "a"}} {
 			if s.Selects(ref, n) != slices.Contains(s.Of(n), ref) || s.MissesConsent(ref, n) != slices.Contains(s.MissingConsent(n), ref) {
-				t.Errorf("%s: of %s two say two things", what, ref)
+				t.Errorf("%s: Selects and Of, or MissesConsent and MissingConsent, disagree about %s", what, ref)
 			}
 		}
 	}
 	if !(Namespace{Labels: labelled}).Granted() || (Namespace{Labels: map[string]string{v1alpha1.LabelEgressMaySelect: ""}}).Granted() {
-		t.Error("a grant is read wrongly")
+		t.Error("Granted() is wrong for a label that is true, or for an empty one")
 	}
 }
 
@@ -189,9 +189,9 @@ func prefixed(s string) string {
 	return " " + s
 }
 
-// However many Egresses a tenant makes, for pods of others none of them is looked at, and for
-// those of its own namespace, and of such that consent, MaxSelecting of them: the oldest.
-func TestSelectorsAreBounded(t *testing.T) {
+// The Egresses of a tenant are never evaluated for pods of other namespaces, however many there are. For
+// pods of its own namespace, and of namespaces that consent, the oldest MaxSelecting are.
+func TestSelectorsPerNamespaceAreLimited(t *testing.T) {
 	var refs []Ref
 	for i := range 400 {
 		refs = append(refs, Ref{"tenant", fmt.Sprintf("e-%03d", i)})
@@ -203,28 +203,28 @@ func TestSelectorsAreBounded(t *testing.T) {
 		want int
 	}{{Namespace{Name: "shop"}, 1}, {Namespace{Name: "kube-system"}, 0}, {Namespace{Name: "tenant"}, MaxSelecting}, {consenting, MaxSelecting + 1}} {
 		if got := len(s.candidates(tt.n)); got != tt.want {
-			t.Errorf("for pods of %s %d selectors are looked at, want %d", tt.n.Name, got, tt.want)
+			t.Errorf("for pods of %s %d selectors are evaluated, want %d", tt.n.Name, got, tt.want)
 		}
 	}
 	if got := s.Of(Namespace{Name: "tenant"}); !slices.Equal(got, refs[:MaxSelecting]) {
-		t.Errorf("selecting are %v", got)
+		t.Errorf("Of(tenant) = %v, want the oldest", got)
 	}
 	if !s.IsActive(refs[31]) || s.IsActive(refs[32]) {
-		t.Error("not the oldest are active")
+		t.Error("IsActive() does not hold for exactly the oldest Egresses")
 	}
 	less, differs := s.Without(refs[3])
 	if !differs || !less.IsActive(refs[32]) || less.IsActive(refs[33]) || !s.IsActive(refs[3]) {
-		t.Error("the next does not take the place of one that is gone, or a value was changed")
+		t.Error("the next Egress did not become active after one was removed, or an immutable value was changed")
 	}
 	if _, differs := less.Without(refs[3]); differs {
-		t.Error("one that is not there was taken out")
+		t.Error("removing an unknown Egress made a difference")
 	}
 	same := all(t, refs[0])
 	of := same.of["tenant"][0]
 	if _, differs := same.With(of.ref, of.created, of.selector); differs {
-		t.Error("one that is as it was differs")
+		t.Error("adding an unchanged Egress made a difference")
 	}
 	if granted := s.Granting("tenant", true); !granted.IsActive(refs[399]) || granted.Granting("tenant", false).IsActive(refs[399]) {
-		t.Error("a grant does not lift the bound, or does for good")
+		t.Error("a grant does not lift the bound, or its removal does not restore it")
 	}
 }

@@ -1,7 +1,6 @@
-// Package membership tells which Egresses a pod is meant to use: those that its
-// annotations name, and those that select it. The operator decides by it, and the
-// daemon finds out by it whether to wait for the decision, so that the two
-// agree. It is pure: values in, values and errors out.
+// Package membership determines the Egresses of a pod: those that its annotations name,
+// and those that select it. The operator assigns gateways accordingly, and the daemon uses
+// the same rules to know whether to wait for the operator's decision. It does no I/O.
 //
 //	named.go     the annotations
 //	selectors.go spec.clients of all Egresses, which of them are in force, and the consent of namespaces
@@ -33,15 +32,15 @@ func (r Ref) Compare(o Ref) int {
 	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
 }
 
-// Error is an invalid annotation, of which no Egress is used.
+// Error is an invalid annotation. None of its Egresses is used.
 type Error struct {
 	// Namespace is the part of the key that should name one.
 	Namespace string
-	// Detail is what the annotation says, and what was expected.
+	// Detail names the invalid part of the annotation and what was expected.
 	Detail string
 }
 
-// Error reads "metadata.annotations[egress.berth.dev/internet]: names nat twice".
+// Error returns a text such as "metadata.annotations[egress.berth.dev/internet]: names nat twice".
 func (e Error) Error() string { return Field(e.Namespace) + ": " + e.Detail }
 
 // Errors are those of all annotations, ordered by key.
@@ -69,8 +68,8 @@ func Field(namespace string) string {
 }
 
 var (
-	// namespaceName is an RFC 1123 label, as names of namespaces are; egressName is what the
-	// definition of Egress accepts.
+	// namespaceName matches RFC 1123 labels, as names of namespaces are; egressName matches the names
+	// that the CRD of Egress accepts.
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	egressName    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$`)
 )
@@ -88,9 +87,9 @@ func Annotated(annotations map[string]string) bool {
 // IsKey reports whether an annotation with a key names Egresses.
 func IsKey(key string) bool { return strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) }
 
-// Named are the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:
+// Named returns the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:
 // NAME[,NAME]), ordered by namespace and name. Spaces around names are ignored. An invalid
-// annotation names none. With more than MaxEgresses altogether the last annotations name none.
+// annotation names none. Annotations beyond MaxEgresses in total name none.
 func Named(annotations map[string]string) ([]Ref, Errors) {
 	var named []Ref
 	var errs Errors

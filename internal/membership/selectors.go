@@ -15,12 +15,12 @@ import (
 )
 
 // MaxSelecting is how many Egresses of a namespace can select pods: the oldest ones. A namespace with
-// an administrator's grant has no such limit. It bounds what the Egresses of a tenant cost others: so
-// many selectors are evaluated for a pod whose namespace consents, and none for other pods.
+// an administrator's grant has no such limit. It bounds the cost of a tenant's Egresses for others: only
+// so many selectors are evaluated for a pod whose namespace consents, and none for other pods.
 const MaxSelecting = 32
 
-// Selectors are those of all Egresses, with the namespaces that have a grant. A value is immutable:
-// With and Granting return another. The zero value has none.
+// Selectors are the selectors of all Egresses, and the namespaces that have a grant. A value is immutable:
+// With and Granting return another. The zero value is empty.
 type Selectors struct {
 	berthNamespace string
 	of             map[string][]selecting // by namespace, the oldest first
@@ -37,7 +37,7 @@ type selecting struct {
 // older orders by age, then by name.
 func older(a, b selecting) int { return cmp.Or(a.created.Compare(b.created), a.ref.Compare(b.ref)) }
 
-// NewSelectors makes a value without selectors. berthNamespace is Berth's own; empty: it is not known.
+// NewSelectors returns empty Selectors. berthNamespace is Berth's own namespace, or empty if it is unknown.
 func NewSelectors(berthNamespace string) Selectors { return Selectors{berthNamespace: berthNamespace} }
 
 // With replaces or adds the selector of an Egress, and reports whether that makes a difference.
@@ -91,7 +91,7 @@ func with[V any](of map[string]V, key string, value V, there bool) map[string]V 
 // Granted reports whether a namespace has a grant.
 func (s Selectors) Granted(namespace string) bool { return s.granted[namespace] }
 
-// active are the Egresses of a namespace that select pods.
+// active returns the Egresses of a namespace that select pods.
 func (s Selectors) active(namespace string) []selecting {
 	all := s.of[namespace]
 	if !s.granted[namespace] {
@@ -100,7 +100,7 @@ func (s Selectors) active(namespace string) []selecting {
 	return all
 }
 
-// Active are the names of the Egresses of a namespace that select pods.
+// Active returns the names of the Egresses of a namespace that select pods.
 func (s Selectors) Active(namespace string) (out []Ref) {
 	for _, o := range s.active(namespace) {
 		out = append(out, o.ref)
@@ -111,7 +111,7 @@ func (s Selectors) Active(namespace string) (out []Ref) {
 // IsActive reports whether an Egress is among those.
 func (s Selectors) IsActive(ref Ref) bool { return s.find(ref) != nil }
 
-// find is an Egress among those that select pods; nil: it does not.
+// find returns an Egress that selects pods, or nil.
 func (s Selectors) find(ref Ref) *selecting {
 	of := s.active(ref.Namespace)
 	if i := slices.IndexFunc(of, func(o selecting) bool { return o.ref == ref }); i >= 0 {
@@ -120,7 +120,7 @@ func (s Selectors) find(ref Ref) *selecting {
 	return nil
 }
 
-// candidates are the Egresses whose selectors must be evaluated for pods of a namespace: its
+// candidates returns the Egresses whose selectors must be evaluated for pods of a namespace: its
 // own, those of namespaces to which it consents, and those of namespaces with a grant.
 func (s Selectors) candidates(n Namespace) (out []selecting) {
 	from := []string{n.Name}
@@ -141,7 +141,7 @@ func (s Selectors) candidates(n Namespace) (out []selecting) {
 	return out
 }
 
-// Of are the Egresses that may select pods of a namespace, ordered by namespace and age.
+// Of returns the Egresses that may select pods of a namespace, ordered by namespace and age.
 func (s Selectors) Of(n Namespace) (out []Ref) {
 	for _, o := range s.candidates(n) {
 		if o.selector.Namespace(n.Name, n.Labels) {
@@ -157,7 +157,7 @@ func (s Selectors) Selects(ref Ref, n Namespace) bool {
 	return o != nil && o.selector.Namespace(n.Name, n.Labels) && maySelect(ref.Namespace, s.granted[ref.Namespace], n, s.berthNamespace)
 }
 
-// MissesConsent reports whether an Egress's selector matches a namespace that could consent and does not.
+// MissesConsent reports whether an Egress's selector matches a namespace that could consent but does not.
 func (s Selectors) MissesConsent(ref Ref, n Namespace) bool {
 	o := s.find(ref)
 	return o != nil && s.missesConsent(*o, n)
@@ -168,7 +168,7 @@ func (s Selectors) missesConsent(o selecting, n Namespace) bool {
 	return could && !does && o.selector.Namespace(n.Name, n.Labels)
 }
 
-// MissingConsent are all Egresses for which MissesConsent is true.
+// MissingConsent returns all Egresses for which MissesConsent is true.
 func (s Selectors) MissingConsent(n Namespace) (out []Ref) {
 	for namespace := range s.of {
 		for _, o := range s.active(namespace) {
@@ -198,7 +198,7 @@ type Selector struct {
 	pods       labels.Selector // nil: nothing is selected
 }
 
-// NewSelector reads spec.clients of an Egress in a namespace; nil selects nothing. The error names
+// NewSelector parses spec.clients of an Egress in a namespace; nil selects nothing. The error names
 // the invalid selector.
 func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector, error) {
 	if of == nil {
@@ -222,8 +222,7 @@ func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector,
 // Any reports whether it can select anything at all.
 func (s Selector) Any() bool { return s.pods != nil }
 
-// Namespace reports whether pods of a namespace with some labels may be selected: those that Pod
-// matches.
+// Namespace reports whether pods that Pod matches are selected in a namespace with some labels.
 func (s Selector) Namespace(name string, has map[string]string) bool {
 	switch {
 	case s.pods == nil:
@@ -250,7 +249,7 @@ func (s Selector) same(o Selector) bool {
 	return s.own == o.own && equal(s.namespaces, o.namespaces) && equal(s.pods, o.pods)
 }
 
-// Namespace is what of a Namespace decides which Egresses may select its pods.
+// Namespace is the part of a Namespace that determines which Egresses may select its pods.
 type Namespace struct {
 	Name                string
 	Labels, Annotations map[string]string
@@ -265,10 +264,10 @@ func ReadNamespace(o metav1.Object) Namespace {
 // without their consent.
 func (n Namespace) Granted() bool { return n.Labels[v1alpha1.LabelEgressMaySelect] == "true" }
 
-// everyone stands for all namespaces in a namespace's consent.
+// everyone stands for all namespaces in the consent annotation.
 const everyone = "*"
 
-// consentsTo are the namespaces whose Egresses may select pods of this one.
+// consentsTo returns the namespaces whose Egresses may select pods of this one.
 func (n Namespace) consentsTo() []string {
 	value := n.Annotations[v1alpha1.AnnotationEgressSelectableFrom]
 	if value == "" {
@@ -281,14 +280,14 @@ func (n Namespace) consentsTo() []string {
 	return names
 }
 
-// Same reports whether two states of a Namespace make no difference to any Egress.
+// Same reports whether two states of a Namespace are equivalent for all Egresses.
 func (n Namespace) Same(o Namespace) bool {
 	const key = v1alpha1.AnnotationEgressSelectableFrom
 	return n.Annotations[key] == o.Annotations[key] && maps.Equal(n.Labels, o.Labels)
 }
 
-// systemNamespaces are those of Kubernetes itself. No Egress of another namespace selects their
-// pods, with or without consent: every pod loses DNS when CoreDNS is cut off.
+// systemNamespaces are the namespaces of Kubernetes itself. No Egress of another namespace selects their
+// pods, with or without consent: without CoreDNS every pod loses DNS.
 var systemNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"}
 
 // maySelect reports whether Egresses of a namespace may select pods of another namespace. Berth's

@@ -1,5 +1,5 @@
-// Package metric describes Prometheus metrics once: for the program that
-// registers them and for the page that documents them.
+// Package metric describes each Prometheus metric once, for the program that
+// registers it and for the page that documents it.
 package metric
 
 import (
@@ -9,16 +9,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// CallBuckets are seconds, from below one netlink call to the longest wait for an address.
+// CallBuckets range, in seconds, from less than a netlink call to the longest wait for an address.
 var CallBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// WaitBuckets are seconds that pods or nodes wait until there are addresses for them.
+// WaitBuckets are for waits of pods or nodes for addresses, in seconds.
 var WaitBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600}
 
 // Results are the values of Result.
 var Results = []string{"success", "error"}
 
-// Result is the value of a label for how something ended.
+// Result is a label value for an outcome.
 func Result(err error) string {
 	if err != nil {
 		return "error"
@@ -37,17 +37,17 @@ func New(name, kind, help string, labels ...string) Family {
 	return Family{Name: name, Kind: kind, Help: help, Labels: labels}
 }
 
-// Counter makes the metric, which is to be registered.
+// Counter makes the metric. The caller registers it.
 func (f Family) Counter() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: f.Name, Help: f.Help}, f.Labels)
 }
 
-// Gauge makes the metric, which is to be registered.
+// Gauge makes the metric. The caller registers it.
 func (f Family) Gauge() *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: f.Name, Help: f.Help}, f.Labels)
 }
 
-// Histogram makes the metric, which is to be registered.
+// Histogram makes the metric. The caller registers it.
 func (f Family) Histogram(buckets []float64) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: f.Name, Help: f.Help, Buckets: buckets}, f.Labels)
 }
@@ -57,12 +57,12 @@ func (f Family) Desc() *prometheus.Desc {
 	return prometheus.NewDesc(f.Name, f.Help, f.Labels, nil)
 }
 
-// Value is one value of a gauge, for a prometheus.Collector that makes it itself.
+// Value is one value of a gauge, for a prometheus.Collector that makes the values itself.
 func (f Family) Value(v float64, labels ...string) prometheus.Metric {
 	return prometheus.MustNewConstMetric(f.Desc(), prometheus.GaugeValue, v, labels...)
 }
 
-// WriteTable writes the families as a table of Markdown.
+// WriteTable writes the families as a Markdown table.
 func WriteTable(b *strings.Builder, families []Family) {
 	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
 	for _, f := range families {
@@ -70,8 +70,8 @@ func WriteTable(b *strings.Builder, families []Family) {
 	}
 }
 
-// Collector has gauges of some families read on each scrape: read calls emit for each value, and
-// must not block.
+// Collector exports gauges of some families that are read on each scrape: read calls emit for each value,
+// and must not block.
 func Collector(read func(emit func(f Family, v float64, labels ...string)), families ...Family) prometheus.Collector {
 	return collector{read, families}
 }

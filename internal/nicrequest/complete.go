@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// NIC is a NIC that a pod asks for.
+// NIC is a NIC that a pod requests.
 type NIC struct {
 	Index          int    // in the annotation; 0 for the default NIC of a pod that lists none
 	Name           string // in the pod
@@ -22,7 +22,7 @@ type NIC struct {
 	Tap            *Tap     // with the binding tap; nil: the defaults
 }
 
-// Address is an address that a NIC asks for: any of a subnet, by its ID or name, or a certain one.
+// Address is an address that a NIC requests: any address of a subnet, by the subnet's ID or name, or a specific one.
 type Address struct {
 	Subnet string
 	IP     netip.Addr
@@ -31,18 +31,18 @@ type Address struct {
 // FirstInterface is the name that container runtimes give a pod's first interface.
 const FirstInterface = "eth0"
 
-// First is the pod's first interface, whose address Kubernetes knows the pod by.
+// First is the pod's first interface. Kubernetes knows the pod by its address.
 type First struct {
 	Name   string // such as eth0
 	IsPort bool   // it is one of the NICs; otherwise another source provides it
-	// MayBePort says that it is a NIC if one of the NICs has its name, which then is an EC2 branch interface
-	// that the node routes to. Together with IsPort the pod is known to have such a NIC even if it does not
+	// MayBePort says that it is a NIC if one of the NICs has its name, which is then an EC2 branch interface
+	// that the node routes to. Together with IsPort the pod is known to have such a NIC, even if it does not
 	// list it. With neither, no NIC may have the name.
 	MayBePort bool
 }
 
-// In is the first interface of pods with NICs in VPCs of a provider. MayBePort holds only with EC2, or while the provider is
-// not known (empty).
+// In returns the first interface of pods with NICs in VPCs of a provider. MayBePort applies only to EC2, or while the
+// provider is unknown (empty).
 func (f First) In(provider v1alpha1.VPCProvider) First {
 	f.MayBePort = f.MayBePort && (provider == "" || provider == v1alpha1.ProviderEC2)
 	return f
@@ -57,7 +57,7 @@ func (f First) isBranch(name string) bool { return name == f.Name && f.MayBePort
 // linkName is stricter than the kernel (dev_valid_name).
 var linkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
-// taken are the name of the loopback link, and other folders beside those of links in /proc/sys/net.
+// taken are the name of the loopback link, and the other directories beside those of links in /proc/sys/net.
 var taken = []string{"lo", "all", "default"}
 
 var (
@@ -65,9 +65,9 @@ var (
 	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 )
 
-// Complete returns the NICs of entries, one default NIC without any, and what is contradictory. NICs without a name get the lowest
-// free one of eth0, eth1, ..., but that of the first interface only if IsPort. With most above 0 more NICs than that are an
-// error.
+// Complete returns the NICs of entries (one default NIC if there are none) and their contradictions. NICs without a name get the
+// lowest free one of eth0, eth1, ..., but that of the first interface only if IsPort. If most is above 0, more NICs than that
+// are an error.
 func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 	var errs Errors
 	if len(entries) == 0 {
@@ -86,7 +86,7 @@ func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 	return nics, errs
 }
 
-// nic is the NIC of an entry, checked by itself.
+// nic returns the NIC of an entry, checked on its own.
 func (e Entry) nic(index int, errs *Errors) NIC {
 	n := NIC{Index: index, Name: e.Name, SecurityGroups: e.SecurityGroups, PortID: e.PortID, Object: e.NIC, DefaultRoute: e.DefaultRoute, Binding: e.Binding, Tap: e.Tap}
 	own := e.Subnet != "" || e.IP != "" || e.Addresses != nil || e.SecurityGroups != nil
@@ -122,7 +122,7 @@ func (e Entry) checkBinding(index int, errs *Errors) {
 	}
 }
 
-// addresses are the addresses that an entry asks for, by subnet and ip or by addresses.
+// addresses returns the addresses that an entry requests, by subnet and ip or by addresses.
 func (e Entry) addresses(index int, errs *Errors) []Address {
 	list, at := e.Addresses, func(i int, key string) string { return field(index, fmt.Sprintf("addresses[%d].%s", i, key)) }
 	switch {
@@ -157,7 +157,7 @@ func (e Entry) addresses(index int, errs *Errors) []Address {
 	return out
 }
 
-// name checks the names, and gives the other NICs theirs.
+// name checks the given names and assigns names to the other NICs.
 func name(nics []NIC, first First, errs *Errors) {
 	holder := map[string]int{} // by name; the index
 	for _, n := range nics {
@@ -189,7 +189,7 @@ func name(nics []NIC, first First, errs *Errors) {
 	}
 }
 
-// checkOnce checks that no two NICs have what only one can have.
+// checkOnce checks that no two NICs have something that only one can have.
 func checkOnce(nics []NIC, errs *Errors) {
 	ports, objects, route := map[string]int{}, map[string]int{}, -1
 	for _, n := range nics {
@@ -209,7 +209,7 @@ func checkOnce(nics []NIC, errs *Errors) {
 	}
 }
 
-// checkBranch checks the NICs of a pod whose first interface is an EC2 branch interface. The node routes to that one, so that
+// checkBranch checks the NICs of a pod whose first interface is an EC2 branch interface. The node routes to that interface, so
 // it has the pod's default route.
 func checkBranch(nics []NIC, first First, errs *Errors) {
 	if !slices.ContainsFunc(nics, func(n NIC) bool { return first.isBranch(n.Name) }) {

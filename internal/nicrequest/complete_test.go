@@ -14,7 +14,7 @@ import (
 
 var (
 	ofPort = nicrequest.First{Name: "eth0", IsPort: true}
-	ofPool = nicrequest.First{Name: "eth0"} // the pod's first interface comes from elsewhere
+	ofPool = nicrequest.First{Name: "eth0"} // the pod's first interface is provided by another source
 	ofENI  = nicrequest.First{Name: "eth0", MayBePort: true}
 )
 
@@ -22,7 +22,7 @@ const sample = "a2815656-76f7-46d4-9d11-057063db1a14"
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// names returns the names of NICs, whose request must be valid.
+// names returns the names of the NICs of a valid request.
 func names(t *testing.T, text string, first nicrequest.First) string {
 	t.Helper()
 	entries, errs := nicrequest.Parse(text)
@@ -40,7 +40,7 @@ func names(t *testing.T, text string, first nicrequest.First) string {
 func TestNames(t *testing.T) {
 	for _, tc := range []struct {
 		text         string
-		ports, mixed string // mixed: beside a first interface that is no port
+		ports, mixed string // mixed: with a first interface that is not a port
 	}{
 		{"", "eth0", "eth1"},
 		{"[]", "eth0", "eth1"},
@@ -51,18 +51,18 @@ func TestNames(t *testing.T) {
 		{"[{name: eth7}, {name: ETH0}, {}]", "eth7 ETH0 eth0", "eth7 ETH0 eth1"},
 	} {
 		if got := names(t, tc.text, ofPort); got != tc.ports {
-			t.Errorf("%s: got %s, want %s", tc.text, got, tc.ports)
+			t.Errorf("%s: names = %s, want %s", tc.text, got, tc.ports)
 		}
 		for _, first := range []nicrequest.First{ofPool, ofENI} {
 			if got := names(t, tc.text, first); got != tc.mixed {
-				t.Errorf("%s beside another interface (%+v): got %s, want %s", tc.text, first, got, tc.mixed)
+				t.Errorf("%s with first interface %+v: names = %s, want %s", tc.text, first, got, tc.mixed)
 			}
 		}
 	}
 }
 
-// If the first interface may be a branch, it is one if a NIC has its name, whatever else the NIC asks for.
-func TestNamesOfBranches(t *testing.T) {
+// If the first interface may be a branch, it is one if a NIC has its name, whatever else the NIC specifies.
+func TestBranchNames(t *testing.T) {
 	for text, want := range map[string]string{
 		"[{name: eth0}]":                                "eth0",
 		"[{}, {name: eth0}, {}]":                        "eth1 eth0 eth2",
@@ -74,21 +74,21 @@ func TestNamesOfBranches(t *testing.T) {
 		"[{name: ETH0, binding: tap}]":                  "ETH0",
 	} {
 		if got := names(t, text, ofENI); got != want {
-			t.Errorf("%s: got %s, want %s", text, got, want)
+			t.Errorf("%s: names = %s, want %s", text, got, want)
 		}
 	}
 }
 
-// The first interface may be a port in VPCs of EC2 only, and in a VPC whose provider is unknown.
-func TestFirstInVPCs(t *testing.T) {
+// The first interface may be a port only in VPCs of EC2, and in a VPC whose provider is unknown.
+func TestFirstInterfaceByProvider(t *testing.T) {
 	for provider, want := range map[v1alpha1.VPCProvider]bool{
 		"": true, v1alpha1.ProviderEC2: true, v1alpha1.ProviderNeutron: false, v1alpha1.ProviderAlcor: false,
 	} {
 		if got := ofENI.In(provider).IsNIC("eth0"); got != want {
-			t.Errorf("provider %q: got %v, want %v", provider, got, want)
+			t.Errorf("provider %q: IsNIC(eth0) = %v, want %v", provider, got, want)
 		}
 		if first := ofPort.In(provider); !first.IsNIC("eth0") || first.IsNIC("eth1") || ofPool.In(provider).IsNIC("eth0") || ofENI.In(provider).IsNIC("eth1") {
-			t.Errorf("provider %q: the first interface is turned", provider)
+			t.Errorf("provider %q: In() changed another first interface", provider)
 		}
 	}
 }
@@ -108,54 +108,54 @@ func TestComplete(t *testing.T) {
 	}
 	got, errs := nicrequest.Complete(entries, ofPort, 4)
 	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); d != "" || errs != nil {
-		t.Errorf("%v (-want +got):\n%s", errs, d)
+		t.Errorf("Complete(): errors %v, NICs (-want +got):\n%s", errs, d)
 	}
 }
 
-func TestCompleteRefuses(t *testing.T) {
+func TestCompleteErrors(t *testing.T) {
 	const nameText = "expected a name such as eth0: 1 to 15 letters, digits, dots, hyphens and underscores, and not lo, all or default"
 	const ipText = "expected the address of one host, such as 192.168.0.12"
 	for _, tc := range []struct {
 		name, text string
 		first      nicrequest.First
-		want       string // below the annotation's field
+		want       string // after the annotation's field
 	}{
-		{"the loopback", "[{name: lo}, {name: eth0}]", ofPort, `[0].name: is "lo", ` + nameText},
+		{"loopback", "[{name: lo}, {name: eth0}]", ofPort, `[0].name: is "lo", ` + nameText},
 		{"a path", "[{name: ../x}]", ofPort, `[0].name: is "../x", ` + nameText},
 		{"a long name", "[{name: abcdefghijklmnop}]", ofPort, `[0].name: is "abcdefghijklmnop", ` + nameText},
-		{"a colon", "[{name: 'eth0:1'}]", ofPort, `[0].name: is "eth0:1", ` + nameText},
-		{"a format", "[{name: eth%d}]", ofPort, `[0].name: is "eth%d", ` + nameText},
+		{"name with a colon", "[{name: 'eth0:1'}]", ofPort, `[0].name: is "eth0:1", ` + nameText},
+		{"name with a format verb", "[{name: eth%d}]", ofPort, `[0].name: is "eth%d", ` + nameText},
 		{"a name twice", "[{name: eth0}, {name: eth0}]", ofPort, "[1].name: eth0 is the name of " + nicsField + "[0] too"},
-		{"the first interface's name", "[{name: eth0}]", ofPool, "[0].name: eth0 is the name of the pod's first interface, which is no port here"},
-		{"the first interface's name in a VPC that is not of EC2", "[{name: eth0}]", ofENI.In(v1alpha1.ProviderNeutron), "[0].name: eth0 is the name of the pod's first interface, which is no port here"},
-		{"a branch's name twice", "[{name: eth0}, {name: eth0}]", ofENI, "[1].name: eth0 is the name of " + nicsField + "[0] too"},
+		{"name of the first interface", "[{name: eth0}]", ofPool, "[0].name: eth0 is the name of the pod's first interface, which is no port here"},
+		{"name of the first interface in a VPC of another provider", "[{name: eth0}]", ofENI.In(v1alpha1.ProviderNeutron), "[0].name: eth0 is the name of the pod's first interface, which is no port here"},
+		{"name of a branch twice", "[{name: eth0}, {name: eth0}]", ofENI, "[1].name: eth0 is the name of " + nicsField + "[0] too"},
 		{"a branch for a virtual machine", "[{name: eth0, binding: bridge}]", ofENI, "[0].binding: is \"bridge\" of eth0, the pod's first interface, expected none: the node routes to it"},
 		{"a branch as a tap device", "[{}, {name: eth0, binding: tap}]", ofENI, "[1].binding: is \"tap\" of eth0, the pod's first interface, expected none"},
-		{"the default route beside a branch", "[{name: eth0}, {defaultRoute: true}]", ofENI, "[1].defaultRoute: is true of eth1, and the pod's first interface eth0 is a branch interface, which has the default route"},
-		{"the same of a pod that has it", "[{name: eth0}, {defaultRoute: true}]", nicrequest.First{Name: "eth0", IsPort: true, MayBePort: true}, "[1].defaultRoute: is true of eth1"},
+		{"default route on a NIC beside a branch", "[{name: eth0}, {defaultRoute: true}]", ofENI, "[1].defaultRoute: is true of eth1, and the pod's first interface eth0 is a branch interface, which has the default route"},
+		{"default route on a NIC beside an existing branch", "[{name: eth0}, {defaultRoute: true}]", nicrequest.First{Name: "eth0", IsPort: true, MayBePort: true}, "[1].defaultRoute: is true of eth1"},
 		{"no first interface", "[{name: net1}]", ofPort, ": names no NIC eth0, expected one, as by that name the runtime knows the pod's address"},
 		{"too many", "[{}, {}, {}, {}, {}]", ofPort, ": has 5 NICs, expected 4 at most (spec.maxNICsPerPod of the VPC)"},
 		{"a port with a subnet", "[{portID: " + sample + ", subnet: a}]", ofPort, "[0].portID: excludes subnet, ip, addresses and securityGroups, which the port has already"},
 		{"a port with an address", "[{portID: " + sample + ", ip: 10.0.0.5}]", ofPort, "[0].portID: excludes"},
 		{"a port with a group", "[{portID: " + sample + ", securityGroup: a}]", ofPort, "[0].portID: excludes"},
 		{"a port with addresses", "[{portID: " + sample + ", addresses: [{subnet: a}]}]", ofPort, "[0].portID: excludes"},
-		{"no port's ID", "[{portID: '../1'}]", ofPort, `[0].portID: is "../1", expected the ID of a port, such as ` + sample},
+		{"invalid port ID", "[{portID: '../1'}]", ofPort, `[0].portID: is "../1", expected the ID of a port, such as ` + sample},
 		{"a port twice", "[{portID: " + sample + "}, {}, {portID: " + sample + "}]", ofPort, "[2].portID: is that of " + nicsField + "[0]"},
 		{"a NIC with a port", "[{nic: db, portID: " + sample + "}]", ofPort, "[0].nic: excludes"},
 		{"a NIC with a subnet", "[{nic: db, subnet: a}]", ofPort, "[0].nic: excludes"},
 		{"a NIC twice", "[{nic: db}, {nic: db}]", ofPort, "[1].nic: is that of " + nicsField + "[0]"},
-		{"no NIC's name", "[{nic: other/db}]", ofPort, `[0].nic: is "other/db", expected the name of a PodNIC`},
-		{"an address of four parts too few", "[{ip: '10.0.0'}]", ofPort, `[0].ip: is "10.0.0", ` + ipText},
+		{"invalid PodNIC name", "[{nic: other/db}]", ofPort, `[0].nic: is "other/db", expected the name of a PodNIC`},
+		{"an incomplete address", "[{ip: '10.0.0'}]", ofPort, `[0].ip: is "10.0.0", ` + ipText},
 		{"a CIDR", "[{ip: 10.0.0.5/24}]", ofPort, `[0].ip: is "10.0.0.5/24", ` + ipText},
 		{"leading zeros", "[{ip: 010.0.0.5}]", ofPort, `[0].ip: is "010.0.0.5", ` + ipText},
-		{"a zone", "[{ip: 'fd00::1%eth0'}]", ofPort, `[0].ip: is "fd00::1%eth0", ` + ipText},
+		{"an address with a zone", "[{ip: 'fd00::1%eth0'}]", ofPort, `[0].ip: is "fd00::1%eth0", ` + ipText},
 		{"IPv4 in IPv6", "[{ip: '::ffff:10.0.0.5'}]", ofPort, `[0].ip: is "::ffff:10.0.0.5", ` + ipText},
 		{"multicast", "[{ip: 224.0.0.1}]", ofPort, `[0].ip: is "224.0.0.1", ` + ipText},
 		{"an address beside addresses", "[{ip: 10.0.0.5, addresses: [{subnet: a}]}]", ofPort, "[0].addresses: excludes subnet and ip"},
 		{"three addresses", "[{addresses: [{subnet: a}, {subnet: b}, {subnet: c}]}]", ofPort, "[0].addresses: has 3 addresses, expected one, or one of each family"},
-		{"an address of nothing", "[{addresses: [{subnet: a}, {}]}]", ofPort, "[0].addresses[1].subnet: is missing, expected a subnet, an ip or both"},
+		{"an address without subnet and ip", "[{addresses: [{subnet: a}, {}]}]", ofPort, "[0].addresses[1].subnet: is missing, expected a subnet, an ip or both"},
 		{"two of one family", "[{addresses: [{ip: 10.0.0.5}, {ip: 10.0.0.6}]}]", ofPort, "[0].addresses[1].ip: is of the same family as that before"},
-		{"no address among addresses", "[{addresses: [{ip: a}]}]", ofPort, `[0].addresses[0].ip: is "a", ` + ipText},
+		{"an invalid address among addresses", "[{addresses: [{ip: a}]}]", ofPort, `[0].addresses[0].ip: is "a", ` + ipText},
 		{"a group twice", "[{securityGroups: [a, b, a]}]", ofPort, `[0].securityGroups[2]: is "a", expected the ID of a group that is not named before`},
 		{"an unknown binding", "[{binding: masquerade}]", ofPort, `[0].binding: is "masquerade", expected bridge or tap, for a virtual machine in the pod`},
 		{"a tap device without its binding", "[{tap: {owner: 0}}]", ofPort, "[0].tap: is what a tap device is like, expected binding: tap with it"},
@@ -169,7 +169,7 @@ func TestCompleteRefuses(t *testing.T) {
 		}
 		_, errs = nicrequest.Complete(entries, tc.first, 4)
 		if err := errs.Err(); err == nil || !strings.HasPrefix(err.Error(), nicsField+tc.want) {
-			t.Errorf("%s: got %v\nwant %s%s", tc.name, err, nicsField, tc.want)
+			t.Errorf("%s: error = %v\nwant %s%s", tc.name, err, nicsField, tc.want)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 // anyGroup in a list of security groups allows all.
 const anyGroup = "*"
 
-// Limits are what the NICs of a namespace may have in a VPC. The zero value allows no group, all subnets, and no NIC.
+// Limits restrict the NICs of a namespace in a VPC. The zero value allows no group, all subnets, and no NIC.
 type Limits struct {
 	Namespace string
 	Groups    []string // IDs of the security groups that NICs may name; "*": any
@@ -49,14 +49,14 @@ func LimitsOf(spec v1alpha1.VPCSpec, namespace string, has map[string]string) (L
 	return out, nil
 }
 
-// Full is the error of a namespace that has as many NICs with a port in a VPC as it may.
+// Full returns the error for a namespace with the maximum number of NICs with a port in a VPC.
 func (l Limits) Full(vpc string) error {
 	return fmt.Errorf("namespace %s may have %d NICs with a port in VPC %s (%s of the VPC), and has no place for another", l.Namespace, l.Most, vpc, l.from)
 }
 
-// CheckLimits returns what a NIC, of a pod's annotation or of a user's PodNIC (ofObject), asks for and its namespace may not have.
-// The webhook checks that early; the check that counts is that of the operator before it creates a port, takes one, or
-// changes its groups.
+// CheckLimits returns what a NIC, of a pod's annotation or of a user's PodNIC (ofObject), requests beyond its namespace's limits.
+// The webhook uses it to reject requests early; the operator's check before it creates a port, adopts one, or changes its groups
+// is the one that is enforced.
 func (net Network) CheckLimits(n NIC, ofObject bool) Errors {
 	var errs Errors
 	at := objectField
@@ -90,7 +90,7 @@ func (net Network) permits(s vpcport.Subnet) bool {
 	return l == nil || slices.Contains(l, s.ID) || s.Name != "" && slices.Contains(l, s.Name)
 }
 
-// Among returns the IDs of the subnets that a NIC may be in if it names none and the VPC has no defaults; nil: any.
+// Among returns the IDs of the subnets for a NIC that names none, if the VPC has no defaults; nil: any subnet.
 func (net Network) Among() (ids []string) {
 	if net.Limits.Subnets == nil {
 		return nil
@@ -103,8 +103,8 @@ func (net Network) Among() (ids []string) {
 	return ids
 }
 
-// defaults are the subnets of a NIC that names none: the defaults of the VPC that the namespace may use, else the first subnet of
-// each IP family that it may use. Without any the provider chooses.
+// defaults returns the subnets of a NIC that names none: the VPC's defaults that the namespace may use, else the first subnet of
+// each IP family that it may use. If there is none the provider chooses.
 func (net Network) defaults(at string, errs *Errors) (out []string) {
 	if net.Limits.Subnets == nil {
 		return net.Default
@@ -133,7 +133,7 @@ func (net Network) defaults(at string, errs *Errors) (out []string) {
 	return out
 }
 
-// oneOf is the part of an error that names what was expected, of a list that may be long.
+// oneOf returns the part of an error that lists the expected values. The list may be long.
 func oneOf(list []string) string {
 	const shown = 5
 	switch {
@@ -145,7 +145,7 @@ func oneOf(list []string) string {
 	return "one of " + strings.Join(list, ", ")
 }
 
-// nicOf is a NIC with what is checked of a PodNIC.
+// nicOf returns a NIC with the checked fields of a PodNIC.
 func nicOf(spec v1alpha1.PodNICSpec) (n NIC) {
 	n.SecurityGroups = spec.SecurityGroups
 	for _, a := range spec.Addresses {
@@ -155,7 +155,7 @@ func nicOf(spec v1alpha1.PodNICSpec) (n NIC) {
 	return n
 }
 
-// objectField is the field of a PodNIC for a key of the annotation.
+// objectField returns the field of a PodNIC for a key of the annotation.
 func objectField(name string) string {
 	if !strings.HasPrefix(name, "addresses[") && !strings.HasPrefix(name, "securityGroups[") {
 		name = "addresses[0]." + name

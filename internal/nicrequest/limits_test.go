@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// shared is a VPC of several namespaces: shop has limits by its name, teams by a label, and the rest has none.
+// shared returns a VPC of several namespaces: limits apply to shop by name and to others by the label team=ops; the rest has none.
 func shared(provider v1alpha1.VPCProvider) *v1alpha1.VPC {
 	none, two := int32(0), int32(2)
 	v := &v1alpha1.VPC{Spec: v1alpha1.VPCSpec{
@@ -47,20 +47,20 @@ func TestLimits(t *testing.T) {
 	for _, tt := range []struct {
 		name, namespace string
 		has             map[string]string
-		spec            v1alpha1.PodNICSpec // what is asked for
-		at, want        string              // the field, of a NIC, and what is wrong with it
+		spec            v1alpha1.PodNICSpec // the requested NIC
+		at, want        string              // the invalid field of a NIC, and the error
 	}{
 		{"nothing", "any", nil, v1alpha1.PodNICSpec{}, "", ""},
-		{"the VPC's group", "any", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"open"}}, "", ""},
-		{"a group that is for nobody", "any", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"open", "db"}}, "securityGroups[1]", "db is not for namespace any in VPC v, expected one of open" + groups},
+		{"default group of the VPC", "any", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"open"}}, "", ""},
+		{"group granted to no namespace", "any", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"open", "db"}}, "securityGroups[1]", "db is not for namespace any in VPC v, expected one of open" + groups},
 		{"any subnet", "any", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{IP: "10.0.1.9"}}}, "", ""},
-		{"a group of its own", "shop", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"web", "open"}}, "", ""},
-		{"that of a later entry", "shop", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"db"}}, "securityGroups[0]", "db is not for namespace shop in VPC v, expected one of open, web" + groups},
-		{"its group in capitals", "shop", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"WEB"}}, "securityGroups[0]", "WEB is not for namespace shop in VPC v, expected one of open, web" + groups},
-		{"all groups", "any", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"*"}}, "securityGroups[0]", "* is not for namespace any in VPC v, expected one of open" + groups},
-		{"any group by a label", "shop-2", ops, v1alpha1.PodNICSpec{SecurityGroups: []string{"db"}}, "", ""},
-		{"its subnets by ID and name", "shop", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{Subnet: "second"}}}, "", ""},
-		{"its subnet by name", "shop", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{Subnet: "s-3", IP: "10.0.3.9"}}}, "", ""},
+		{"group granted to the namespace", "shop", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"web", "open"}}, "", ""},
+		{"group of a later entry", "shop", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"db"}}, "securityGroups[0]", "db is not for namespace shop in VPC v, expected one of open, web" + groups},
+		{"granted group in upper case", "shop", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"WEB"}}, "securityGroups[0]", "WEB is not for namespace shop in VPC v, expected one of open, web" + groups},
+		{"group named *", "any", nil, v1alpha1.PodNICSpec{SecurityGroups: []string{"*"}}, "securityGroups[0]", "* is not for namespace any in VPC v, expected one of open" + groups},
+		{"any group, granted by label", "shop-2", ops, v1alpha1.PodNICSpec{SecurityGroups: []string{"db"}}, "", ""},
+		{"granted subnet by name", "shop", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{Subnet: "second"}}}, "", ""},
+		{"subnet granted by name", "shop", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{Subnet: "s-3", IP: "10.0.3.9"}}}, "", ""},
 		{"another subnet", "shop", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{Subnet: "s-1"}}}, "subnet", "subnet first is not for namespace shop in VPC v" + subnets},
 		{"an address of another subnet", "shop", nil, v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{IP: "10.0.1.9"}}}, "ip", "subnet first is not for namespace shop in VPC v" + subnets},
 	} {
@@ -74,7 +74,7 @@ func TestLimits(t *testing.T) {
 		check := func(of string, errs nicrequest.Errors, want string) {
 			t.Helper()
 			if err := errs.Err(); (err == nil) != (want == "") || err != nil && err.Error() != want {
-				t.Errorf("%s: %s: got %v\nwant %s", tt.name, of, err, want)
+				t.Errorf("%s: %s: error = %v\nwant %s", tt.name, of, err, want)
 			}
 		}
 		objectAt := tt.at
@@ -94,7 +94,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// asking returns a pod that asks for the same NIC as a PodNIC.
+// asking returns a pod that requests the same NIC as a PodNIC.
 func asking(spec v1alpha1.PodNICSpec) nicrequest.Pod {
 	keys := []string{}
 	if len(spec.SecurityGroups) > 0 {
@@ -110,20 +110,20 @@ func asking(spec v1alpha1.PodNICSpec) nicrequest.Pod {
 	return nicrequest.Pod{Annotations: map[string]string{"berth.dev/vpc": "v", "berth.dev/nics": "[{" + strings.Join(keys, ", ") + "}]"}}
 }
 
-// A namespace that only invalid limits select gets nothing.
-func TestLimitsThatCannotBeRead(t *testing.T) {
+// A namespace that matches only invalid limits may have nothing.
+func TestInvalidLimits(t *testing.T) {
 	v := shared(v1alpha1.ProviderNeutron)
 	v.Spec.NamespaceLimits[0].Namespaces = v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}}
 	const want = "VPC v: spec.namespaceLimits[0].namespaces.selector: "
 	if err := nicrequest.CheckObject(v1alpha1.PodNICSpec{}, v, "shop", nil).Err(); err == nil || !strings.HasPrefix(err.Error(), "spec.vpc: "+want) {
-		t.Errorf("got %v", err)
+		t.Errorf("CheckObject() = %v, want error for spec.vpc", err)
 	}
 	if l, err := nicrequest.LimitsOf(v.Spec, "shop", nil); err == nil || l.Most != 0 || l.Groups != nil {
-		t.Errorf("got %+v, %v", l, err)
+		t.Errorf("LimitsOf() = %+v, %v, want an error and no limits", l, err)
 	}
 }
 
-// A NIC that names no subnet is in one that its namespace may use.
+// A NIC that names no subnet gets one that its namespace may use.
 func TestDefaultSubnetsWithinLimits(t *testing.T) {
 	for _, tt := range []struct {
 		name, namespace string
@@ -132,13 +132,13 @@ func TestDefaultSubnetsWithinLimits(t *testing.T) {
 		want, among     []string
 		err             string
 	}{
-		{"the VPC's", "any", v1alpha1.ProviderNeutron, []string{"first"}, []string{"s-1"}, nil, ""},
-		{"those of both", "shop", v1alpha1.ProviderNeutron, []string{"named", "s-6"}, []string{"s-3"}, []string{"s-2", "s-3"}, ""},
-		{"the first of its own", "shop", v1alpha1.ProviderNeutron, []string{"first"}, []string{"s-2"}, []string{"s-2", "s-3"}, ""},
-		{"as the provider chooses", "any", v1alpha1.ProviderNeutron, nil, nil, nil, ""},
-		{"not as the provider chooses", "shop", v1alpha1.ProviderNeutron, nil, []string{"s-2"}, []string{"s-2", "s-3"}, ""},
-		{"by the zone, among its own", "shop", v1alpha1.ProviderEC2, nil, nil, []string{"s-2", "s-3"}, ""},
-		{"of none that is there", "lost", v1alpha1.ProviderEC2, nil, nil, nil, nicsField + "[0]: names no subnet, and VPC v has none of those that are for namespace lost: gone"},
+		{"default of the VPC", "any", v1alpha1.ProviderNeutron, []string{"first"}, []string{"s-1"}, nil, ""},
+		{"defaults that the namespace may use", "shop", v1alpha1.ProviderNeutron, []string{"named", "s-6"}, []string{"s-3"}, []string{"s-2", "s-3"}, ""},
+		{"no default that the namespace may use", "shop", v1alpha1.ProviderNeutron, []string{"first"}, []string{"s-2"}, []string{"s-2", "s-3"}, ""},
+		{"provider chooses", "any", v1alpha1.ProviderNeutron, nil, nil, nil, ""},
+		{"no default, with limits", "shop", v1alpha1.ProviderNeutron, nil, []string{"s-2"}, []string{"s-2", "s-3"}, ""},
+		{"provider chooses by zone within limits", "shop", v1alpha1.ProviderEC2, nil, nil, []string{"s-2", "s-3"}, ""},
+		{"allowed subnet does not exist", "lost", v1alpha1.ProviderEC2, nil, nil, nil, nicsField + "[0]: names no subnet, and VPC v has none of those that are for namespace lost: gone"},
 	} {
 		v := shared(tt.provider)
 		net := nicrequest.NetworkOf(v)
@@ -151,17 +151,17 @@ func TestDefaultSubnetsWithinLimits(t *testing.T) {
 		}
 		err := errs.Err()
 		if fmt.Sprint(ids) != fmt.Sprint(tt.want) || fmt.Sprint(net.Among()) != fmt.Sprint(tt.among) || (err == nil) != (tt.err == "") || err != nil && !strings.HasPrefix(err.Error(), tt.err) {
-			t.Errorf("%s: got %v among %v, %v", tt.name, ids, net.Among(), err)
+			t.Errorf("%s: subnets = %v among %v, error %v", tt.name, ids, net.Among(), err)
 		}
 	}
 	both := vpcport.Subnet{ID: "s", CIDR: netip.MustParsePrefix("10.0.0.0/24")}
 	if got, errs := nicrequest.Resolve([]nicrequest.NIC{{}}, nicrequest.Network{Subnets: []vpcport.Subnet{both}}); len(errs) > 0 || len(got[0].Addresses) > 0 {
-		t.Errorf("without limits: %+v, %v", got, errs)
+		t.Errorf("without limits: NICs = %+v, errors %v, want no addresses", got, errs)
 	}
 }
 
 // The first entry for a namespace limits its number of NICs.
-func TestMostNICs(t *testing.T) {
+func TestMaxNICs(t *testing.T) {
 	v := shared(v1alpha1.ProviderNeutron)
 	for _, tt := range []struct {
 		namespace string
@@ -179,7 +179,7 @@ func TestMostNICs(t *testing.T) {
 		}
 		l, err := nicrequest.LimitsOf(v.Spec, tt.namespace, nil)
 		if got := l.Full("v"); err != nil || !strings.HasPrefix(got.Error(), tt.want) {
-			t.Errorf("got %v, %v\nwant %s", got, err, tt.want)
+			t.Errorf("Full() = %v, %v\nwant %s", got, err, tt.want)
 		}
 	}
 }

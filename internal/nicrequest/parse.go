@@ -1,12 +1,12 @@
-// Package nicrequest parses and checks the NICs that a pod's annotations ask for. The webhook, the controller and the daemon all
-// use it, so that they agree on what a pod is to have. It does no I/O.
+// Package nicrequest parses and checks the NICs that a pod's annotations request. The webhook, the controller and the daemon all
+// use it, so they agree on a pod's NICs. It does no I/O.
 //
 //	parse.go    the annotation, and errors that name its fields
 //	complete.go names of NICs, and contradictions
 //	resolve.go  subnets and addresses, checked against the network
 //	pod.go      whether a pod may have NICs, and in which VPC; names of PodNICs
-//	vpc.go      whether a namespace may use a VPC, what may change in a running pod, and all of it for the webhook
-//	limits.go   what the NICs of a namespace may have in a VPC
+//	vpc.go      whether a namespace may use a VPC, permitted changes of a running pod, and the webhook's check of all of it
+//	limits.go   limits of the NICs of a namespace in a VPC
 //	policy.go   NICs that policies give to pods
 package nicrequest
 
@@ -30,7 +30,7 @@ const (
 	MaxEntries = 32
 )
 
-// Entry is one NIC of the annotation. Keys that it does not have are empty.
+// Entry is one NIC of the annotation. Missing keys are empty.
 type Entry struct {
 	Name           string
 	Subnet, IP     string
@@ -43,7 +43,7 @@ type Entry struct {
 	Tap            *Tap
 }
 
-// Tap describes the tap device of a NIC. Keys that it does not have are nil.
+// Tap describes the tap device of a NIC. Missing keys are nil.
 type Tap struct {
 	Owner, Group *int64
 	MultiQueue   bool
@@ -55,7 +55,7 @@ type EntryAddress struct{ Subnet, IP string }
 // aliases are the spellings of keys in Arktos.
 var aliases = map[string]string{"subnetName": "subnet", "ipAddress": "ip", "portId": "portID", "securityGroup": "securityGroups"}
 
-// keys read the values of an entry. The error says what was expected.
+// keys parse the values of an entry. The error says what was expected.
 var keys = map[string]func(*Entry, json.RawMessage) error{
 	"name":           func(e *Entry, v json.RawMessage) error { return text(v, &e.Name) },
 	"subnet":         func(e *Entry, v json.RawMessage) error { return text(v, &e.Subnet) },
@@ -217,7 +217,7 @@ const maxID = 1<<32 - 2
 // shown is a value as an error shows it.
 func shown(v json.RawMessage) string { return short(string(v), 60) }
 
-// short cuts a text to most bytes, and adds dots if it did.
+// short truncates a text to most bytes, and marks that with dots.
 func short(s string, most int) string {
 	if len(s) > most {
 		return strings.ToValidUTF8(s[:most], "") + "..."
@@ -235,10 +235,10 @@ const (
 // Error is an error of one field.
 type Error struct {
 	Field  string // such as metadata.annotations[berth.dev/nics][1].ip
-	Detail string // what the value is, and what was expected
+	Detail string // the value, and what was expected
 }
 
-// Error reads "metadata.annotations[berth.dev/nics][1].ip: 10.0.0.1 is the gateway ...".
+// Error returns a text such as "metadata.annotations[berth.dev/nics][1].ip: 10.0.0.1 is the gateway ...".
 func (e Error) Error() string { return e.Field + ": " + e.Detail }
 
 // Errors are all errors of a request, in the order of the fields.

@@ -22,7 +22,7 @@ func TestParse(t *testing.T) {
 		{"a subnet", "- subnet: subnet-1\n", []nicrequest.Entry{{Subnet: "subnet-1"}}},
 		{"an address", "- subnet: subnet-1\n  ip: 192.168.0.12\n", []nicrequest.Entry{{Subnet: "subnet-1", IP: "192.168.0.12"}}},
 		{"a port", "- portID: a2815656-76f7-46d4-9d11-057063db1a14", []nicrequest.Entry{{PortID: "a2815656-76f7-46d4-9d11-057063db1a14"}}},
-		{"two, as the design of Arktos has them", `
+		{"two, from the design of Arktos", `
       - subnet: subnet-1
         ip: 192.168.0.12
         securityGroup: aa5db150-a63d-4bd1-8d70-2dff67c6a5d9
@@ -36,14 +36,14 @@ func TestParse(t *testing.T) {
 			{NIC: "db", DefaultRoute: true},
 			{Addresses: []nicrequest.EntryAddress{{Subnet: "four"}, {Subnet: "six", IP: "fd00::5"}}, SecurityGroups: []string{"a", "b"}},
 		}},
-		{"virtual machines'", "[{binding: bridge}, {binding: tap, tap: {owner: 0, group: 36, multiQueue: true}}]", []nicrequest.Entry{
+		{"NICs of virtual machines", "[{binding: bridge}, {binding: tap, tap: {owner: 0, group: 36, multiQueue: true}}]", []nicrequest.Entry{
 			{Binding: "bridge"}, {Binding: "tap", Tap: &nicrequest.Tap{Owner: id(0), Group: id(36), MultiQueue: true}},
 		}},
-		{"one without anything", "[{}]", []nicrequest.Entry{{}}},
+		{"NIC without keys", "[{}]", []nicrequest.Entry{{}}},
 	} {
 		got, errs := nicrequest.Parse(tc.text)
 		if d := cmp.Diff(tc.want, got); d != "" || errs != nil {
-			t.Errorf("%s: %v (-want +got):\n%s", tc.name, errs, d)
+			t.Errorf("%s: Parse(): errors %v, entries (-want +got):\n%s", tc.name, errs, d)
 		}
 	}
 }
@@ -51,49 +51,49 @@ func TestParse(t *testing.T) {
 func id(n int64) *int64 { return &n }
 
 // An error names the invalid field, and what was expected.
-func TestParseSaysWhatIsWrong(t *testing.T) {
+func TestParseErrors(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
-		{"no YAML", "- [", nicsField + ": is neither YAML nor JSON: line 1"},
+		{"invalid YAML", "- [", nicsField + ": is neither YAML nor JSON: line 1"},
 		{"tabs", "-\tsubnet: a\n\tip: b", nicsField + ": is neither YAML nor JSON"},
-		{"a text", "subnet-1", nicsField + `: is "subnet-1", expected a list of NICs such as [{subnet: subnet-1}]`},
-		{"one NIC", "{subnet: a}", nicsField + `: is {"subnet":"a"}, expected a list of NICs`},
-		{"a text in the list", "[subnet-1]", nicsField + `[0]: is "subnet-1", expected keys and values`},
+		{"a string", "subnet-1", nicsField + `: is "subnet-1", expected a list of NICs such as [{subnet: subnet-1}]`},
+		{"NIC in place of a list", "{subnet: a}", nicsField + `: is {"subnet":"a"}, expected a list of NICs`},
+		{"string in the list", "[subnet-1]", nicsField + `[0]: is "subnet-1", expected keys and values`},
 		{"null in the list", "[{}, null]", nicsField + `[1]: is null, expected keys and values`},
 		{"an unknown key", "[{}, {subnett: a}]", nicsField + "[1].subnett: unknown, expected one of addresses, binding, defaultRoute, ip, name, nic, portID, securityGroups, subnet, tap"},
-		{"a key in other letters", "[{PortID: a}]", nicsField + "[0].PortID: unknown"},
+		{"key in another case", "[{PortID: a}]", nicsField + "[0].PortID: unknown"},
 		{"a key twice", "[{ip: 10.0.0.1, ip: 10.0.0.2}]", nicsField + `: is neither YAML nor JSON: unmarshal errors: line 1: key "ip" already set in map`},
 		{"a key in two spellings", "[{ip: 10.0.0.1, ipAddress: 10.0.0.2}]", nicsField + "[0].ipAddress: says what ip says too, expected one of them"},
 		{"one group and several", "[{securityGroup: a, securityGroups: [b]}]", nicsField + "[0].securityGroups: says what securityGroup says too"},
 		{"a number", "[{name: 7}]", nicsField + "[0].name: is 7, expected a text"},
-		{"a number that was an address", "[{ip: 10.12}]", nicsField + "[0].ip: is 10.12, expected a text"},
+		{"number that looks like an address", "[{ip: 10.12}]", nicsField + "[0].ip: is 10.12, expected a text"},
 		{"nothing", "[{ip: }]", nicsField + "[0].ip: is null, expected a text"},
 		{"an empty text", "[{ip: ''}]", nicsField + `[0].ip: is "", expected a text`},
-		{"groups that are none", "[{securityGroups: a}]", nicsField + `[0].securityGroups: is "a", expected a list of texts`},
-		{"no groups", "[{securityGroups: []}]", nicsField + `[0].securityGroups: is [], expected a list of texts`},
+		{"securityGroups that is not a list", "[{securityGroups: a}]", nicsField + `[0].securityGroups: is "a", expected a list of texts`},
+		{"empty list of groups", "[{securityGroups: []}]", nicsField + `[0].securityGroups: is [], expected a list of texts`},
 		{"an empty group", "[{securityGroup: ''}]", nicsField + `[0].securityGroup: is "", expected a text`},
-		{"addresses that are none", "[{addresses: 10.0.0.1}]", nicsField + `[0].addresses: is "10.0.0.1", expected a list such as`},
-		{"a key of an address", "[{addresses: [{subnetName: a}]}]", nicsField + `[0].addresses: [0] has the key "subnetName", expected subnet and ip`},
-		{"a word for a truth", "[{defaultRoute: 'yes'}]", nicsField + `[0].defaultRoute: is "yes", expected true or false`},
-		{"a tap that is none", "[{tap: true}]", nicsField + "[0].tap: is true, expected keys and values such as {owner: 107, multiQueue: true}"},
-		{"a key of a tap", "[{tap: {mac: a}}]", nicsField + `[0].tap: has the key "mac", expected owner, group or multiQueue`},
-		{"a user's name", "[{tap: {owner: qemu}}]", nicsField + `[0].tap: has the owner "qemu", expected the number of a user, 0 to 4294967294`},
+		{"addresses that is not a list", "[{addresses: 10.0.0.1}]", nicsField + `[0].addresses: is "10.0.0.1", expected a list such as`},
+		{"unknown key of an address", "[{addresses: [{subnetName: a}]}]", nicsField + `[0].addresses: [0] has the key "subnetName", expected subnet and ip`},
+		{"string for a boolean", "[{defaultRoute: 'yes'}]", nicsField + `[0].defaultRoute: is "yes", expected true or false`},
+		{"tap that is not a map", "[{tap: true}]", nicsField + "[0].tap: is true, expected keys and values such as {owner: 107, multiQueue: true}"},
+		{"unknown key of a tap", "[{tap: {mac: a}}]", nicsField + `[0].tap: has the key "mac", expected owner, group or multiQueue`},
+		{"user name for a user ID", "[{tap: {owner: qemu}}]", nicsField + `[0].tap: has the owner "qemu", expected the number of a user, 0 to 4294967294`},
 		{"nobody", "[{tap: {group: 4294967295}}]", nicsField + `[0].tap: has the group 4294967295, expected the number of a group`},
 		{"null for a user", "[{tap: {owner: null}}]", nicsField + `[0].tap: has the owner null, expected`},
-		{"a number of queues", "[{tap: {multiQueue: 2}}]", nicsField + `[0].tap: has multiQueue 2, expected true or false`},
-		{"null for a truth", "[{defaultRoute: null}]", nicsField + `[0].defaultRoute: is null, expected true or false`},
+		{"number for multiQueue", "[{tap: {multiQueue: 2}}]", nicsField + `[0].tap: has multiQueue 2, expected true or false`},
+		{"null for a boolean", "[{defaultRoute: null}]", nicsField + `[0].defaultRoute: is null, expected true or false`},
 		{"too long", strings.Repeat("#", 16<<10) + "\n", nicsField + ": is 16385 bytes long, expected 16384 at most"},
 		{"too many", "[" + strings.Repeat("{},", 33) + "]", nicsField + ": has 33 NICs, expected 32 at most"},
-		{"long, in short", "[" + strings.Repeat("a", 1000) + "]", nicsField + `[0]: is "` + strings.Repeat("a", 59) + "..., expected"},
+		{"long value is truncated", "[" + strings.Repeat("a", 1000) + "]", nicsField + `[0]: is "` + strings.Repeat("a", 59) + "..., expected"},
 	} {
 		_, errs := nicrequest.Parse(tc.text)
 		if err := errs.Err(); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
-			t.Errorf("%s: got %v\nwant %s", tc.name, err, tc.want)
+			t.Errorf("%s: error = %v\nwant prefix %s", tc.name, err, tc.want)
 		}
 	}
 }
 
-// The error has all mistakes, in the order of the NICs.
-func TestParseTellsAll(t *testing.T) {
+// Parse reports all errors, in the order of the NICs.
+func TestParseReportsAllErrors(t *testing.T) {
 	_, errs := nicrequest.Parse("[{a: 1, b: 2}, {name: ok}, {ip: 1}]")
 	var fields []string
 	for _, e := range errs {
@@ -101,13 +101,13 @@ func TestParseTellsAll(t *testing.T) {
 	}
 	want := []string{nicsField + "[0].a", nicsField + "[0].b", nicsField + "[2].ip"}
 	if d := cmp.Diff(want, fields); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
+		t.Errorf("invalid fields (-want +got):\n%s", d)
 	}
 }
 
-// Aliases of YAML cannot exhaust the memory of a reader of pods. YAML's own limit counts values, and would allow
-// 140,000 copies of one long text.
-func TestParseOfABomb(t *testing.T) {
+// YAML aliases cannot exhaust the memory of the programs that parse the annotation. The YAML library's own limit counts
+// values, and would allow 140,000 copies of one long text.
+func TestParseRejectsYAMLAliases(t *testing.T) {
 	const want = nicsField + ": has an alias of YAML (*NAME), expected what it stands for"
 	text := "- [" + strings.Repeat("0,", 3500) + "0]\n- &a " + strings.Repeat("x", 6000) + "\n"
 	for c := 'b'; c < 'g'; c++ {
@@ -119,12 +119,12 @@ func TestParseOfABomb(t *testing.T) {
 	}
 	for _, text := range []string{text, "[&a {subnet: a}, *a]", "[{<<: &a {subnet: a}}, {<<: *a}]"} {
 		if _, errs := nicrequest.Parse(text); errs.Err() == nil || errs.Err().Error() != want {
-			t.Errorf("got %.200v\nwant %s", errs.Err(), want)
+			t.Errorf("error = %.200v\nwant %s", errs.Err(), want)
 		}
 	}
 	for _, text := range []string{"[&a {subnet: a}]", "[{subnet: 'a *b &c'}]", "[{subnet: a*b}]"} {
 		if _, errs := nicrequest.Parse(text); errs.Err() != nil {
-			t.Errorf("%s: %v", text, errs)
+			t.Errorf("Parse(%q) failed: %v", text, errs)
 		}
 	}
 }
@@ -145,12 +145,12 @@ func FuzzParse(f *testing.F) {
 		names := map[string]bool{}
 		for _, n := range nics {
 			if n.Name == "" || len(n.Name) > 15 || names[n.Name] {
-				t.Errorf("%q: the name %q", text, n.Name)
+				t.Errorf("%q: invalid or duplicate name %q", text, n.Name)
 			}
 			names[n.Name] = true
 		}
 		if !names["eth0"] {
-			t.Errorf("%q: no eth0 among %v", text, names)
+			t.Errorf("%q: names = %v, want eth0 among them", text, names)
 		}
 	})
 }

@@ -9,22 +9,22 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Pod is what decides about the NICs of a pod.
+// Pod has the properties of a pod that determine its NICs.
 type Pod struct {
 	// Annotations are the pod's.
 	Annotations map[string]string
 	// NamespaceVPC is the annotation berth.dev/vpc of its namespace; empty: it has none.
 	NamespaceVPC string
-	// HostNetwork says that the pod is in the node's network namespace.
+	// HostNetwork is true for pods in the node's network namespace.
 	HostNetwork bool
-	// Mirror says that it represents a static pod of a kubelet, which the runtime knows by another UID.
+	// Mirror is true for the Pod of a static pod, which the runtime knows by another UID.
 	Mirror bool
 }
 
 var vpcName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // VPC returns the name of the VPC of a pod's NICs; empty for a pod without NICs. An empty annotation of the pod overrides that of
-// its namespace, which does not count for pods of the node's network. It is an error if these ask for NICs themselves.
+// its namespace. Pods of the node's network and static pods ignore the namespace's, and must not request NICs themselves.
 func (p Pod) VPC() (string, Errors) {
 	var errs Errors
 	own, said := p.Annotations[v1alpha1.AnnotationVPC]
@@ -46,7 +46,7 @@ func (p Pod) VPC() (string, Errors) {
 	return vpc, errs
 }
 
-// NICs returns the NICs of a pod in a VPC. With most above 0 more than that are an error.
+// NICs returns the NICs of a pod in a VPC. If most is above 0, more NICs than that are an error.
 func (p Pod) NICs(first First, most int) ([]NIC, Errors) {
 	entries, errs := Parse(p.Annotations[v1alpha1.AnnotationNICs])
 	if len(errs) > 0 {
@@ -55,13 +55,13 @@ func (p Pod) NICs(first First, most int) ([]NIC, Errors) {
 	return Complete(entries, first, most)
 }
 
-// maxReadable is how many bytes of the pod's name a PodNIC's name has.
+// maxReadable is the number of bytes of the pod's name in the name of a PodNIC.
 const maxReadable = 200
 
 var hashText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// ObjectName is the name of the PodNIC of a pod's NIC: the names of both for people, and 40 bits of a hash that is another one
-// for the next pod of that name. The same pod and NIC always have the same name, so that the PodNIC cannot be created
+// ObjectName returns the name of the PodNIC of a pod's NIC: the names of both, readable by people, and 40 bits of a hash that
+// differs for the next pod of that name. The same pod and NIC always have the same name, so the PodNIC cannot be created
 // twice.
 func ObjectName(pod, uid, nic string) string {
 	sum := sha256.Sum256([]byte(uid + "\x00" + nic))

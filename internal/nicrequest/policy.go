@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// PolicyKind is a kind of policies that give pods a NIC.
+// PolicyKind is a kind of policy that gives pods a NIC.
 type PolicyKind string
 
 // The kinds of policies.
@@ -28,23 +28,23 @@ type Policy struct {
 	Name    string
 	Created time.Time
 
-	Pods     labels.Selector // of their labels; nil: all
-	Accounts labels.Selector // of the labels of their service accounts; nil: all
+	Pods     labels.Selector // by their labels; nil: all
+	Accounts labels.Selector // by the labels of their service accounts; nil: all
 
 	VPC            string // empty: that of the namespace, or the only one
 	Subnet         string // empty: the default of the VPC
 	SecurityGroups []string
 }
 
-// String returns KIND/NAME, as annotations, Events and errors have it.
+// String returns KIND/NAME, the form in annotations, Events and errors.
 func (p Policy) String() string { return string(p.Kind) + "/" + p.Name }
 
-// selects reports whether a policy selects a pod with some labels and a service account with some labels.
+// selects reports whether a policy selects a pod by its labels and those of its service account.
 func (p Policy) selects(pod, account labels.Set) bool {
 	return (p.Pods == nil || p.Pods.Matches(pod)) && (p.Accounts == nil || p.Accounts.Matches(account))
 }
 
-// MayBeSelected reports whether policies count for a pod: it may have NICs, and its annotations do not mention any.
+// MayBeSelected reports whether policies apply to a pod: it may have NICs, and its annotations do not mention any.
 func (p Pod) MayBeSelected() bool {
 	_, asks := p.Annotations[v1alpha1.AnnotationNICs]
 	_, names := p.Annotations[v1alpha1.AnnotationVPC]
@@ -56,15 +56,15 @@ func AskAccounts(policies []Policy) bool {
 	return slices.ContainsFunc(policies, func(p Policy) bool { return p.Accounts != nil })
 }
 
-// Choice is which policies count for a pod: none, one, or several SecurityGroupPolicies.
+// Choice is the set of policies that apply to a pod: none, one, or several SecurityGroupPolicies.
 type Choice struct {
 	Counts []Policy
-	Over   []Policy // select the pod too, but do not count
+	Over   []Policy // select the pod too, but do not apply
 }
 
-// Choose returns which policies of its namespace count for a pod with some labels and a service account with some labels: the
-// oldest that selects it, and of equally old ones the first by kind and name. If that is a SecurityGroupPolicy, all others of
-// its kind that select the pod count too, as with the Amazon VPC CNI, which gives a pod the groups of all of them.
+// Choose returns which policies of its namespace apply to a pod, by its labels and those of its service account: the oldest that
+// selects it; among equally old ones the first by kind and name. If that is a SecurityGroupPolicy, all others of its kind that
+// select the pod apply too, as with the Amazon VPC CNI, which gives a pod the groups of all of them.
 func Choose(policies []Policy, pod, account map[string]string) (c Choice) {
 	var selected []Policy
 	for _, p := range policies {
@@ -86,8 +86,8 @@ func Choose(policies []Policy, pod, account map[string]string) (c Choice) {
 }
 
 // VPC returns the VPC in which a pod of a namespace gets its NIC: the one that the policy names, else the one that the namespace
-// names, else the only one that is for the namespace. For a SecurityGroupPolicy only VPCs of EC2 count: if the namespace
-// names one of another provider, it has no effect. A name of no VPC is an error. Errors name the policy.
+// names, else the only one that the namespace may use. For a SecurityGroupPolicy only VPCs of EC2 count, and a VPC of another
+// provider that the namespace names is ignored. An unknown VPC name is an error. Errors name the policy.
 func (c Choice) VPC(namespace Namespace, all []v1alpha1.VPC) (*v1alpha1.VPC, error) {
 	p := c.Counts[0]
 	name := cmp.Or(p.VPC, namespace.VPC)
@@ -121,14 +121,14 @@ func (c Choice) VPC(namespace Namespace, all []v1alpha1.VPC) (*v1alpha1.VPC, err
 	return nil, fmt.Errorf("%s: spec.vpc is not set, and %d VPCs are for namespace %s, expected the name of one, or the annotation %s of the namespace", p, len(fit), namespace.Name, v1alpha1.AnnotationVPC)
 }
 
-// Namespace is what policies need of a namespace.
+// Namespace has the properties of a namespace that policies depend on.
 type Namespace struct {
 	Name   string
 	Labels map[string]string
 	VPC    string // its annotation berth.dev/vpc
 }
 
-// groups are the security groups of all policies that count, each once.
+// groups returns the security groups of all policies that apply, without duplicates.
 func (c Choice) groups() (all []string) {
 	for _, p := range c.Counts {
 		for _, g := range p.SecurityGroups {
@@ -140,8 +140,8 @@ func (c Choice) groups() (all []string) {
 	return all
 }
 
-// Annotations returns the annotations by which a pod asks for the NIC of its policies in a VPC. The NIC is the first interface if
-// that may be a port of the VPC, else a further one.
+// Annotations returns annotations that request the NIC of a pod's policies in a VPC. The NIC is the first interface if that may
+// be a port of the VPC, else an additional one.
 func (c Choice) Annotations(vpc *v1alpha1.VPC, first First) map[string]string {
 	out := map[string]string{v1alpha1.AnnotationNICPolicy: names(c.Counts)}
 	if len(c.Counts) == 0 {

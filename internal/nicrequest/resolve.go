@@ -10,18 +10,18 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Network is what the NICs in a VPC are checked against.
+// Network is the part of a VPC that NICs are checked against.
 type Network struct {
 	VPC     string
 	Subnets []vpcport.Subnet
 	Default []string // IDs or names of the subnets of a NIC that names none; empty: the provider chooses
-	Lends   bool     // links of ports are an agent's, which must get them back unchanged
+	Lends   bool     // links of ports belong to an agent, which must get them back unchanged
 	Zones   bool     // a subnet is in one zone: the provider chooses one of Among
-	Limits  Limits   // of the namespace of the NICs
+	Limits  Limits   // of the NICs' namespace
 }
 
-// Resolve sets the IDs of the subnets of the NICs' addresses, adds addresses of the default subnets to NICs that ask for none, and
-// returns errors for addresses that no NIC can have. It leaves NICs with existing ports and PodNICs as they are.
+// Resolve sets the subnet IDs of the NICs' addresses, adds addresses of the default subnets to NICs without any, and returns
+// errors for addresses that no NIC can have. NICs with existing ports and PodNICs stay as they are.
 func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 	var errs Errors
 	out := slices.Clone(nics)
@@ -60,7 +60,7 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 	return out, errs
 }
 
-// checkBinding checks that ports of the network can have a binding.
+// checkBinding checks that ports of the network support a binding.
 func (net Network) checkBinding(binding, at string, errs *Errors) {
 	if net.Lends && binding == string(v1alpha1.BindingBridge) {
 		errs.add(at, "is %s, expected %s in VPC %s, whose agent gets a port's link back as it was", binding, v1alpha1.BindingTap, net.VPC)
@@ -121,13 +121,13 @@ func (net Network) subnet(id string) (vpcport.Subnet, bool) {
 	return net.Subnets[i], true
 }
 
-// apart reports whether two resolved addresses may be of different IP families. An address of a dual-stack subnet may be of either,
-// unless it is a certain one.
+// apart reports whether two resolved addresses may be of different IP families. An address of a dual-stack subnet may be of either
+// family, unless it is a specific one.
 func (net Network) apart(a, b Address) bool {
 	return len(net.families(a)) > 1 || len(net.families(b)) > 1 || net.families(a)[0] != net.families(b)[0]
 }
 
-// families are the IP families that a resolved address may be of.
+// families returns the IP families that a resolved address may be of.
 func (net Network) families(a Address) []ipfamily.Family {
 	s, _ := net.subnet(a.Subnet)
 	switch {
@@ -139,7 +139,7 @@ func (net Network) families(a Address) []ipfamily.Family {
 	return []ipfamily.Family{ipfamily.Of(s.CIDR.Addr())}
 }
 
-// label is the name of a subnet, or its ID if it has none.
+// label returns the name of a subnet, or its ID if it has none.
 func label(s vpcport.Subnet) string {
 	if s.Name != "" {
 		return s.Name
@@ -147,8 +147,8 @@ func label(s vpcport.Subnet) string {
 	return s.ID
 }
 
-// refuses returns why no NIC can have an address; empty: one can, or there is no address. Neutron would give a port even the
-// gateway's.
+// refuses returns why no NIC can have an address; empty if one can, or if there is no address. Neutron does not check this, and
+// would give a port even the gateway's address.
 func refuses(s vpcport.Subnet, ip netip.Addr) string {
 	cidr, gateway := s.For(ip)
 	whole := cidr.Masked()
@@ -169,7 +169,7 @@ func refuses(s vpcport.Subnet, ip netip.Addr) string {
 	return ""
 }
 
-// last is the last address of an IPv4 prefix.
+// last returns the last address of an IPv4 prefix.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Addr().As4()
 	for bit := p.Bits(); bit < 32; bit++ {

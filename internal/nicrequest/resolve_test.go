@@ -64,29 +64,29 @@ func TestResolve(t *testing.T) {
 		{"an ID", "[{subnet: s-twin2}]", blue, []nicrequest.Address{{Subnet: "s-twin2"}}},
 		{"an address alone", "[{ip: 192.168.1.5}]", blue, []nicrequest.Address{{Subnet: "s-db", IP: addr("192.168.1.5")}}},
 		{"an address of its subnet", "[{subnet: web, ip: 192.168.0.254}]", blue, []nicrequest.Address{{Subnet: "s-web", IP: addr("192.168.0.254")}}},
-		{"both of two", "[{ip: 10.3.0.0}, {ip: 10.3.0.1}]", blue, []nicrequest.Address{{Subnet: "s-p2p", IP: addr("10.3.0.0")}}},
-		{"the last of IPv6", "[{ip: 'fd00:1::ffff:ffff:ffff:ffff'}]", blue, []nicrequest.Address{{Subnet: "s-six", IP: addr("fd00:1::ffff:ffff:ffff:ffff")}}},
+		{"addresses of a /31", "[{ip: 10.3.0.0}, {ip: 10.3.0.1}]", blue, []nicrequest.Address{{Subnet: "s-p2p", IP: addr("10.3.0.0")}}},
+		{"last IPv6 address", "[{ip: 'fd00:1::ffff:ffff:ffff:ffff'}]", blue, []nicrequest.Address{{Subnet: "s-six", IP: addr("fd00:1::ffff:ffff:ffff:ffff")}}},
 		{"both families", "[{addresses: [{subnet: six}, {ip: 192.168.0.9}]}]", blue, []nicrequest.Address{{Subnet: "s-six"}, {Subnet: "s-web", IP: addr("192.168.0.9")}}},
 		{"a subnet of both families", "[{subnet: both}]", blue, []nicrequest.Address{{Subnet: "s-both"}}},
-		{"an IPv6 address of it", "[{ip: 'fd00:4::9'}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}}},
-		{"an address of each family of it", "[{addresses: [{ip: 10.4.0.9}, {subnet: both, ip: 'fd00:4::9'}]}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both", IP: addr("fd00:4::9")}}},
-		{"an IPv4 address of it, and any", "[{addresses: [{ip: 10.4.0.9}, {subnet: both}]}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both"}}},
-		{"an address of one family of it, and any", "[{addresses: [{ip: 'fd00:4::9'}, {subnet: both}]}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}, {Subnet: "s-both"}}},
+		{"IPv6 address of a dual-stack subnet", "[{ip: 'fd00:4::9'}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}}},
+		{"address of each family of a dual-stack subnet", "[{addresses: [{ip: 10.4.0.9}, {subnet: both, ip: 'fd00:4::9'}]}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both", IP: addr("fd00:4::9")}}},
+		{"IPv4 address of a dual-stack subnet, and any", "[{addresses: [{ip: 10.4.0.9}, {subnet: both}]}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("10.4.0.9")}, {Subnet: "s-both"}}},
+		{"IPv6 address of a dual-stack subnet, and any", "[{addresses: [{ip: 'fd00:4::9'}, {subnet: both}]}]", blue, []nicrequest.Address{{Subnet: "s-both", IP: addr("fd00:4::9")}, {Subnet: "s-both"}}},
 		{"a port", "[{portID: " + sample + "}]", blue, nil},
 		{"a PodNIC", "[{nic: db}]", blue, nil},
 	} {
 		nics, err := resolve(tc.text, tc.net)
 		if err != nil {
-			t.Errorf("%s: %v", tc.name, err)
+			t.Errorf("%s: resolve failed: %v", tc.name, err)
 			continue
 		}
 		if d := cmp.Diff(tc.want, nics[0].Addresses, cmpopts.EquateComparable(netip.Addr{})); d != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, d)
+			t.Errorf("%s: addresses (-want +got):\n%s", tc.name, d)
 		}
 	}
 }
 
-func TestResolveRefuses(t *testing.T) {
+func TestResolveErrors(t *testing.T) {
 	twice, lending := blue, blue
 	lending.Lends = true
 	twice.Default = []string{"web", "db"}
@@ -96,26 +96,26 @@ func TestResolveRefuses(t *testing.T) {
 		want       string
 	}{
 		{"an unknown subnet", "[{subnet: mail}]", blue, `[0].subnet: VPC blue has no subnet "mail"`},
-		{"a name of two", "[{}, {subnet: twin}]", blue, `[1].subnet: VPC blue has 2 subnets named "twin", expected an ID such as s-twin1`},
+		{"ambiguous name", "[{}, {subnet: twin}]", blue, `[1].subnet: VPC blue has 2 subnets named "twin", expected an ID such as s-twin1`},
 		{"an unknown default", "", nicrequest.Network{VPC: "blue", Default: []string{"web"}}, `[0]: VPC blue has no subnet "web"`},
-		{"defaults of one family", "", twice, `[0]: is of the same family as the subnet before`},
-		{"of no subnet", "[{ip: 8.8.8.8}]", blue, "[0].ip: 8.8.8.8 is in no subnet of VPC blue"},
-		{"of another subnet", "[{subnet: web, ip: 192.168.1.5}]", blue, "[0].ip: 192.168.1.5 is not in subnet web (192.168.0.0/24)"},
-		{"of another family", "[{subnet: web, ip: 'fd00:1::5'}]", blue, "[0].ip: fd00:1::5 is not in subnet web (192.168.0.0/24)"},
+		{"two defaults of one family", "", twice, `[0]: is of the same family as the subnet before`},
+		{"address in no subnet", "[{ip: 8.8.8.8}]", blue, "[0].ip: 8.8.8.8 is in no subnet of VPC blue"},
+		{"address of another subnet", "[{subnet: web, ip: 192.168.1.5}]", blue, "[0].ip: 192.168.1.5 is not in subnet web (192.168.0.0/24)"},
+		{"address of another family", "[{subnet: web, ip: 'fd00:1::5'}]", blue, "[0].ip: fd00:1::5 is not in subnet web (192.168.0.0/24)"},
 		{"the network's address", "[{ip: 192.168.0.0}]", blue, "[0].ip: 192.168.0.0 is the address of subnet web (192.168.0.0/24) itself"},
 		{"the broadcast address", "[{ip: 192.168.1.15}]", blue, "[0].ip: 192.168.1.15 is the broadcast address of subnet db (192.168.1.0/28)"},
-		{"the gateway, which Neutron would give", "[{ip: 192.168.1.14}]", blue, "[0].ip: 192.168.1.14 is the gateway of subnet db (192.168.1.0/28)"},
+		{"gateway, which Neutron would accept", "[{ip: 192.168.1.14}]", blue, "[0].ip: 192.168.1.14 is the gateway of subnet db (192.168.1.0/28)"},
 		{"the gateway of IPv6", "[{ip: 'fd00:1::1'}]", blue, "[0].ip: fd00:1::1 is the gateway of subnet six (fd00:1::/64)"},
-		{"all routers of IPv6", "[{ip: 'fd00:1::'}]", blue, "[0].ip: fd00:1:: is the address of subnet six (fd00:1::/64) itself"},
+		{"IPv6 subnet-router anycast address", "[{ip: 'fd00:1::'}]", blue, "[0].ip: fd00:1:: is the address of subnet six (fd00:1::/64) itself"},
 		{"an address twice", "[{ip: 192.168.0.9}, {subnet: web, ip: 192.168.0.9}]", blue, "[1].ip: 192.168.0.9 is asked for by " + nicsField + "[0] too"},
-		{"a link that is to be given back", "[{}, {binding: bridge}]", lending, "[1].binding: is bridge, expected tap in VPC blue, whose agent gets a port's link back as it was"},
+		{"bridge on a link of an agent", "[{}, {binding: bridge}]", lending, "[1].binding: is bridge, expected tap in VPC blue, whose agent gets a port's link back as it was"},
 		{"two subnets of one family", "[{addresses: [{subnet: web}, {subnet: db}]}]", blue, "[0].addresses[1].subnet: is of the same family as the subnet before"},
-		{"of neither family's block", "[{subnet: both, ip: 'fd00:1::5'}]", blue, "[0].ip: fd00:1::5 is not in subnet both (fd00:4::/64)"},
-		{"two of one family", "[{addresses: [{ip: 'fd00:4::5'}, {ip: 'fd00:4::6'}]}]", blue, "[0].addresses[1].ip: is of the same family as that before, expected one address of a family"},
-		{"one of two that is wrong", "[{addresses: [{subnet: web}, {ip: 'fd00:2::5'}]}]", blue, "[0].addresses[1].ip: fd00:2::5 is in no subnet of VPC blue"},
+		{"address in neither block of a dual-stack subnet", "[{subnet: both, ip: 'fd00:1::5'}]", blue, "[0].ip: fd00:1::5 is not in subnet both (fd00:4::/64)"},
+		{"two addresses of one family", "[{addresses: [{ip: 'fd00:4::5'}, {ip: 'fd00:4::6'}]}]", blue, "[0].addresses[1].ip: is of the same family as that before, expected one address of a family"},
+		{"one invalid address of two", "[{addresses: [{subnet: web}, {ip: 'fd00:2::5'}]}]", blue, "[0].addresses[1].ip: fd00:2::5 is in no subnet of VPC blue"},
 	} {
 		if _, err := resolve(tc.text, tc.net); err == nil || !strings.HasPrefix(err.Error(), nicsField+tc.want) {
-			t.Errorf("%s: got %v\nwant %s%s", tc.name, err, nicsField, tc.want)
+			t.Errorf("%s: error = %v\nwant %s%s", tc.name, err, nicsField, tc.want)
 		}
 	}
 }

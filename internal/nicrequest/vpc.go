@@ -14,7 +14,7 @@ import (
 // fieldSpecVPC is the field of a PodNIC with the name of its VPC.
 const fieldSpecVPC = "spec.vpc"
 
-// CheckNamespace returns an error if pods of a namespace with some labels may not have NICs in a VPC.
+// CheckNamespace returns an error if pods of a namespace may not have NICs in a VPC.
 func CheckNamespace(vpc string, of *v1alpha1.VPCNamespaces, namespace string, has map[string]string) Errors {
 	return checkNamespace(fieldVPC, vpc, of, namespace, has)
 }
@@ -32,9 +32,9 @@ func checkNamespace(at, vpc string, of *v1alpha1.VPCNamespaces, namespace string
 	return errs
 }
 
-// CheckObject returns what a PodNIC that a person creates in a namespace, or gives other groups, asks for and cannot have: its
-// VPC is not for the namespace, the namespace may not have it there, or there is no such subnet or address. Of a VPC
-// without subnets, these are not known yet.
+// CheckObject returns the errors of a PodNIC that a person creates in a namespace, or whose groups a person changes: the namespace
+// may not use the VPC or its limits forbid the NIC, or a subnet or address does not exist. Subnets and addresses are not
+// checked while the VPC's subnets are unknown.
 func CheckObject(spec v1alpha1.PodNICSpec, vpc *v1alpha1.VPC, namespace string, has map[string]string) Errors {
 	errs := checkNamespace(fieldSpecVPC, spec.VPC, vpc.Spec.AllowedNamespaces, namespace, has)
 	net, wrong := networkFor(fieldSpecVPC, vpc, namespace, has)
@@ -54,8 +54,8 @@ func CheckObject(spec v1alpha1.PodNICSpec, vpc *v1alpha1.VPC, namespace string, 
 	return errs
 }
 
-// networkFor is NetworkOf with the limits of a namespace with some labels. The errors, at field at, are of limits that
-// cannot be parsed.
+// networkFor is NetworkOf with the limits of a namespace. The errors, for the field at, are about limits that cannot be
+// parsed.
 func networkFor(at string, vpc *v1alpha1.VPC, namespace string, has map[string]string) (Network, Errors) {
 	var errs Errors
 	net := NetworkOf(vpc)
@@ -67,7 +67,7 @@ func networkFor(at string, vpc *v1alpha1.VPC, namespace string, has map[string]s
 	return net, errs
 }
 
-// NetworkOf is the network of a VPC by its spec and status, without invalid subnets. Its Limits are the zero value.
+// NetworkOf returns the network of a VPC by its spec and status, without invalid subnets and without Limits.
 func NetworkOf(vpc *v1alpha1.VPC) Network {
 	net := Network{VPC: vpc.Name, Default: vpc.Spec.DefaultSubnets, Lends: vpc.Spec.Provider == v1alpha1.ProviderAlcor, Zones: vpc.Spec.Provider == v1alpha1.ProviderEC2}
 	for _, s := range vpc.Status.Subnets {
@@ -75,25 +75,24 @@ func NetworkOf(vpc *v1alpha1.VPC) Network {
 		if err != nil {
 			continue
 		}
-		gateway, _ := netip.ParseAddr(s.Gateway) // none without one
+		gateway, _ := netip.ParseAddr(s.Gateway) // empty if there is none
 		second, _ := netip.ParsePrefix(s.IPv6CIDR)
 		net.Subnets = append(net.Subnets, vpcport.Subnet{ID: s.ID, Name: s.Name, CIDR: cidr, Gateway: gateway, IPv6CIDR: second})
 	}
 	return net
 }
 
-// Request is a pod that is created or edited.
+// Request is a pod that is created or updated.
 type Request struct {
-	Pod, Before Pod  // Before is the pod before an edit
+	Pod, Before Pod  // Before is the pod before an update
 	Edit        bool // there is a Before
 	Namespace   string
 	Labels      map[string]string // of the namespace
-	VPC         *v1alpha1.VPC     // that Pod names; nil: it does not exist
+	VPC         *v1alpha1.VPC     // named by Pod; nil: it does not exist
 	First       First
 }
 
-// Judge returns what is wrong with a request, and in missing the name of a VPC that does not exist and that the pod will wait
-// for.
+// Judge returns the errors of a request, and in missing the name of a VPC that does not exist and that the pod will wait for.
 func (r Request) Judge() (missing string, errs Errors) {
 	name, errs := r.Pod.VPC()
 	if r.Edit {
@@ -151,12 +150,12 @@ func (r Request) Judge() (missing string, errs Errors) {
 	return "", errs
 }
 
-// Missing is the warning about a pod or a PodNIC in a VPC that does not exist.
+// Missing returns the warning about a pod or a PodNIC in a VPC that does not exist.
 func Missing(vpc string) string {
 	return fmt.Sprintf("there is no VPC %s: NICs in it wait for it", vpc)
 }
 
-// CheckVPCChange returns an error if an edit moves a pod to another VPC.
+// CheckVPCChange returns an error if an update moves a pod to another VPC.
 func CheckVPCChange(before, after string) Errors {
 	var errs Errors
 	if before != after {
@@ -165,8 +164,8 @@ func CheckVPCChange(before, after string) Errors {
 	return errs
 }
 
-// CheckChange returns what an edit of a pod's NICs may not do. NICs may be added and removed, except the first interface and the
-// one with the default route. No NIC may change, and none may replace a first interface that is no NIC.
+// CheckChange returns the errors of an update of a pod's NICs. NICs may be added and removed, except the first interface and the
+// one with the default route. No NIC may change, and none may replace a first interface that is not a NIC.
 func CheckChange(before, after []NIC, first First) Errors {
 	var errs Errors
 	for _, old := range before {

@@ -1,7 +1,7 @@
-// Package nodenetwork reads a NodeNetwork: the ENIs of its instance, the addresses that pods may have,
-// and those that are being released. The operator wrote it, but a person may have edited it: invalid
-// entries are ignored. Operator and daemon write their parts of the object with ApplyBody. Settings is
-// what the spec asks for.
+// Package nodenetwork reads a NodeNetwork: the ENIs of its instance, the addresses for pods, and those
+// that are being released. The operator writes it, but a person may edit it, so invalid entries are
+// ignored. Operator and daemon write their parts of the object with ApplyBody. Settings reads the
+// settings of the spec.
 package nodenetwork
 
 import (
@@ -26,18 +26,18 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Reading is what an object says.
+// Reading is the content of an object.
 type Reading struct {
 	Inventory   eni.Inventory // without At and Releasing
 	Available   map[netip.Prefix]bool
-	Releasing   []netip.Prefix // of the available ones, Unassigning included
-	Unassigning []netip.Prefix // of the available ones, those that the cloud may have been asked to take
-	Released    []netip.Prefix // of the available ones, as the daemon reported
+	Releasing   []netip.Prefix // available ones, including Unassigning
+	Unassigning []netip.Prefix // available ones that the cloud may have been asked to release
+	Released    []netip.Prefix // available ones, as reported by the daemon
 	Bad         []string       // invalid entries, and why
 }
 
-// Read turns an object into an inventory. An available address whose ENI is not in status yet is left
-// out until it is. An invalid entry is reported in Bad and ignored, and affects no other.
+// Read turns an object into an inventory. An available address whose ENI is not in the status yet is
+// ignored until it is. An invalid entry is reported in Bad and ignored, and does not affect others.
 func Read(o *v1alpha1.NodeNetwork) Reading {
 	r := Reading{Available: map[netip.Prefix]bool{}}
 	r.Inventory = eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}
@@ -58,8 +58,8 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 	return r
 }
 
-// Families returns the families that the node's pods get addresses of. The error names the field if it
-// is invalid; the result is then IPv4.
+// Families returns the IP families of the node's pods. The error names the field if it is invalid; the
+// result is then IPv4.
 func Families(o *v1alpha1.NodeNetwork) (ipfamily.Set, error) {
 	s, err := ipfamily.Parse(o.EffectiveENI().IPFamilies)
 	if err != nil {
@@ -129,7 +129,7 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 // isIPv6 reports whether an address is an IPv6 address, and not an IPv4 address in IPv6 notation.
 func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
-// blocksOf returns the known blocks of an ENI's subnet that are of the family of an address or prefix.
+// blocksOf returns the known blocks of an ENI's subnet of the family of an address or prefix.
 func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
 	if ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
 		return e.SubnetIPv6
@@ -140,9 +140,9 @@ func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
 	return nil
 }
 
-// whyNot returns why an address or prefix cannot be for pods of an ENI; empty: it can. The node's own
-// address is never a pod's. EC2 does not tell which IPv6 address of eth0 its system uses, so no single
-// one of them is.
+// whyNot returns why an address or prefix of an ENI cannot be for pods, or "". The node's own address is
+// never for pods. EC2 does not report which IPv6 address of eth0 the system uses, so no single IPv6
+// address of eth0 is.
 func whyNot(e *eni.ENI, p netip.Prefix) string {
 	if e.Primary && p.Contains(e.PrimaryIPv4) {
 		return "this is the node's own address"
@@ -218,7 +218,7 @@ func put(e *eni.ENI, p netip.Prefix) {
 	}
 }
 
-// dropContained removes single addresses inside a prefix, which they belong to.
+// dropContained removes single addresses that are inside an available prefix.
 func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
@@ -238,8 +238,8 @@ func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	}
 }
 
-// readUnassigning reads the addresses and prefixes of spec.ipam.unassigning. Its ENIs are for the
-// operator only: nothing of them is available.
+// readUnassigning reads the addresses and prefixes of spec.ipam.unassigning. ENIs in it are for the
+// operator only and do not count as available.
 func (r *Reading) readUnassigning(o *v1alpha1.NodeNetwork) {
 	things := slices.DeleteFunc(slices.Clone(o.Spec.IPAM.Unassigning), func(text string) bool { return strings.HasPrefix(text, "eni-") })
 	r.Unassigning = r.among("spec.ipam.unassigning", things)
@@ -266,7 +266,7 @@ func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
 	}
 }
 
-// among reads the part of a list that is available.
+// among reads the available entries of a list.
 func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 	for _, text := range list {
 		p, err := Parse(text)
@@ -281,8 +281,8 @@ func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 }
 
 // Parse reads an IPv4 or IPv6 address, as a prefix of full length, or an aligned prefix of the size
-// that EC2 delegates (cloud.PrefixAround). It accepts only the spelling of Format, so that nothing
-// appears twice under two names.
+// that EC2 delegates (cloud.PrefixAround). It accepts only the form that Format writes, so no address
+// has two spellings.
 func Parse(text string) (p netip.Prefix, err error) {
 	if a, addrErr := netip.ParseAddr(text); addrErr == nil {
 		p = cloud.HostPrefix(a)
@@ -300,11 +300,10 @@ func Parse(text string) (p netip.Prefix, err error) {
 
 var errNoAddress = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
 
-// Format writes an address or prefix so that Parse reads it.
+// Format writes an address or prefix in the form that Parse accepts.
 func Format(p netip.Prefix) string { return cloud.FormatPrefix(p) }
 
-// InstanceOf returns the EC2 instance in a Node's providerID (aws:///ZONE/INSTANCE); empty: there is
-// none.
+// InstanceOf returns the EC2 instance in a Node's providerID (aws:///ZONE/INSTANCE), or "".
 func InstanceOf(providerID string) string {
 	if !strings.HasPrefix(providerID, "aws://") {
 		return ""
@@ -319,9 +318,9 @@ func Newer(a, b *v1alpha1.NodeNetwork) bool {
 	return err == nil && d > 0
 }
 
-// ApplyBody returns a server-side apply of some fields of an object's spec and status, nil for none.
-// The request has no other fields, so the writer owns no others. It names the resource version of o, on
-// which it was decided: if anyone wrote to the object since, the API server answers with a conflict.
+// ApplyBody returns a server-side apply of some fields of an object's spec and status; nil for neither.
+// The request contains no other fields, so the writer owns no others. It has the resource version of o,
+// so the API server answers with a conflict if anyone wrote to the object since.
 func ApplyBody(o *v1alpha1.NodeNetwork, spec, status any) ([]byte, error) {
 	type meta struct {
 		Name            string    `json:"name"`

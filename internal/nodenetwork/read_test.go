@@ -42,50 +42,50 @@ func on(o *v1alpha1.NodeNetwork, id, address string) {
 	o.Spec.IPAM.Available[address] = v1alpha1.AvailableAddress{Resource: id}
 }
 
-// An invalid entry is reported with its field, and affects no other.
-func TestBadEntriesAreLeftOut(t *testing.T) {
+// An invalid entry is reported with its field, and does not affect others.
+func TestInvalidEntriesAreIgnored(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*v1alpha1.NodeNetwork)
-		says   string // empty: silently left out
+		says   string // empty: silently ignored
 	}{
-		"no address":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "ten") }, "spec.ipam.available[ten]: expected an IPv4 or IPv6 address"},
-		"IPv6 of another size": {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::/64") }, "/80 of IPv6"},
-		"IPv6 not aligned":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::1/80") }, "/80 of IPv6"},
-		"IPv6 as IPv4 is long": {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:d80::/28") }, "/80 of IPv6"},
-		"IPv4 as IPv6":         {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "::ffff:10.0.0.12") }, "expected an IPv4 or IPv6 address"},
-		"another spelling":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:DB8::A") }, "spec.ipam.available[2001:DB8::A]: expected it in its shortest form, 2001:db8::a"},
-		"with a zone":          {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::a%eth0") }, "expected it in its shortest form, 2001:db8::a"},
-		"IPv6 of eth0":         {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "2001:db8::a") }, "single IPv6 addresses of eth0 are the node's own"},
-		"IPv6 elsewhere":       {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8:1::a") }, "not in 2001:db8::/64 or 2001:db8:9::/64, the subnet of eni-1111"},
-		"/80 elsewhere":        {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8:1::/80") }, "not in 2001:db8::/64 or"},
-		"families":             {func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.IPFamilies = "both" }, `spec.eni.ipFamilies: "both": expected ipv4, ipv6 or dual`},
-		"prefix of no EC2":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.32/27") }, "aligned /28"},
-		"prefix not aligned":   {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.33/28") }, "aligned /28"},
-		"everything":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "0.0.0.0/0") }, "aligned /28"},
-		"the node's own":       {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.4") }, "the node's own address"},
-		"prefix with that":     {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.0/28") }, "the node's own address"},
-		"of another subnet":    {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.1.9") }, "not in 10.0.0.0/24"},
-		"ENI not there yet":    {func(o *v1alpha1.NodeNetwork) { on(o, "eni-2222", "10.0.0.99") }, ""},
-		"releasing nonsense":   {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"x"} }, `spec.ipam.releasing: "x"`},
-		"unassigning nonsense": {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Unassigning = []string{"x"} }, `spec.ipam.unassigning: "x"`},
-		"releasing elsewhere":  {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.9.9.9"} }, ""},
+		"not an address":                  {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "ten") }, "spec.ipam.available[ten]: expected an IPv4 or IPv6 address"},
+		"IPv6 of another size":            {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::/64") }, "/80 of IPv6"},
+		"IPv6 not aligned":                {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::1/80") }, "/80 of IPv6"},
+		"IPv6 of IPv4 length":             {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:d80::/28") }, "/80 of IPv6"},
+		"IPv4-mapped IPv6":                {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "::ffff:10.0.0.12") }, "expected an IPv4 or IPv6 address"},
+		"not in canonical form":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:DB8::A") }, "spec.ipam.available[2001:DB8::A]: expected it in its shortest form, 2001:db8::a"},
+		"with a zone":                     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8::a%eth0") }, "expected it in its shortest form, 2001:db8::a"},
+		"IPv6 of eth0":                    {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "2001:db8::a") }, "single IPv6 addresses of eth0 are the node's own"},
+		"IPv6 of another subnet":          {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8:1::a") }, "not in 2001:db8::/64 or 2001:db8:9::/64, the subnet of eni-1111"},
+		"/80 of another subnet":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "2001:db8:1::/80") }, "not in 2001:db8::/64 or"},
+		"unknown families":                {func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.IPFamilies = "both" }, `spec.eni.ipFamilies: "both": expected ipv4, ipv6 or dual`},
+		"prefix of another size":          {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.32/27") }, "aligned /28"},
+		"prefix not aligned":              {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.33/28") }, "aligned /28"},
+		"everything":                      {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "0.0.0.0/0") }, "aligned /28"},
+		"address of the node":             {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.4") }, "the node's own address"},
+		"prefix with address of the node": {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.0/28") }, "the node's own address"},
+		"address of another subnet":       {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.1.9") }, "not in 10.0.0.0/24"},
+		"ENI not in status yet":           {func(o *v1alpha1.NodeNetwork) { on(o, "eni-2222", "10.0.0.99") }, ""},
+		"invalid releasing":               {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"x"} }, `spec.ipam.releasing: "x"`},
+		"invalid unassigning":             {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Unassigning = []string{"x"} }, `spec.ipam.unassigning: "x"`},
+		"releasing unknown address":       {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.9.9.9"} }, ""},
 		"ENI without MAC": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{PrimaryIPv4: "10.0.0.6", DeviceIndex: 2}
 		}, "status.eni.enis[eni-3].mac"},
-		"ENI at a taken index": {func(o *v1alpha1.NodeNetwork) { e := o.Status.ENI.ENIs[eth1]; o.Status.ENI.ENIs["eni-3"] = e }, "status.eni.enis[eni-3].deviceIndex: 1 is that of eni-1111"},
+		"duplicate device index": {func(o *v1alpha1.NodeNetwork) { e := o.Status.ENI.ENIs[eth1]; o.Status.ENI.ENIs["eni-3"] = e }, "status.eni.enis[eni-3].deviceIndex: 1 is that of eni-1111"},
 		"ENI without address": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3}
 		}, "status.eni.enis[eni-3].primaryIPv4"},
 		"ENI without address in a subnet with IPv4": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3, SubnetCIDR: "10.0.0.0/24", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}
 		}, "status.eni.enis[eni-3].primaryIPv4"},
-		"ENI below index 0": {func(o *v1alpha1.NodeNetwork) {
+		"negative device index": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: -3, PrimaryIPv4: "10.0.0.6"}
 		}, "status.eni.enis[eni-3].deviceIndex"},
-		"ENI of a nonsense IPv6 block": {func(o *v1alpha1.NodeNetwork) {
+		"invalid IPv6 block of ENI": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3, PrimaryIPv4: "10.0.0.6", SubnetIPv6CIDRs: []string{"10.0.1.0/24"}}
 		}, "status.eni.enis[eni-3].subnetIPv6CIDRs"},
-		"ENI of a nonsense subnet": {func(o *v1alpha1.NodeNetwork) {
+		"invalid subnet of ENI": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{MAC: "02:00:00:00:00:03", DeviceIndex: 3, PrimaryIPv4: "10.0.0.6", SubnetCIDR: "10.0.0.1/24"}
 		}, "status.eni.enis[eni-3].subnetCIDR"},
 	} {
@@ -94,23 +94,23 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 			tt.change(o)
 			r := Read(o)
 			if got := strings.Join(r.Bad, "; "); tt.says == "" && got != "" || !strings.Contains(got, tt.says) {
-				t.Errorf("reported %q, want %q", got, tt.says)
+				t.Errorf("Bad = %q, want %q", got, tt.says)
 			}
 			if want := Read(small()); !same(r.Inventory, want.Inventory) || len(r.Available) != len(want.Available) {
-				t.Errorf("the rest is %+v", r.Inventory)
+				t.Errorf("inventory = %+v, want it unchanged", r.Inventory)
 			}
 		})
 	}
 }
 
-// An address in unassigning is withheld whether or not it is in releasing, so that no daemon gets it
-// again. An ENI in unassigning is no address, and not invalid.
-func TestReadingOfMarks(t *testing.T) {
+// An address in unassigning is withheld whether or not it is in releasing, so no daemon uses it again.
+// An ENI in unassigning is neither an address nor invalid.
+func TestReadUnassigningAndReleasing(t *testing.T) {
 	o := small()
 	o.Spec.IPAM.Unassigning = []string{"10.0.0.11", "10.9.9.9", eth1, "eni-9"}
 	r := Read(o)
 	if len(r.Releasing) != 1 || Format(r.Releasing[0]) != "10.0.0.11" || len(r.Unassigning) != 1 || len(r.Bad) != 0 {
-		t.Errorf("releasing %v, unassigning %v, bad %v", r.Releasing, r.Unassigning, r.Bad)
+		t.Errorf("releasing = %v, unassigning = %v, bad = %v", r.Releasing, r.Unassigning, r.Bad)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestReading(t *testing.T) {
 	on(o, eth1, "10.0.0.32/28")
 	on(o, eth1, "10.0.0.33")           // inside the prefix
 	on(o, eth0, "10.0.0.20")           // though eth0 is below the first index
-	on(o, eth0, "2001:db8:0:0:7::/80") // of eth0, whose subnet's blocks are not known
+	on(o, eth0, "2001:db8:0:0:7::/80") // of eth0, whose subnet's IPv6 blocks are unknown
 	for _, address := range []string{"2001:db8::b", "2001:db8::a", "2001:db8:9:0:1::/80", "2001:db8:9:0:1::5"} {
 		on(o, eth1, address)
 	}
@@ -146,13 +146,13 @@ func TestReading(t *testing.T) {
 	want.ENIs[1].Addresses = append(want.ENIs[1].Addresses, netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("10.0.0.11"))
 	want.ENIs[1].Prefixes = append(want.ENIs[1].Prefixes, r.Releasing[0])
 	if !same(r.Inventory, want) || r.Inventory.Families != ipfamily.Dual {
-		t.Errorf("read %+v", r.Inventory)
+		t.Errorf("inventory = %+v", r.Inventory)
 	}
 	if len(r.Releasing) != 2 || Format(r.Releasing[0]) != "10.0.0.32/28" || Format(r.Releasing[1]) != "2001:db8::a" || len(r.Released) != 1 || len(r.Bad) != 2 {
-		t.Errorf("releasing %v, released %v, bad %v", r.Releasing, r.Released, r.Bad)
+		t.Errorf("releasing = %v, released = %v, bad = %v", r.Releasing, r.Released, r.Bad)
 	}
 	if l := r.Inventory.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || l.IPv6PerENI != 11 || !l.Prefixes {
-		t.Errorf("limits %+v", l)
+		t.Errorf("limits = %+v", l)
 	}
 }
 
@@ -166,20 +166,20 @@ func TestAvailable(t *testing.T) {
 		netip.MustParsePrefix("10.0.0.10/32"): eth1, netip.MustParsePrefix("10.0.0.11/32"): eth1, netip.MustParsePrefix("10.0.0.32/28"): eth0,
 	}
 	if !maps.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+		t.Errorf("Available() = %v, want %v", got, want)
 	}
 	if !HasAvailable(o, eth0) || HasAvailable(o, "eni-9") {
-		t.Error("eth0 has an available address, and eni-9 has none")
+		t.Error("HasAvailable() is not true for eth0, or is for eni-9")
 	}
 	older := small()
 	o.ResourceVersion, older.ResourceVersion = "10", "9"
 	if !Newer(o, older) || Newer(older, o) || Newer(o, o) {
-		t.Error("10 is newer than 9, and nothing else is newer")
+		t.Error("Newer() is not true exactly for 10 after 9")
 	}
 }
 
-// Whatever the object holds, reading it neither fails nor gives an inventory
-// that a restart could not load.
+// Whatever the object contains, reading it neither fails nor returns an inventory that cannot be loaded
+// after a restart.
 func FuzzRead(f *testing.F) {
 	f.Add("10.0.0.9", "10.0.0.0/28", "02:00:00:00:00:01", "10.0.0.5", "10.0.0.0/24", "", int32(2))
 	f.Add("2001:db8::9", "2001:db8::/80", "02:00:00:00:00:01", "10.0.0.5", "10.0.0.0/24", "2001:db8::/64", int32(2))
@@ -202,42 +202,42 @@ func FuzzRead(f *testing.F) {
 		}
 		for p := range r.Available {
 			if again, err := Parse(Format(p)); err != nil || again != p {
-				t.Errorf("%v reads back as %v, %v", p, again, err)
+				t.Errorf("Parse(Format(%v)) = %v, %v", p, again, err)
 			}
 		}
 	})
 }
 
-// An ENI in an IPv6-only subnet has no IPv4 address, its own or a pod's.
-func TestENIOfIPv6Alone(t *testing.T) {
+// An ENI in an IPv6-only subnet has no IPv4 address, neither a primary one nor one for pods.
+func TestENIInIPv6OnlySubnet(t *testing.T) {
 	o := small()
 	o.Status.ENI.ENIs[eth1] = v1alpha1.ENI{MAC: "02:00:00:00:00:01", DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}
 	on(o, eth1, "2001:db8::a")
 	r := Read(o)
 	e := r.Inventory.ENIs[1]
 	if e.ID != eth1 || e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || len(e.IPv6) != 1 || len(e.Addresses) > 0 || len(r.Available) != 1 {
-		t.Errorf("the ENI is %+v, available are %v", e, r.Available)
+		t.Errorf("ENI = %+v, available = %v", e, r.Available)
 	}
 	if want := eth1 + " has no IPv4 addresses: its subnet is IPv6-only"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
-		t.Errorf("reported %q, want twice %q", r.Bad, want)
+		t.Errorf("Bad = %q, want %q twice", r.Bad, want)
 	}
 }
 
-// A request has exactly the fields that are given, empty ones too, and the resource version that it was
-// decided on.
+// An apply contains exactly the given fields, including empty ones, and the resource version that it is
+// based on.
 func TestApplyBody(t *testing.T) {
 	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7", Labels: map[string]string{"a": "b"}}}
 	got, err := ApplyBody(o, nil, map[string][]string{"released": {}})
 	const want = `{"kind":"NodeNetwork","apiVersion":"berth.dev/v1alpha1","metadata":{"name":"n","uid":"u","resourceVersion":"7"},"status":{"released":[]}}`
 	if err != nil || string(got) != want {
-		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+		t.Errorf("ApplyBody() = %s, %v\nwant %s", got, err, want)
 	}
 }
 
 func TestInstanceOf(t *testing.T) {
 	for providerID, want := range map[string]string{"aws:///zone-a/i-0aa": "i-0aa", "k3s://x": "", "": ""} {
 		if got := InstanceOf(providerID); got != want {
-			t.Errorf("%s: %q, want %q", providerID, got, want)
+			t.Errorf("InstanceOf(%q) = %q, want %q", providerID, got, want)
 		}
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Settings returns an object's spec as settings, with the defaults of Cilium's "ENI Allocation
+// Settings returns the settings of an object's spec, with the defaults of Cilium's "ENI Allocation
 // Parameters". The error names every invalid field; the CRD rejects most of them, unless its validation
-// is off or older.
+// is disabled or older.
 func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {
 	s, err := Over(eni.Settings{InstanceType: spec.InstanceType, AnySubnet: true, Policy: ipam.DefaultCilium()}, &spec.ENI)
 	if spec.InstanceID == "" {
@@ -24,8 +24,8 @@ func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {
 	return s, err
 }
 
-// Over returns settings with what e sets in their place. Of fields that exclude each other, one that is
-// set replaces all: subnetIDs and subnetTags, securityGroups and securityGroupTags, warm targets and
+// Over returns settings overridden by the fields that e sets. Of fields that exclude each other, one that
+// is set replaces all: subnetIDs and subnetTags, securityGroups and securityGroupTags, warm targets and
 // watermarks. The error names every invalid field.
 func Over(s eni.Settings, e *v1alpha1.ENISpec) (eni.Settings, error) {
 	policy, policyErr := policyOver(s.Policy, e)
@@ -59,8 +59,8 @@ func HasWatermarks(e *v1alpha1.ENISpec) bool {
 	return e.MinAllocate != nil || e.PreAllocate != nil || e.MaxAboveWatermark != nil || e.MaxAllocate != nil
 }
 
-// BeyondType returns the error of settings that no instance of the type can have, once its limits are
-// known; nil: it can have them.
+// BeyondType returns an error if no instance of the type can have the settings, once the limits of the
+// type are known.
 func BeyondType(s eni.Settings, inv *eni.Inventory) error {
 	first, most := s.Policy.FirstInterfaceIndex, inv.Limits.MaxENIs
 	if most == 0 || first < most {
@@ -69,8 +69,8 @@ func BeyondType(s eni.Settings, inv *eni.Inventory) error {
 	return fmt.Errorf("spec.eni.firstInterfaceIndex is %d: expected at most %d, as the instance, of type %s, may have %d ENIs", first, most-1, inv.InstanceType, most)
 }
 
-// policyOver returns the policy in the dialect that e sets: warm targets, watermarks, or otherwise as
-// in p.
+// policyOver returns the policy in the dialect that e sets (warm targets or watermarks), else in that
+// of p.
 func policyOver(p ipam.Policy, e *v1alpha1.ENISpec) (ipam.Policy, error) {
 	warm, marks := HasWarmTargets(e), HasWatermarks(e)
 	switch {
@@ -118,7 +118,7 @@ func policyOver(p ipam.Policy, e *v1alpha1.ENISpec) (ipam.Policy, error) {
 	return p, errors.Join(errs...)
 }
 
-// inDialect returns a policy of another dialect, with what p has in common with it.
+// inDialect returns a policy of another dialect, with the fields that both dialects share.
 func inDialect(other, p ipam.Policy) ipam.Policy {
 	other.Families, other.PrefixDelegation = p.Families, p.PrefixDelegation
 	other.MaxENI, other.MaxPods, other.FirstInterfaceIndex = p.MaxENI, p.MaxPods, p.FirstInterfaceIndex

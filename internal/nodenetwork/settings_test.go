@@ -48,13 +48,13 @@ func TestSettings(t *testing.T) {
 			})},
 		{"both families", v1alpha1.ENISpec{IPFamilies: "dual"}, with(func(s *eni.Settings) { s.Policy.Families = ipfamily.Dual })},
 		{"IPv6", v1alpha1.ENISpec{IPFamilies: "ipv6"}, with(func(s *eni.Settings) { s.Policy.Families = ipfamily.OnlyIPv6 })},
-		{"where and with what", v1alpha1.ENISpec{
+		{"placement and groups", v1alpha1.ENISpec{
 			VPCID: "vpc-1", AvailabilityZone: "zone-a", SubnetIDs: []string{"subnet-2", "subnet-1"},
 			SecurityGroupTags: map[string]string{"a": "b"}, DeleteOnTermination: &no,
 		}, with(func(s *eni.Settings) {
 			s.VPCID, s.Zone, s.SubnetIDs, s.GroupTags, s.KeepENIs = "vpc-1", "zone-a", []string{"subnet-1", "subnet-2"}, map[string]string{"a": "b"}, true
 		})},
-		{"by tags", v1alpha1.ENISpec{SubnetTags: map[string]string{"pods": "yes"}, SecurityGroups: []string{"sg-1"}},
+		{"selection by tags", v1alpha1.ENISpec{SubnetTags: map[string]string{"pods": "yes"}, SecurityGroups: []string{"sg-1"}},
 			with(func(s *eni.Settings) {
 				s.SubnetTags, s.Groups = map[string]string{"pods": "yes"}, []string{"sg-1"}
 			})},
@@ -71,22 +71,22 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-func TestSettingsThatMakeNoSense(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		spec v1alpha1.NodeNetworkSpec
 		want string
 	}{
-		{"no instance", v1alpha1.NodeNetworkSpec{}, "spec.instanceID is empty: expected an EC2 instance ID"},
+		{"no instance ID", v1alpha1.NodeNetworkSpec{}, "spec.instanceID is empty: expected an EC2 instance ID"},
 		{"negative", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{PreAllocate: new(int32(-1))}},
 			"spec.eni.preAllocate is -1: expected a number from 0"},
-		{"families", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{IPFamilies: "both"}},
+		{"unknown families", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{IPFamilies: "both"}},
 			`spec.eni.ipFamilies is "both": expected ipv4, ipv6 or dual`},
 		{"two dialects", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{PreAllocate: new(int32(1)), WarmIPTarget: new(int32(1))}},
 			"spec.eni has warm targets and watermarks: expected either warmENITarget, warmIPTarget, minimumIPTarget and warmPrefixTarget or minAllocate, preAllocate, maxAboveWatermark and maxAllocate"},
-		{"least above most", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{MinAllocate: new(int32(9)), MaxAllocate: new(int32(8))}},
+		{"minAllocate above maxAllocate", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{MinAllocate: new(int32(9)), MaxAllocate: new(int32(8))}},
 			"spec.eni.minAllocate is 9: expected at most maxAllocate, which is 8"},
-		{"two ways to choose", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{
+		{"IDs and tags", v1alpha1.NodeNetworkSpec{InstanceID: instance, ENI: v1alpha1.ENISpec{
 			SubnetIDs: []string{"subnet-1"}, SubnetTags: map[string]string{"a": ""}, SecurityGroups: []string{""}, SecurityGroupTags: map[string]string{"": ""},
 		}}, "spec.eni.subnetIDs and spec.eni.subnetTags are both set: expected one of them\n" +
 			"spec.eni.securityGroups and spec.eni.securityGroupTags are both set: expected one of them\n" +
@@ -95,13 +95,13 @@ func TestSettingsThatMakeNoSense(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Settings(&tt.spec)
 			if err == nil || err.Error() != tt.want {
-				t.Errorf("got %v\nwant %s", err, tt.want)
+				t.Errorf("Settings() error = %v\nwant %s", err, tt.want)
 			}
 		})
 	}
 }
 
-func TestSettingsBeyondTheType(t *testing.T) {
+func TestSettingsBeyondInstanceTypeLimits(t *testing.T) {
 	large := &eni.Inventory{InstanceType: "m5.large", Limits: cloud.Limits{MaxENIs: 3, IPv4PerENI: 10}}
 	at := func(first int) eni.Settings { return eni.Settings{Policy: ipam.Policy{FirstInterfaceIndex: first}} }
 	for first, want := range map[int]string{
@@ -112,10 +112,10 @@ func TestSettingsBeyondTheType(t *testing.T) {
 			got = err.Error()
 		}
 		if got != want {
-			t.Errorf("%d: %q, want %q", first, got, want)
+			t.Errorf("first index %d: BeyondType() = %q, want %q", first, got, want)
 		}
 	}
 	if err := BeyondType(at(9), &eni.Inventory{}); err != nil {
-		t.Errorf("before the limits are known: %v", err)
+		t.Errorf("BeyondType() with unknown limits = %v", err)
 	}
 }

@@ -37,11 +37,11 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// feature is a part of the operator that the settings can enable.
+// feature is a part of the operator that can be enabled in the settings.
 type feature struct {
 	isOn     func(config.Operator) bool // whether the settings enable it
-	families []metric.Family            // of all its metrics
-	// counters are registered whether it is enabled or not: they stay at 0 while it is not.
+	families []metric.Family            // all of its metrics
+	// counters are registered even if the feature is disabled, with the value 0.
 	counters []prometheus.Collector
 	watches  func() []*watched.Kind
 	setup    func(context.Context, manager.Manager, environment) (part, error)
@@ -59,13 +59,13 @@ type environment struct {
 // share it, so that all calls of the process keep the same rate limits.
 type openedEC2 struct{ api cloud.API } // nil: not opened
 
-// part is a feature that was set up.
+// part is a feature after its setup.
 type part struct {
-	alive  check // fails while it hangs
+	alive  check // fails if the part hangs
 	gauges []prometheus.Collector
 }
 
-// newFeatures are all features. A new one is added here and in config.Operator.
+// newFeatures returns all features. New features are added here and in config.Operator.
 func newFeatures() []feature {
 	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
 }
@@ -81,7 +81,7 @@ func hasBranches(cfg config.Operator) bool {
 	return inIPAM(config.IPAMENIOperator)(cfg) && inIPAM(config.IPAMPort)(cfg)
 }
 
-// configured are the features that the settings enable.
+// configured returns the features that are enabled in the settings.
 func configured(features []feature, cfg config.Operator) []feature {
 	return slices.DeleteFunc(slices.Clone(features), func(f feature) bool { return !f.isOn(cfg) })
 }
@@ -105,7 +105,7 @@ func eniFeature() feature {
 	}
 }
 
-// poolFeature cuts address pools into blocks.
+// poolFeature allocates blocks of address pools.
 func poolFeature() feature {
 	m := addresspool.NewMetrics()
 	return feature{
@@ -141,7 +141,7 @@ func branchFeature() feature {
 	}
 }
 
-// egressFeature runs gateways for Egresses, and connects pods with them.
+// egressFeature runs gateways for Egresses and connects pods to them.
 func egressFeature() feature {
 	gateways, members := egress.NewMetrics(), clients.NewMetrics()
 	return feature{
@@ -184,13 +184,13 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	if err != nil {
 		return part{}, err
 	}
-	// A runnable runs only while leading unless it says otherwise.
+	// By default, a runnable runs only while leading.
 	if err := mgr.Add(manager.RunnableFunc(fl.Run)); err != nil {
-		return part{}, fmt.Errorf("adding the fleet: %w", err)
+		return part{}, fmt.Errorf("add the fleet: %w", err)
 	}
 	return part{
 		alive: answers("the fleet", func() {
-			fl.Kick("") // of no node: it takes the lock that all work needs
+			fl.Kick("") // an unknown node; takes the lock that all work needs
 			fl.Subnets()
 		}),
 		gauges: []prometheus.Collector{networks.Gauges(fl.Subnets)},
@@ -212,13 +212,13 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 	}, nil
 }
 
-// firstOf is the first interface of pods with NICs: a port always, or an address from another
+// firstOf describes the first interface of pods with NICs: always a port, or an address from another
 // source unless the pod asks for a branch interface of that name.
 func firstOf(cfg config.Operator) nicrequest.First {
 	return nicrequest.First{Name: nicrequest.FirstInterface, IsPort: cfg.FirstIsPort, MayBePort: hasBranches(cfg) && !cfg.FirstIsPort}
 }
 
-// ofEC2 is the access to VPCs of EC2; nil: none.
+// ofEC2 returns the access to VPCs of EC2, or nil.
 func ofEC2(ctx context.Context, env environment) *providers.EC2 {
 	if env.ec2.api == nil {
 		return nil
@@ -264,8 +264,8 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}, nil
 }
 
-// setupWebhook sets up the webhook, which validates pods that ask for NICs, and adds the NICs of
-// policies and requests for branch interfaces to pods.
+// setupWebhook sets up the webhook, which validates pods that request NICs, and adds to pods the NICs
+// of policies and requests for branch interfaces.
 func setupWebhook(mgr manager.Manager, env environment, policies *nicpolicy.Policies, reviews *webhook.Metrics) ([]prometheus.Collector, error) {
 	cfg := env.cfg
 	listener, err := web.Listen("webhook-address", cfg.WebhookAddr)
@@ -284,8 +284,8 @@ func setupWebhook(mgr manager.Manager, env environment, policies *nicpolicy.Poli
 	})
 }
 
-// setupPolicies sets up NIC policies: it has the API server call the webhook for pods of the
-// namespaces concerned, and reports whether policies are in force.
+// setupPolicies sets up NIC policies: it makes the API server call the webhook for pods of the
+// namespaces concerned. It reports whether policies are enabled.
 func setupPolicies(mgr manager.Manager, env environment, policies *nicpolicy.Policies, serves bool) error {
 	o := nicpolicy.Options{
 		Namespace: env.cfg.LeaseNamespace, Clock: clock.Real{}, Logger: env.log,

@@ -39,12 +39,12 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Kube(func() int { return harness.Main(m, "berth-operator") }))
 }
 
-// cluster is a control plane and an EC2 with two instances, and what runs there.
+// cluster is a control plane, and a fake EC2 with two instances.
 type cluster struct {
 	t          *testing.T
 	client     client.Client
 	lab        *endpoints.Cloud
-	kubeconfig string // the operator's service account's, with its roles and the admission policies
+	kubeconfig string // of the operator's service account, with its roles and the admission policies
 }
 
 var account = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
@@ -64,14 +64,14 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// use has operators that start from now on reach the API server so.
+// use sets the API server access of operators started from now on.
 func (c *cluster) use(cfg *rest.Config) {
 	c.t.Helper()
 	c.kubeconfig = filepath.Join(c.t.TempDir(), "kubeconfig")
 	harness.OK(c.t, kube.WriteKubeconfig(c.kubeconfig, cfg))
 }
 
-// node makes a Node and its NodeNetwork for an instance of the lab.
+// node creates a Node and its NodeNetwork for an instance of the lab.
 func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	c.t.Helper()
 	n := bareNode(instance)
@@ -86,30 +86,30 @@ func (c *cluster) create(objects ...client.Object) {
 	}
 }
 
-// bareNode is a Node of no instance.
+// bareNode returns a Node without an instance.
 var bareNode = controllers.Named[corev1.Node]
 
-// newPod is a pod that is bound to node-a.
+// newPod returns a pod that is bound to node-a.
 func newPod(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
 		NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}}, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 	}}
 }
 
-// objectOf is a node's object as its daemon makes it.
+// objectOf returns a node's NodeNetwork as its daemon creates it.
 func objectOf(node, instanceID string, eni v1alpha1.ENISpec) *v1alpha1.NodeNetwork {
 	return &v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: instanceID, InstanceType: "m5.large", ENI: eni},
 	}
 }
 
-// wants gives a node's object another number of addresses to keep free.
+// wants changes the number of addresses that a node is to keep free.
 func (c *cluster) wants(node string, addresses int32) {
 	c.t.Helper()
 	controllers.Merge(c.t, objectOf(node, "", v1alpha1.ENISpec{}), `{"spec":{"eni":{"preAllocate":%d}}}`, addresses)
 }
 
-// lead starts an operator that leads, and gives node-a its 8 addresses.
+// lead starts an operator, waits until it leads, and creates node-a with its 8 addresses.
 func (c *cluster) lead(args ...string) *process {
 	c.t.Helper()
 	o := c.start("one", args...)
@@ -118,7 +118,7 @@ func (c *cluster) lead(args ...string) *process {
 	return o
 }
 
-// serves makes a node, and waits until it has its 8 addresses.
+// serves creates a node and waits until it has its 8 addresses.
 func (c *cluster) serves(o *process, node string) {
 	c.t.Helper()
 	c.node(node, v1alpha1.ENISpec{})
@@ -130,7 +130,7 @@ func (c *cluster) read(node string) *v1alpha1.NodeNetwork {
 	return controllers.Get[v1alpha1.NodeNetwork](c.t, client.ObjectKey{Name: node})
 }
 
-// has is nil once a node has so many addresses.
+// has returns nil once a node has this many addresses.
 func (c *cluster) has(node string, addresses int) func() error {
 	return func() error {
 		o := &v1alpha1.NodeNetwork{}
@@ -138,13 +138,13 @@ func (c *cluster) has(node string, addresses int) func() error {
 			return err
 		}
 		if n := len(o.Spec.IPAM.Available); n != addresses {
-			return fmt.Errorf("%s has %d addresses, want %d; conditions %+v", node, n, addresses, o.Status.Conditions)
+			return fmt.Errorf("node %s has %d addresses, want %d; conditions = %+v", node, n, addresses, o.Status.Conditions)
 		}
 		return nil
 	}
 }
 
-// holder is whoever leads by the Lease; empty when it is free.
+// holder returns the holder of the Lease, or "" if it is free.
 func (c *cluster) holder() string {
 	c.t.Helper()
 	lease := &coordinationv1.Lease{}
@@ -156,17 +156,17 @@ func (c *cluster) holder() string {
 	return *lease.Spec.HolderIdentity
 }
 
-// leads is nil while an operator holds the Lease.
+// leads returns nil while the named operator holds the Lease.
 func (c *cluster) leads(name string) func() error {
 	return func() error {
 		if h := c.holder(); !strings.HasPrefix(h, name+"_") {
-			return fmt.Errorf("%q leads, not %s", h, name)
+			return fmt.Errorf("leader = %q, want %s", h, name)
 		}
 		return nil
 	}
 }
 
-// process is berth-operator, as it is shipped.
+// process is a berth-operator process, running the binary as shipped.
 type process struct {
 	*proc.Process
 	c       *cluster
@@ -174,18 +174,17 @@ type process struct {
 	health  string
 }
 
-// quick makes another operator follow soon. A leader, or the API server, may still
-// be without the processor for six seconds.
+// quick lets another operator take over soon, but still tolerates that a leader or the API server gets
+// no CPU time for six seconds.
 var quick = []string{"--lease-duration=9s", "--renew-deadline=7s", "--retry-period=250ms"}
 
-// steady are the settings of a leader that is not to end because it is slow.
+// steady keeps a slow leader from losing its Lease.
 var steady = []string{"--lease-duration=120s", "--renew-deadline=110s"}
 
-// limit is for what takes a moment on a machine with nothing else to do.
+// limit is the deadline for operations that take only a moment on an idle machine.
 const limit = 3 * time.Minute
 
-// start runs an operator until the test ends. It is steady unless args say
-// something else.
+// start runs an operator until the test ends, with the settings of steady unless args override them.
 func (c *cluster) start(name string, args ...string) *process {
 	c.t.Helper()
 	p := &process{c: c, metrics: freeAddress(c.t), health: freeAddress(c.t)}
@@ -206,14 +205,14 @@ func (c *cluster) start(name string, args ...string) *process {
 	harness.OK(c.t, p.Start())
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
-			c.t.Logf("the end of %s's log:\n%s", name, p.LogTail(40))
+			c.t.Logf("last lines of the log of %s:\n%s", name, p.LogTail(40))
 		}
 		_ = p.Kill()
 	})
 	return p
 }
 
-// until waits for something of the operator's.
+// until waits for a condition, and fails if the operator exits.
 func (p *process) until(is func() error) {
 	p.c.t.Helper()
 	ctx, cancel := context.WithTimeout(p.c.t.Context(), limit)
@@ -221,30 +220,30 @@ func (p *process) until(is func() error) {
 	harness.OK(p.c.t, p.Wait(ctx, is))
 }
 
-// logsNone checks that the operator has logged none of some words since it leads: before, the API
-// server may not know the roles yet. It may be late in reading a policy that another test
-// installed without egress, too: an Event may come before.
+// logsNone checks that the operator has logged none of these words since it became leader: before, the
+// API server may not know the roles yet. Events may also be rejected by an outdated policy that
+// another test installed without egress.
 func (p *process) logsNone(words ...string) {
 	p.c.t.Helper()
 	_, log, leads := strings.Cut(p.LogTail(1000), "leading:")
 	if !leads {
-		p.c.t.Error("the log does not say that the operator leads")
+		p.c.t.Error("log does not report leadership")
 	}
 	for line := range strings.SplitSeq(log, "\n") {
 		for _, word := range words {
 			if strings.Contains(line, word) && !strings.Contains(line, "ValidatingAdmissionPolicy 'berth-operator-leads-and-tells'") {
-				p.c.t.Errorf("the operator logs: %s", line)
+				p.c.t.Errorf("unexpected line in the operator's log: %s", line)
 			}
 		}
 	}
 }
 
-// answersWith is nil when a path of an address answers with a status.
+// answersWith returns nil when a path answers with this status.
 func answersWith(address, path string, status int) func() error {
 	return func() error {
 		code, body, err := get(address, path)
 		if err == nil && code != status {
-			return fmt.Errorf("%s: %d %s", path, code, body)
+			return fmt.Errorf("GET %s = %d %s, want %d", path, code, body, status)
 		}
 		return err
 	}
@@ -266,7 +265,7 @@ func get(address, path string) (int, string, error) {
 	return r.StatusCode, string(body), err
 }
 
-// values are the samples of /metrics by name and labels, as they are written.
+// values returns the samples of /metrics by name and labels, as text.
 func (p *process) values() map[string]string {
 	p.c.t.Helper()
 	_, body, err := get(p.metrics, "/metrics")
@@ -282,21 +281,21 @@ func (p *process) values() map[string]string {
 
 var sample = regexp.MustCompile(`^([a-z0-9_]+(?:\{.*\})?) (\S+)$`)
 
-// shows is nil when the metrics have these values.
+// shows returns nil when the metrics have these values.
 func (p *process) shows(want map[string]string) func() error {
 	return func() error {
 		got := p.values()
 		for name, v := range want {
 			if got[name] != v {
-				return fmt.Errorf("%s is %q, want %s", name, got[name], v)
+				return fmt.Errorf("metric %s = %q, want %s", name, got[name], v)
 			}
 		}
 		return nil
 	}
 }
 
-// freeAddress is one that nobody else takes until it is listened at: all that
-// connects on this machine does so from 127.0.0.1.
+// freeAddress returns an address that nobody else takes until it is listened on: all connections on
+// this machine come from 127.0.0.1.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(256), 1+rand.N(254)))

@@ -15,16 +15,16 @@ import (
 	"github.com/berthnet/berth/internal/config"
 )
 
-// Besides the rights of its features, the operator needs those for leader election by a Lease in its
-// own namespace.
+// In addition to the permissions of its features, the operator needs those for leader election with a
+// Lease in its own namespace.
 //
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=kube-system,resources=leases,verbs=create
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=kube-system,resources=leases,resourceNames=berth-operator,verbs=get;update
 
-// LeaseName is the Lease that the leading operator holds.
+// LeaseName is the name of the Lease that the leading operator holds.
 const LeaseName = "berth-operator"
 
-// lease is the lock of the leader election, and logs its events.
+// lease is the lock used for leader election. It logs the election's events.
 type lease struct {
 	resourcelock.Interface
 	running context.Context // ends when the operator is told to stop
@@ -32,14 +32,14 @@ type lease struct {
 	log     *slog.Logger
 }
 
-// newLease makes a lock whose holder's name no other process has.
+// newLease returns a lock whose holder identity is unique to this process.
 func newLease(ctx context.Context, c *rest.Config, cfg config.Operator, log *slog.Logger) (*lease, error) {
 	c = rest.AddUserAgent(c, "leader-election")
-	// A request that hangs must leave time for another one.
+	// If a request hangs, there must be time for another one.
 	c.Timeout = max(cfg.RenewDeadline/2, time.Second)
 	client, err := coordination.NewForConfig(c)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for the Lease: %w", err)
+		return nil, fmt.Errorf("create a client for the Lease: %w", err)
 	}
 	return &lease{
 		Interface: &resourcelock.LeaseLock{
@@ -51,7 +51,7 @@ func newLease(ctx context.Context, c *rest.Config, cfg config.Operator, log *slo
 	}, nil
 }
 
-// The events of client-go's leader election.
+// Events of client-go's leader election.
 const (
 	becameLeader   = "became leader"
 	stoppedLeading = "stopped leading"
@@ -68,12 +68,12 @@ func (l *lease) RecordEvent(event string) {
 	}
 }
 
-// afterStop is controller-runtime's message for an error of a part after the program was told to
-// stop. The leader election reports the Lease as lost then, which it has released.
+// afterStop is controller-runtime's message for an error that a part returns after the program was told
+// to stop. The leader election then reports the Lease, which it has released, as lost.
 const afterStop = "error received after stop sequence was engaged"
 
-// quietStop is a handler for controller-runtime's log in which errors after the program was told to
-// stop are debug messages.
+// quietStop is a handler for controller-runtime's log that reduces errors after the program was told to
+// stop to debug messages.
 type quietStop struct {
 	slog.Handler
 	running context.Context // ends when the program is told to stop

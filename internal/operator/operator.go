@@ -1,10 +1,10 @@
-// Package operator is berth-operator: it manages the ENIs of all nodes of a cluster by their
-// NodeNetwork objects, cuts address pools into blocks for nodes, creates the VPC ports of pods'
-// NICs, and runs egress gateways, as its settings say (design: docs/architecture.md).
+// Package operator is berth-operator: depending on its settings, it manages the ENIs of all nodes of a cluster
+// through their NodeNetwork objects, cuts address pools into blocks for nodes, creates the VPC ports of pods'
+// NICs, and runs egress gateways (design: docs/architecture.md).
 //
-//	operator.go  putting the parts together and running them
+//	operator.go  assembling and running the parts
 //	feature.go   the features: their metrics, watches and setup
-//	reach.go     waiting for the Kubernetes API, and kinds that cannot be watched any more
+//	reach.go     waiting for the Kubernetes API, and kinds that can no longer be watched
 //	lease.go     leader election
 //	serve.go     metrics and probes
 package operator
@@ -36,41 +36,40 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// endTimeout is how long calls in flight may take once the operator was told to stop. It is less
-// than the 30 s that Kubernetes gives a pod, as the Lease is released after it.
+// endTimeout is how long calls in flight may take after the operator was told to stop. It is less than the 30 s
+// that Kubernetes gives a pod, because the Lease is released afterwards.
 const endTimeout = 25 * time.Second
 
-// Run works until ctx ends, lets calls in flight finish, and releases the
-// Lease. The error is that it cannot start, or lost the Lease: the
-// process must exit then, as EC2 calls may still be in flight. It may be called
-// once in a process, as it sets the process's logger and uses its global metrics.
+// Run works until ctx ends, lets calls in flight finish, and releases the Lease. It returns an error if it cannot
+// start or has lost the Lease: the process must then exit, as EC2 calls may still be in flight. It may be called
+// only once per process, as it sets the process's logger and uses its global metrics.
 func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 	logger := logr.FromSlogHandler(quietStop{log.Handler(), ctx})
 	ctrl.SetLogger(logger)
-	klog.SetLogger(logger) // client-go's
+	klog.SetLogger(logger) // the logger of client-go
 	return RunWith(ctx, cfg, log, Dependencies{
 		Metrics: ctrlmetrics.Registry,
 		Cloud:   func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
 	})
 }
 
-// Dependencies are what an operator uses outside the program, except the Kubernetes API server,
-// which the settings name. A test that runs operators in its own process injects fakes.
+// Dependencies are what an operator uses outside the program, except the Kubernetes API server, which is set in
+// the settings. Tests that run operators in their own process inject fakes.
 type Dependencies struct {
 	Metrics ctrlmetrics.RegistererGatherer
 	// Cloud is the client of EC2.
 	Cloud func(ctx context.Context, o aws.Options) (pace.Calls, error)
-	// VPC is the provider of all VPCs; nil: each is reached as its spec says.
+	// VPC is the provider of all VPCs; nil: each VPC is reached as its spec says.
 	VPC vpcport.Provider
-	// Several allows more than one operator in the process.
+	// Several allows more than one operator in a process.
 	Several bool
 }
 
-// RunWith is Run with other dependencies.
+// RunWith works like Run with injected dependencies.
 func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+		log.Warn("ignoring unknown environment variables with the prefix BERTH_", "names", cfg.Unknown)
 	}
 	f, err := newFront(cfg, deps.Metrics, log)
 	if err != nil {
@@ -101,13 +100,13 @@ func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps De
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
-		return fmt.Errorf("running: %w", err)
+		return fmt.Errorf("run: %w", err)
 	}
 	log.Info("stopped")
 	return nil
 }
 
-// newManager connects the parts to the Kubernetes API.
+// newManager creates the manager that connects the parts to the Kubernetes API.
 func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg config.Operator, log *slog.Logger, deps Dependencies) (_ manager.Manager, err error) {
 	grace, warmup := endTimeout, cfg.LeaderElect
 	o := manager.Options{
@@ -117,10 +116,10 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 			ByObject: watched.ByObject(kinds), DefaultTransform: cache.TransformStripManagedFields(),
 			DefaultWatchErrorHandler: newUnwatched(log, api.clock).handle,
 		},
-		Metrics:                       metricsserver.Options{BindAddress: "0"}, // front serves them
+		Metrics:                       metricsserver.Options{BindAddress: "0"}, // metrics are served by front
 		HealthProbeBindAddress:        "0",
 		LeaderElection:                cfg.LeaderElect,
-		LeaderElectionID:              LeaseName, // also its name in metrics
+		LeaderElectionID:              LeaseName, // also the name in metrics
 		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 &cfg.LeaseDuration,
 		RenewDeadline:                 &cfg.RenewDeadline,
@@ -141,7 +140,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 	return mgr, nil
 }
 
-// assemble sets up the features that the settings enable.
+// assemble sets up the enabled features.
 func assemble(ctx context.Context, mgr manager.Manager, f *front, features []feature, kinds []*watched.Kind, env environment) error {
 	var alive []check
 	var collectors []prometheus.Collector
@@ -157,25 +156,25 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 	}
 	for _, c := range collectors {
 		if err := env.deps.Metrics.Register(c); err != nil {
-			return fmt.Errorf("registering metrics: %w", err)
+			return fmt.Errorf("register metrics: %w", err)
 		}
 	}
 	filled := cachesFilled(mgr.GetCache(), kinds)
 	f.watch(filled, all(alive))
 	return mgr.Add(watcher(func(ctx context.Context) error {
-		_ = filled(ctx) // it starts the watches; the error is that they are not synced yet
+		_ = filled(ctx) // starts the watches; the error only says that they are not synced yet
 		return nil
 	}))
 }
 
-// watcher runs when the process starts, whether it leads or not, so that caches are filled before
-// they are needed.
+// watcher runs as soon as the process starts, whether it leads or not, so that caches are filled before they are
+// needed.
 type watcher func(context.Context) error
 
 func (w watcher) Start(ctx context.Context) error { return w(ctx) }
 func (watcher) NeedLeaderElection() bool          { return false }
 
-// all is a check that fails with the first of some that fails.
+// all combines checks; it fails with the first one that fails.
 func all(checks []check) check {
 	return func(ctx context.Context) error {
 		for _, c := range checks {
@@ -187,8 +186,8 @@ func all(checks []check) check {
 	}
 }
 
-// cachesFilled is a check that all watches are synced, so that a standby is ready to take over. It
-// starts watches that have not been started yet.
+// cachesFilled is a check that all watches are synced, so that a standby is ready to take over. It starts watches
+// that have not been started yet.
 func cachesFilled(c cache.Cache, kinds []*watched.Kind) check {
 	return func(ctx context.Context) error {
 		var missing error

@@ -26,11 +26,11 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
-// The whole, under the roles and policies that are installed: a NodeNetwork
-// gets addresses, and the metrics have every documented family.
+// End to end, under the installed roles and policies: a NodeNetwork gets addresses, and the metrics contain every
+// documented family.
 func TestNodeGetsAddresses(t *testing.T) {
 	c := newCluster(t)
-	// One Assign a second: the second node's has to wait.
+	// One Assign per second, so the second node has to wait.
 	o := c.start("one", "--ec2-limits=AssignPrivateIpAddresses=1/1")
 	o.until(answersWith(o.health, "/readyz", 200))
 	o.until(c.leads("one"))
@@ -74,15 +74,14 @@ func created(subnet string) string {
 	return fmt.Sprintf(`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id=%q}`, subnet)
 }
 
-// gaugesOfOthers begin the names of those that there are with --ipam=pool and port only, or
-// once there is a VPC, or that of the limiter, which holds no call back when nodes join a second
-// apart (TestMetricsOfNodes has it).
+// gaugesOfOthers are prefixes of metrics that exist only with --ipam=pool or port, or with a VPC, and of the rate
+// limiter's, which has no values when nodes join a second apart (see TestMetricsOfNodes).
 var gaugesOfOthers = []string{
 	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_warm_port", "berth_operator_egress_",
 	"berth_operator_webhook_certificate_expiry_", "berth_operator_ec2_rate_limit_",
 }
 
-// checkFamilies holds /metrics against the page that documents it.
+// checkFamilies compares /metrics with its reference page.
 func checkFamilies(t *testing.T, o *process) {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "reference", "operator-metrics.md"))
@@ -96,43 +95,41 @@ func checkFamilies(t *testing.T, o *process) {
 			continue
 		}
 		if !strings.Contains(body, "# TYPE "+m[1]+" "+m[2]+"\n") {
-			t.Errorf("/metrics lacks %s of type %s", m[1], m[2])
+			t.Errorf("/metrics has no %s of type %s", m[1], m[2])
 		}
 	}
 	if len(documented) < 10 {
-		t.Errorf("the page documents only %d metrics", len(documented))
+		t.Errorf("found only %d documented metrics, want at least 10", len(documented))
 	}
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (berth_\w+)`).FindAllStringSubmatch(body, -1) {
 		if !documented[m[1]] {
-			t.Errorf("the page does not document %s", m[1])
+			t.Errorf("metric %s is not documented", m[1])
 		}
 	}
 }
 
-// Pods that are bound to a node are served before their ADDs arrive, and how
-// long that took is counted.
+// Pods bound to a node get addresses assigned before their ADDs arrive, and the waiting time is measured.
 func TestBoundPodsAreDemand(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one")
 	c.node("node-a", v1alpha1.ENISpec{PreAllocate: new(int32(1))})
 	o.until(c.has("node-a", 1))
-	harness.OK(t, o.Pause()) // so that it sees them together, and more than there are addresses
+	harness.OK(t, o.Pause()) // so that it sees all pods at once, more than there are addresses
 	for i := range 4 {
 		c.create(newPod(fmt.Sprintf("pod-%d", i)))
 	}
 	harness.OK(t, o.Resume())
-	// Four that wait, and one to spare.
+	// Four for waiting pods, and one spare.
 	o.until(c.has("node-a", 5))
 	o.until(func() error {
 		if n := o.values()[`berth_operator_demand_to_address_seconds_count`]; n == "0" || n == "" {
-			return errors.New("no wait was counted")
+			return errors.New("berth_operator_demand_to_address_seconds counts no wait")
 		}
 		return nil
 	})
 }
 
-// The second operator is ready while it stands by, and goes on where a killed
-// leader stopped.
+// A standby is ready, and continues where a killed leader stopped.
 func TestTakeover(t *testing.T) {
 	c := newCluster(t)
 	first := c.lead(quick...)
@@ -150,22 +147,22 @@ func TestTakeover(t *testing.T) {
 	harness.OK(t, controllers.Same("ENIs", len(c.lab.Cloud.Snapshot().ENIs), enis+1))
 }
 
-// One that ends in order leaves the Lease free, so that nobody waits for it.
-func TestEndReleasesTheLease(t *testing.T) {
+// An operator that shuts down in an orderly way releases the Lease, so that no other has to wait for its expiry.
+func TestShutdownReleasesTheLease(t *testing.T) {
 	c := newCluster(t)
 	o := c.lead()
 	o.until(answersWith(o.health, "/readyz", 200))
-	harness.OK(t, o.Stop(time.Minute)) // sooner than the Lease runs out
+	harness.OK(t, o.Stop(time.Minute)) // less than the lease duration
 	if code := o.ExitCode(); code != 0 {
-		t.Errorf("exit code %d\n%s", code, o.LogTail(20))
+		t.Errorf("exit code = %d, want 0; log:\n%s", code, o.LogTail(20))
 	}
-	harness.OK(t, controllers.Same("the holder of the Lease", c.holder(), ""))
+	harness.OK(t, controllers.Same("holder of the Lease", c.holder(), ""))
 	if log := o.LogTail(1000); strings.Contains(log, "level=ERROR") {
-		t.Errorf("the log has errors:\n%s", log)
+		t.Errorf("log has errors:\n%s", log)
 	}
 }
 
-// A leader that was held still for longer than its lease must not go on.
+// A leader that was suspended for longer than its lease must exit.
 func TestLosingTheLeaseEndsTheProcess(t *testing.T) {
 	c := newCluster(t)
 	first := c.start("one", quick...)
@@ -179,17 +176,16 @@ func TestLosingTheLeaseEndsTheProcess(t *testing.T) {
 	select {
 	case <-exited:
 	case <-time.After(limit):
-		t.Fatal("the old leader goes on")
+		t.Fatal("the old leader did not exit")
 	}
-	harness.OK(t, controllers.Same("the exit code", first.ExitCode(), 1))
+	harness.OK(t, controllers.Same("exit code", first.ExitCode(), 1))
 	if log := first.LogTail(50); !strings.Contains(log, "lost the Lease") {
-		t.Errorf("the log does not say why:\n%s", log)
+		t.Errorf("log does not report the lost Lease:\n%s", log)
 	}
 	harness.OK(t, c.leads("two")())
 }
 
-// An API server that is away for less than the renew deadline costs nothing,
-// and nodes that come after it are seen.
+// An API server outage shorter than the renew deadline has no effect, and nodes that join afterwards are managed.
 func TestAPIServerRestart(t *testing.T) {
 	c := newCluster(t)
 	o := c.lead()
@@ -198,7 +194,7 @@ func TestAPIServerRestart(t *testing.T) {
 	back()
 	c.serves(o, "node-b")
 	if o.Starts() != 1 || !o.Running() {
-		t.Error("the operator ended")
+		t.Error("the operator exited")
 	}
 }
 
@@ -206,33 +202,33 @@ func TestWithoutLeaderElection(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one", "--leader-elect=false", "--metrics-address=")
 	c.serves(o, "node-a")
-	harness.OK(t, controllers.Same("the holder of the Lease", c.holder(), ""))
+	harness.OK(t, controllers.Same("holder of the Lease", c.holder(), ""))
 }
 
-// All mistakes come at once, and the exit code says that there are some.
-func TestMistakes(t *testing.T) {
+// All invalid settings are reported at once, with a nonzero exit code.
+func TestInvalidSettings(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "berth-operator"),
 		"--retry-period=soon", "--ec2-limits=Assign=5/5", "--no-such-flag")
 	cmd.Env = []string{"BERTH_LEASE_DURATION=1ms"}
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("%v", err)
+		t.Errorf("exit status = %v, want 1", err)
 	}
 	for _, want := range []string{"--no-such-flag", "BERTH_LEASE_DURATION", `"Assign" is no EC2 action`} {
 		if !strings.Contains(string(out), want) {
-			t.Errorf("lacks %s\nin %s", want, out)
+			t.Errorf("output does not contain %s:\n%s", want, out)
 		}
 	}
 }
 
-// What is wrong with where it runs is said, too.
+// Problems of the environment are reported as well.
 func TestStartProblems(t *testing.T) {
 	for name, tt := range map[string]struct {
 		args []string
 		says string
 	}{
-		"no API":       {nil, "outside a cluster, set --kubeconfig"},
-		"no such file": {[]string{"--kubeconfig=/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
+		"no API server":      {nil, "outside a cluster, set --kubeconfig"},
+		"missing kubeconfig": {[]string{"--kubeconfig=/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "berth-operator"), append(tt.args, "--metrics-address=")...)
@@ -240,13 +236,13 @@ func TestStartProblems(t *testing.T) {
 			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGKILL) }
 			out, _ := cmd.CombinedOutput()
 			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tt.says) {
-				t.Errorf("exit code %d, lacks %q\n%s", cmd.ProcessState.ExitCode(), tt.says, out)
+				t.Errorf("exit code = %d, want 1 and output containing %q:\n%s", cmd.ProcessState.ExitCode(), tt.says, out)
 			}
 		})
 	}
 }
 
-// attached lists an instance's ENIs with their secondary addresses.
+// attached returns an instance's ENIs with their secondary addresses.
 func (c *cluster) attached(instance string) (out []string) {
 	for _, e := range c.lab.Cloud.Snapshot().InstanceENIs(c.lab.Cloud.Instances.ID(instance)) {
 		out = append(out, fmt.Sprintf("%s %v", e.ID, e.Secondary))
@@ -255,9 +251,8 @@ func (c *cluster) attached(instance string) (out []string) {
 	return out
 }
 
-// A node whose daemon's token is in the wrong hands names another node's
-// instance in its object, wants nothing there, and confirms whatever it is asked
-// to give back: the other node keeps its ENIs and addresses.
+// An attacker with the daemon token of a node names another node's instance in the object, wants no addresses for
+// it, and confirms every release: the other node keeps its ENIs and addresses.
 func TestObjectNamesAnothersInstance(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one", "--shrink-delay=50ms", "--listing-interval=1s", "--settle-time=1s")
@@ -269,23 +264,23 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	o.until(c.has("node-b", 4))
 	before := c.attached("node-a")
 
-	thief := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "node-b")) // has its daemon's token, and nothing else
+	thief := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "node-b")) // has only the daemon's token
 	mine := controllers.Named[v1alpha1.NodeNetwork]("node-b")
-	harness.Eventually(t, limit, "the daemon may not delete its own object, in which a person's settings are", func() error {
-		// A dry run: the API server may not enforce its policies yet.
+	harness.Eventually(t, limit, "daemon may not delete its own object, which may have manual settings", func() error {
+		// A dry run, as the API server may not enforce its policies yet.
 		if err := thief.Delete(t.Context(), mine.DeepCopy(), client.DryRunAll); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-			return errors.Join(errors.New("not refused by a policy"), err)
+			return errors.Join(errors.New("not rejected by a policy"), err)
 		}
 		return nil
 	})
-	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy())) // a person did
-	harness.Eventually(t, limit, "it makes the object anew", func() error {
-		// eth0 is for those only whom berthd-allowed lists
+	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy())) // deleted by an administrator
+	harness.Eventually(t, limit, "object recreated by the attacker", func() error {
+		// Only daemons listed by berthd-allowed may use eth0.
 		return thief.Create(t.Context(), objectOf("node-b", c.lab.Cloud.Instances.ID("node-a"), v1alpha1.ENISpec{PreAllocate: new(int32)}))
 	})
-	harness.Eventually(t, limit, "the operator says that it will not work for that object", func() error {
+	harness.Eventually(t, limit, "object refused with reason AnotherInstance", func() error {
 		if now := c.attached("node-a"); !slices.Equal(now, before) {
-			t.Fatalf("node-a had %v and has %v", before, now)
+			t.Fatalf("ENIs of node-a changed from %v to %v", before, now)
 		}
 		old := c.read("node-b")
 		got := old.DeepCopy()
@@ -296,15 +291,15 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 		if d := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.ConditionDegraded); d != nil && d.Reason == "AnotherInstance" {
 			return nil
 		}
-		return fmt.Errorf("conditions %+v", got.Status.Conditions)
+		return fmt.Errorf("conditions = %+v", got.Status.Conditions)
 	})
-	harness.OK(t, controllers.Same("addresses of another node that it learned of", len(c.read("node-b").Spec.IPAM.Available), 0))
-	// Node-a grows as before.
+	harness.OK(t, controllers.Same("addresses published in the attacker's object", len(c.read("node-b").Spec.IPAM.Available), 0))
+	// Node-a still gets more addresses.
 	c.wants("node-a", 6)
 	o.until(c.has("node-a", 6))
 
-	// Without a provider ID it is EC2 that tells: a Node of the private DNS name
-	// of the other instance has that one.
+	// Without a provider ID, EC2 decides: a Node named after the other instance's private DNS name has that
+	// instance.
 	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy()))
 	id := c.lab.Cloud.Instances.ID("node-b")
 	primary := c.lab.Cloud.Snapshot().InstanceENIs(id)[0].Primary
@@ -314,8 +309,8 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	o.until(c.has(name, 4))
 }
 
-// An operator that works for Egresses alone, under the roles and policies that the chart
-// gives it beside node mode, where there is no other operator.
+// An operator only for Egresses, under the roles and policies of the chart in node mode, which has no other
+// operator.
 func TestEgressAlone(t *testing.T) {
 	c := newCluster(t)
 	r := deploy.InMode(deploy.NodeMode, "test")
@@ -331,7 +326,7 @@ func TestEgressAlone(t *testing.T) {
 	o.until(func() error { return c.client.Get(t.Context(), client.ObjectKeyFromObject(e), d) })
 	pod := d.Spec.Template.Spec
 	if *d.Spec.Replicas != 2 || pod.Containers[0].Image != "berth-egress:v1" || pod.Containers[0].Ports[0].ContainerPort != 5556 {
-		t.Errorf("Deployment %+v", d.Spec)
+		t.Errorf("Deployment spec = %+v, want 2 replicas with the image and port from the flags", d.Spec)
 	}
 	o.until(func() error {
 		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(e), e); err != nil {
@@ -339,12 +334,12 @@ func TestEgressAlone(t *testing.T) {
 		}
 		for kind, want := range map[string]bool{v1alpha1.ConditionServiceReady: true, v1alpha1.ConditionAvailable: false, v1alpha1.ConditionClientsReady: true} {
 			if s := meta.FindStatusCondition(e.Status.Conditions, kind); s == nil || (s.Status == metav1.ConditionTrue) != want {
-				return fmt.Errorf("conditions %+v", e.Status.Conditions)
+				return fmt.Errorf("conditions = %+v", e.Status.Conditions)
 			}
 		}
 		return nil
 	})
-	harness.OK(t, controllers.Same("addresses of the Service", len(e.Status.ServiceIPs), 1))
+	harness.OK(t, controllers.Same("Service addresses", len(e.Status.ServiceIPs), 1))
 	o.until(o.shows(map[string]string{
 		`berth_operator_egress_gateways{egress="nat",namespace="default",state="desired"}`: "2",
 		`berth_operator_egress_gateways{egress="nat",namespace="default",state="ready"}`:   "0",

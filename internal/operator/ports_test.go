@@ -27,7 +27,7 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// everybody are all namespaces.
+// everybody selects all namespaces.
 var everybody = v1alpha1.VPCNamespaces{Names: []string{"*"}}
 
 // serveNeutron serves a Neutron with the network blue, its subnet web and the host node-a.
@@ -53,7 +53,7 @@ func (c *cluster) vpc(name string, spec v1alpha1.VPCSpec) {
 	c.create(&v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
 }
 
-// asks makes a pod with NICs in a VPC on node-a.
+// asks creates a pod with NICs in a VPC on node-a.
 func (c *cluster) asks(vpc, nics string) *corev1.Pod {
 	c.t.Helper()
 	pod := newPod("web-0")
@@ -62,8 +62,8 @@ func (c *cluster) asks(vpc, nics string) *corev1.Pod {
 	return pod
 }
 
-// The whole for VPC ports, under the roles and policies of the chart: an annotated pod
-// gets a port of Neutron bound to its node, and the port goes with it.
+// VPC ports end to end, under the roles and policies of the chart: an annotated pod gets a Neutron port bound to its node, and the port is
+// deleted with the pod.
 func TestPodGetsPort(t *testing.T) {
 	c := newCluster(t)
 	c.useRelease(deploy.InMode(deploy.PortMode, "test"))
@@ -82,7 +82,7 @@ func TestPodGetsPort(t *testing.T) {
 	})
 	ports := cloud.Ports()
 	if len(ports) != 1 || ports[0].Host != "node-a" || !strings.HasPrefix(ports[0].Device, "berth:test:") || ports[0].Owner != vpcport.Owner {
-		t.Errorf("ports %+v", ports)
+		t.Errorf("ports = %+v, want one of Berth's bound to node-a", ports)
 	}
 	o.until(o.shows(map[string]string{
 		`berth_operator_vpc_condition{type="Ready",vpc="blue"}`:                     "1",
@@ -98,8 +98,8 @@ func TestPodGetsPort(t *testing.T) {
 	o.logsNone("orbidden", "correct horse")
 }
 
-// The whole for a NICPolicy, under the roles and policies of the chart: a pod that says nothing
-// gets a port with the policy's subnet and group, and a pod of before is reported.
+// A NICPolicy end to end, under the roles and policies of the chart: a pod without annotations gets a port with the policy's subnet and group,
+// and a pod created before the policy is reported.
 func TestPodGetsNICOfAPolicy(t *testing.T) {
 	c := newCluster(t)
 	r := deploy.InMode(deploy.PortMode, "test")
@@ -120,7 +120,7 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 		return p
 	}
 	db := policy("db", "db")
-	c.create(pod("early")) // before anybody can ask the operator
+	c.create(pod("early")) // before the webhook can be called
 	at := freeAddress(t)
 	controllers.ServeWebhookAt(t, r, at)
 	o := c.start("one", "--ipam=port", "--webhook-address="+at)
@@ -138,35 +138,35 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 			p := pod("probe")
 			err := c.client.Create(t.Context(), p, client.DryRunAll)
 			if p.Annotations[key] != value {
-				return fmt.Errorf("annotations %v: %w", p.Annotations, err)
+				return fmt.Errorf("pod annotations = %v: %w", p.Annotations, err)
 			}
 			return err
 		}
 	}
-	o.until(annotated(v1alpha1.AnnotationNICPolicy, "NICPolicy/db")) // the API server may learn of the webhook's namespaces a moment later
+	o.until(annotated(v1alpha1.AnnotationNICPolicy, "NICPolicy/db")) // the API server may see the webhook's namespaces a moment later
 	c.create(pod("db-0"))
 	c.awaitNICs(o, func(n *v1alpha1.PodNIC) bool {
 		return n.Status.Phase == v1alpha1.PhaseBound && n.Status.Interface == "eth0" && strings.HasPrefix(addressesOf(n), "192.168.1.") && slices.Equal(n.Spec.SecurityGroups, []string{group.ID})
 	})
 	controllers.AwaitEvent(t, newPod("early"), "NICPolicyMissed", "recreate the pod")
 	policy("late", "web")
-	o.until(annotated(v1alpha1.AnnotationNICPolicyOverlap, "NICPolicy/late")) // which the operator may learn of later than the pod
+	o.until(annotated(v1alpha1.AnnotationNICPolicyOverlap, "NICPolicy/late")) // the operator may see it later than the pod
 	c.create(pod("db-1"))
 	controllers.AwaitEvent(t, newPod("db-1"), "NICPolicyOverlap", "the oldest counts, NICPolicy/db; not counted: NICPolicy/late")
 	if ports := cloud.Ports(); len(ports) == 0 || !slices.Equal(ports[0].Groups, []string{group.ID}) {
-		t.Errorf("ports %+v", ports)
+		t.Errorf("ports = %+v, want the policy's group", ports)
 	}
 	o.logsNone("orbidden")
 }
 
-// useRelease has operators that start from now on reach the API server as a release of the chart with
-// ports has it, once its policies are what counts.
+// useRelease sets the API server access of operators started from now on to that of a release of the chart with ports, once its policies are in
+// effect.
 func (c *cluster) useRelease(r deploy.Release) {
 	c.t.Helper()
 	cfg := harness.OperatorConfigOf(c.t, r)
 	c.use(cfg)
 	operator := harness.KubeClientFor(c.t, cfg)
-	harness.Eventually(c.t, limit, "the operator may write events of VPCs", func() error {
+	harness.Eventually(c.t, limit, "operator may write Events of VPCs", func() error {
 		return operator.Create(c.t.Context(), &eventsv1.Event{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "probe-"}, EventTime: metav1.NowMicro(),
 			ReportingController: v1alpha1.OwnerOperator, ReportingInstance: "probe", Action: "Report", Reason: "Probe", Type: corev1.EventTypeNormal,
@@ -175,8 +175,8 @@ func (c *cluster) useRelease(r deploy.Release) {
 	})
 }
 
-// The same by Alcor, with a port that is made and one that is there: the node learns from
-// which namespace it takes them, and Alcor's agent, by the port's status, that they work.
+// The same with Alcor, with a new and an existing port: the node learns from which namespace it takes them, and the port status tells Alcor's
+// agent that they work.
 func TestPodGetsPortsOfAlcor(t *testing.T) {
 	c := newCluster(t)
 	c.use(harness.OperatorConfig(t, deploy.PortMode))
@@ -198,13 +198,13 @@ func TestPodGetsPortsOfAlcor(t *testing.T) {
 			return n.Status.Phase == want && n.Status.Plug != nil && *n.Status.Plug == plug && n.Status.MTU == 1450
 		}, "eth0", "eth1")
 		if a, b := addressesOf(all["eth0"]), addressesOf(all["eth1"]); a != "10.0.0.7/24" || b != "10.0.0.9/24" {
-			t.Errorf("the addresses are %s and %s", a, b)
+			t.Errorf("addresses = %s and %s, want 10.0.0.7/24 and 10.0.0.9/24", a, b)
 		}
 	}
 	phase(v1alpha1.PhaseBound)
 	for _, p := range cloud.Ports() {
 		if p.Owner != vpcport.Owner || p.Host != "node-a" || p.Unsecured != (p.ID == given.ID) {
-			t.Errorf("port %+v", p)
+			t.Errorf("port = %+v, want Berth's owner and host node-a; port security off only for the existing one", p)
 		}
 		cloud.Programmed(p.ID, "node-a", true)
 	}
@@ -213,14 +213,14 @@ func TestPodGetsPortsOfAlcor(t *testing.T) {
 	o.until(func() error {
 		left := cloud.Ports()
 		if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || !left[0].Unsecured {
-			return fmt.Errorf("left are %+v", left)
+			return fmt.Errorf("ports = %+v, want the existing one without Berth's marks", left)
 		}
 		return nil
 	})
-	harness.OK(t, controllers.Same("requests that Alcor does not know", len(cloud.Ignored()), 0))
+	harness.OK(t, controllers.Same("requests unknown to Alcor", len(cloud.Ignored()), 0))
 }
 
-// secret makes a Secret of the operator's namespace, which goes with the test.
+// secret creates a Secret in the operator's namespace for the time of the test.
 func (c *cluster) secret(name string, data map[string]string) {
 	c.t.Helper()
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: account.Namespace, Name: name}, StringData: data}
@@ -228,7 +228,7 @@ func (c *cluster) secret(name string, data map[string]string) {
 	c.create(s)
 }
 
-// addressesOf are the addresses of a NIC, with their lengths.
+// addressesOf returns the addresses of a NIC with their prefix lengths.
 func addressesOf(n *v1alpha1.PodNIC) string {
 	var all []string
 	for _, a := range n.Status.Addresses {
@@ -237,8 +237,8 @@ func addressesOf(n *v1alpha1.PodNIC) string {
 	return strings.Join(all, " ")
 }
 
-// awaitNICs waits until there are PodNICs of these interfaces of pods, by default eth0, and no others, each as it should
-// be, and returns them.
+// awaitNICs waits until the PodNICs are exactly those of these interfaces, by default eth0, and is returns true for each. It returns them by
+// interface.
 func (c *cluster) awaitNICs(o *process, is func(*v1alpha1.PodNIC) bool, interfaces ...string) (all map[string]*v1alpha1.PodNIC) {
 	c.t.Helper()
 	if len(interfaces) == 0 {
@@ -253,19 +253,19 @@ func (c *cluster) awaitNICs(o *process, is func(*v1alpha1.PodNIC) bool, interfac
 		for i := range list.Items {
 			n := &list.Items[i]
 			if all[n.Status.Interface] = n; !is(n) {
-				return fmt.Errorf("PodNIC %s: %+v, %+v", n.Name, n.Spec, n.Status)
+				return fmt.Errorf("PodNIC %s has spec %+v and status %+v", n.Name, n.Spec, n.Status)
 			}
 		}
 		if names := slices.Sorted(maps.Keys(all)); !slices.Equal(names, interfaces) || len(list.Items) != len(names) {
-			return fmt.Errorf("%d PodNICs, of the interfaces %v", len(list.Items), names)
+			return fmt.Errorf("%d PodNICs with interfaces %v", len(list.Items), names)
 		}
 		return nil
 	})
 	return all
 }
 
-// The whole for branch interfaces, under the roles and policies of the chart: a Node has as
-// many as its type may have while its instance has a trunk, and pods ask for them.
+// Branch interfaces end to end, under the roles and policies of the chart: a Node has as many as its type allows while its instance has a
+// trunk, and pods request them.
 func TestNodeHasBranches(t *testing.T) {
 	c := newCluster(t)
 	r := deploy.InMode(deploy.OperatorMode, "test")
@@ -285,7 +285,7 @@ func TestNodeHasBranches(t *testing.T) {
 				return err
 			}
 			if q, has := n.Status.Capacity[v1alpha1.ResourceBranches]; has != (want != "") || has && q.String() != want {
-				return fmt.Errorf("%s has capacity %v, want %q branch interfaces; trunk %+v", node, n.Status.Capacity, want, c.read(node).Status.ENI.Trunk)
+				return fmt.Errorf("capacity of Node %s = %v, want %q branch interfaces; trunk = %+v", node, n.Status.Capacity, want, c.read(node).Status.ENI.Trunk)
 			}
 			return nil
 		}
@@ -300,7 +300,7 @@ func TestNodeHasBranches(t *testing.T) {
 			return err
 		}
 		if q := pod.Spec.Containers[0].Resources.Limits[v1alpha1.ResourceBranches]; q.String() != "1" {
-			return errors.New("the pod does not ask for a branch interface")
+			return errors.New("pod does not request a branch interface")
 		}
 		return nil
 	})
@@ -309,16 +309,16 @@ func TestNodeHasBranches(t *testing.T) {
 	o.logsNone("orbidden")
 }
 
-// The first interface of pods may be a branch where there are such, and it is no port anyway.
+// The first interface of pods may be a branch if there are branches and it is not a port anyway.
 func TestFirstOf(t *testing.T) {
 	for ipam, want := range map[string]bool{"eni-operator,port": true, "port": false, "pool,port": false, "eni-operator": false} {
 		cfg := config.Operator{OperatorCluster: config.OperatorCluster{IPAM: strings.Split(ipam, ",")}}
 		if first := firstOf(cfg); first.MayBePort != want || first.IsPort || first.Name != "eth0" {
-			t.Errorf("%s: %+v", ipam, first)
+			t.Errorf("firstOf() with --ipam=%s = %+v", ipam, first)
 		}
 		cfg.FirstIsPort = true
 		if first := firstOf(cfg); first.MayBePort || !first.IsPort {
-			t.Errorf("%s, where it is a port: %+v", ipam, first)
+			t.Errorf("firstOf() with --ipam=%s and FirstIsPort = %+v", ipam, first)
 		}
 	}
 }

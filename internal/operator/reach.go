@@ -28,12 +28,12 @@ import (
 )
 
 const (
-	// attemptInterval is the time between attempts to reach an API server that does not answer.
+	// attemptInterval is the interval between attempts to reach an API server that does not answer.
 	attemptInterval = time.Second
-	// certainty is how long an API server must refuse the operator before the operator gives
-	// up: one that has just started knows no roles and no accounts yet.
+	// certainty is how long an API server must reject the operator before the operator gives up: one that has just started knows no
+	// roles and no accounts yet.
 	certainty = 10 * time.Second
-	// attemptTimeout bounds one attempt.
+	// attemptTimeout limits one attempt.
 	attemptTimeout = 10 * time.Second
 )
 
@@ -42,13 +42,13 @@ type apiServer struct {
 	config *rest.Config
 	scheme *runtime.Scheme
 	http   *http.Client
-	mapper meta.RESTMapper // after await it knows all kinds that are watched
+	mapper meta.RESTMapper // knows all watched kinds after await
 	client client.Reader
 	clock  clock.Clock
 	kinds  []*watched.Kind
 }
 
-// newAPIServer makes no request yet.
+// newAPIServer makes no requests yet.
 func newAPIServer(kubeconfig string, kinds []*watched.Kind) (*apiServer, error) {
 	a := &apiServer{scheme: runtime.NewScheme(), clock: clock.Real{}, kinds: kinds}
 	err := errors.Join(clientscheme.AddToScheme(a.scheme), v1alpha1.AddToScheme(a.scheme))
@@ -70,8 +70,8 @@ func newAPIServer(kubeconfig string, kinds []*watched.Kind) (*apiServer, error) 
 	return a, nil
 }
 
-// restConfig is how to reach the API server. It does not limit the rate of requests, since the API
-// server does (API priority and fairness).
+// restConfig returns how to reach the API server. It does not limit the rate of requests, since the API server does (API priority and
+// fairness).
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	read := rest.InClusterConfig
 	if kubeconfig != "" {
@@ -86,9 +86,8 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return rc, nil
 }
 
-// await returns nil once the operator can read all kinds that it watches, or when ctx ends. Until
-// then it tries again, reports the reason each time, and logs it when it changes. The error is that
-// of an API server that refuses the operator for good.
+// await returns nil once the operator can read all kinds that it watches, or when ctx ends. Until then it retries, reports the reason each
+// time, and logs it when it changes. It returns an error if the API server keeps rejecting the operator.
 func (a *apiServer) await(ctx context.Context, log *slog.Logger, report func(error)) error {
 	began, refused, last := a.clock.Now(), time.Time{}, ""
 	err := retry.Until(ctx, a.clock, retry.Policy{First: attemptInterval, Most: attemptInterval}, func(ctx context.Context) error {
@@ -122,12 +121,12 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, report func(err
 	return err
 }
 
-// mapping is the mapper for a manager.Manager, which then need not ask again.
+// mapping returns the mapper for a manager.Manager, which then makes no discovery requests of its own.
 func (a *apiServer) mapping(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	return a.mapper, nil
 }
 
-// read reads at most one object of each kind that is watched.
+// read reads at most one object of each watched kind.
 func (a *apiServer) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -139,7 +138,7 @@ func (a *apiServer) read(ctx context.Context) error {
 	return nil
 }
 
-// Why the API cannot be used.
+// Reasons why the API cannot be used.
 const (
 	away    = "does not answer"
 	refuses = "refuses berth-operator"
@@ -153,7 +152,7 @@ func because(err error) string {
 	switch {
 	case err == nil:
 		return ""
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err): // a list is not found if its kind is not served
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err): // a list returns NotFound if its kind is not served
 		return lacks
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err),
 		errors.As(err, &untrusted), errors.As(err, &plain), errors.Is(err, http.ErrSchemeMismatch):
@@ -163,11 +162,11 @@ func because(err error) string {
 	}
 }
 
-// logAgain is the time between two log lines on a kind that still cannot be watched.
+// logAgain is the interval between log lines about a kind that still cannot be watched.
 const logAgain = 5 * time.Minute
 
-// remedyOf is what to do about a kind that cannot be watched; empty: wait. A Forbidden error names
-// the verb and the resource of the missing right.
+// remedyOf returns what to do about a kind that cannot be watched, or "" if waiting is enough. A Forbidden error names the verb and the
+// resource of the missing right.
 func remedyOf(err error) string {
 	switch why := because(err); {
 	case why == lacks:
@@ -181,17 +180,17 @@ func remedyOf(err error) string {
 	}
 }
 
-// unwatched logs which kinds a running operator cannot watch any more, and what to do. Client-go
-// tries again about once a second, and would log each attempt.
+// unwatched logs which kinds a running operator can no longer watch, and what to do. Client-go retries about once a second, and would log each
+// attempt.
 type unwatched struct {
 	log   *slog.Logger
 	clock clock.Clock
 
 	mu   sync.Mutex
-	last map[string]logged // guarded by mu: by kind
+	last map[string]logged // by kind; guarded by mu
 }
 
-// logged is what was logged last on a kind.
+// logged is the last log line about a kind.
 type logged struct {
 	remedy string
 	at     time.Time
@@ -201,16 +200,15 @@ func newUnwatched(log *slog.Logger, c clock.Clock) *unwatched {
 	return &unwatched{log: log, clock: c, last: map[string]logged{}}
 }
 
-// handle is for cache.Options.DefaultWatchErrorHandler.
+// handle is a handler for cache.Options.DefaultWatchErrorHandler.
 func (u *unwatched) handle(ctx context.Context, r *toolscache.Reflector, err error) {
 	if !u.report(r.TypeDescription(), err) {
 		toolscache.DefaultWatchErrorHandler(ctx, r, err)
 	}
 }
 
-// report logs an error of a kind that has a remedy: the first time, when the remedy changes, and
-// again after logAgain. It is false for errors without a remedy, such as of an API server that is
-// away.
+// report logs an error about a kind that has a remedy: the first time, when the remedy changes, and again after logAgain. It returns false for
+// errors without a remedy, for example because the API server is unavailable.
 func (u *unwatched) report(kind string, err error) bool {
 	remedy := remedyOf(err)
 	known := remedy != ""

@@ -34,7 +34,7 @@ import (
 
 const waitingLine = "waiting for the Kubernetes API"
 
-// tried is nil once an operator has met so many times nobody who listens.
+// tried returns nil once an operator has made this many connection attempts to an address where nobody listens.
 func (p *process) tried(times int) func() error {
 	return func() error {
 		for name, v := range p.values() {
@@ -48,8 +48,7 @@ func (p *process) tried(times int) func() error {
 
 func (p *process) lines(text string) int { return strings.Count(p.LogTail(10000), text) }
 
-// repeatsNothing checks that an operator logged why it waits when that changed,
-// and not at each try.
+// repeatsNothing checks that an operator logged the reason for waiting only when it changed, and not on each attempt.
 func (p *process) repeatsNothing() {
 	p.c.t.Helper()
 	last := ""
@@ -60,13 +59,13 @@ func (p *process) repeatsNothing() {
 		}
 		why, _, _ = strings.Cut(why, " err=")
 		if why == last {
-			p.c.t.Errorf("%s says again that it waits because %s", p, why)
+			p.c.t.Errorf("%s logged twice in a row that it waits because %s", p, why)
 		}
 		last = why
 	}
 }
 
-func TestWhyTheAPICannotBeUsed(t *testing.T) {
+func TestAPIProblems(t *testing.T) {
 	nodes := schema.GroupResource{Resource: "nodes"}
 	for _, tt := range []struct {
 		err  error
@@ -81,13 +80,13 @@ func TestWhyTheAPICannotBeUsed(t *testing.T) {
 		{errors.New("connection refused"), away},
 	} {
 		if got := because(tt.err); got != tt.want {
-			t.Errorf("%v: %q, want %q", tt.err, got, tt.want)
+			t.Errorf("because(%v) = %q, want %q", tt.err, got, tt.want)
 		}
 	}
 }
 
-// What a part reports after the end was asked for is no error in the log.
-func TestEndIsNoError(t *testing.T) {
+// Errors that a part returns after the shutdown began are not logged as errors.
+func TestShutdownIsNoError(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		var b strings.Builder
 		ctx, end := context.WithCancel(t.Context())
@@ -99,41 +98,41 @@ func TestEndIsNoError(t *testing.T) {
 		log.Error(afterStop)
 		log.Error("another")
 		if got := strings.Count(b.String(), "level=ERROR"); (got == 1) != ended {
-			t.Errorf("ended: %t, logged:\n%s", ended, b.String())
+			t.Errorf("after shutdown = %t, log:\n%s", ended, b.String())
 		}
 	}
 }
 
-// An operator that starts without an API server lives, is not ready, says so
-// once, and goes to work when the server comes.
+// An operator that starts without an API server stays alive but not ready, says so once, and begins to work when the API server is
+// available.
 func TestStartsBeforeTheAPIServer(t *testing.T) {
 	c := newCluster(t)
 	back := harness.WithoutAPIServer(t)
 	o := c.start("one")
 	o.until(answersWith(o.health, "/livez", 200))
 	o.until(o.tried(3))
-	o.until(func() error { // one try may be several requests
+	o.until(func() error { // one attempt may be several requests
 		code, body, err := get(o.health, "/readyz")
 		if err != nil || code != 503 || !strings.Contains(body, "the Kubernetes API does not answer") {
-			return fmt.Errorf("/readyz: %d %s, %w", code, body, err)
+			return fmt.Errorf("GET /readyz = %d %s, error %w, want 503", code, body, err)
 		}
 		return nil
 	})
 	o.until(answersWith(o.health, "/livez", 200))
-	harness.OK(t, controllers.Same("lines about waiting", o.lines(waitingLine), 1))
+	harness.OK(t, controllers.Same("log lines about waiting", o.lines(waitingLine), 1))
 
 	back()
 	o.until(c.leads("one"))
 	o.until(answersWith(o.health, "/readyz", 200))
 	c.serves(o, "node-a")
 	if o.Starts() != 1 || o.lines("the Kubernetes API answers") != 1 {
-		t.Errorf("%d starts", o.Starts())
+		t.Errorf("operator started %d times, want once with one line about the API server", o.Starts())
 	}
 	o.repeatsNothing()
 }
 
-// It can be ended while it waits.
-func TestEndsWhileItWaits(t *testing.T) {
+// It can be shut down while it waits.
+func TestShutdownWhileWaiting(t *testing.T) {
 	c := newCluster(t)
 	back := harness.WithoutAPIServer(t)
 	o := c.start("one")
@@ -141,13 +140,12 @@ func TestEndsWhileItWaits(t *testing.T) {
 	o.until(o.tried(1))
 	harness.OK(t, o.Stop(limit))
 	if code := o.ExitCode(); code != 0 || o.lines("level=ERROR") > 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code = %d, want 0 without errors in the log", code)
 	}
 	back()
 }
 
-// An API server that will not have the operator ends it, and the last line says
-// what is wrong.
+// An operator exits if the API server keeps rejecting it, and its last log line says what is wrong.
 func TestRefusedByTheAPIServer(t *testing.T) {
 	c := newCluster(t)
 	nobody := &corev1.ServiceAccount{}
@@ -158,7 +156,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	harness.OK(t, err)
 	own := harness.ControlPlane.ConfigWithToken(token)
 	stranger := rest.CopyConfig(own)
-	stranger.CAData = nil // whom the machine trusts has not made the API server's certificate
+	stranger.CAData = nil // the API server's certificate is not signed by a trusted authority
 
 	var running []*process
 	cases := []struct {
@@ -178,23 +176,23 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		select {
 		case <-o.Exited():
 		case <-time.After(certainty + limit):
-			t.Errorf("case %d: it goes on", i)
+			t.Errorf("case %d: operator did not exit", i)
 			continue
 		}
 		log := o.LogTail(1)
 		for _, want := range tt.says {
 			if !strings.Contains(log, want) {
-				t.Errorf("case %d: lacks %q:\n%s", i, want, log)
+				t.Errorf("case %d: log does not contain %q:\n%s", i, want, log)
 			}
 		}
 		if o.ExitCode() != 1 || o.lines(waitingLine) == 0 {
-			t.Errorf("case %d: exit code %d, said %d times that it waits", i, o.ExitCode(), o.lines(waitingLine))
+			t.Errorf("case %d: exit code = %d with %d log lines about waiting, want 1 with at least one", i, o.ExitCode(), o.lines(waitingLine))
 		}
 		o.repeatsNothing()
 	}
 }
 
-// Kinds that are not installed yet are waited for.
+// An operator waits for kinds that are not installed yet.
 func TestStartsBeforeItsKinds(t *testing.T) {
 	c := newCluster(t)
 	crd := &unstructured.Unstructured{}
@@ -202,16 +200,16 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	crd.SetName("nodenetworks.berth.dev")
 	harness.OK(t, c.client.Delete(t.Context(), crd))
 	t.Cleanup(func() { harness.OK(t, harness.ControlPlane.InstallCRDs(context.Background(), deploy.CRDs())) })
-	harness.Eventually(t, limit, "the kind is gone", func() error {
+	harness.Eventually(t, limit, "kind removed", func() error {
 		if err := c.client.List(t.Context(), &v1alpha1.NodeNetworkList{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there, or: %w", err)
+			return fmt.Errorf("list NodeNetworks: got %w, want not found", err)
 		}
 		return nil
 	})
 	o := c.start("one")
 	o.until(func() error {
 		if _, body, err := get(o.health, "/readyz"); err != nil || !strings.Contains(body, "apply deploy/chart") {
-			return fmt.Errorf("%s, %w", body, err)
+			return fmt.Errorf("/readyz = %s, error %w, want the remedy", body, err)
 		}
 		return nil
 	})
@@ -220,8 +218,8 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	c.serves(o, "node-a")
 }
 
-// A storm of refusals makes few lines, and each names the right and the remedy.
-func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
+// A storm of rejections causes few log lines, each of which names the missing right and the remedy.
+func TestMissingPermissionIsLoggedWithRemedy(t *testing.T) {
 	var out bytes.Buffer
 	fake := clock.NewFake(time.Now())
 	u := newUnwatched(slog.New(slog.NewTextHandler(&out, nil)), fake)
@@ -234,47 +232,46 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 		errors.New(`User "system:serviceaccount:kube-system:berth-operator" cannot list resource "pods" in API group "" at the cluster scope`)))
 	for range 1000 {
 		if !u.report("*v1.Pod", forbidden) {
-			t.Fatal("left to client-go")
+			t.Fatal("report() = false, want the error handled")
 		}
 	}
 	got := lines()
 	if len(got) != 1 || !strings.Contains(got[0], "kind=*v1.Pod") || !strings.Contains(got[0], `cannot list resource \"pods\"`) ||
 		!strings.Contains(got[0], "refuses berth-operator") || !strings.Contains(got[0], "ClusterRole and ClusterRoleBinding berth-operator of deploy/chart") {
-		t.Errorf("%d lines: %q", len(got), got)
+		t.Errorf("%d log lines, want one with the right and the remedy: %q", len(got), got)
 	}
 	u.report("*v1.Node", forbidden)
 	u.report("*v1.Pod", apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""))
 	if got := lines(); len(got) != 2 || !strings.Contains(got[0], "kind=*v1.Node") || !strings.Contains(got[1], "lacks kinds") {
-		t.Errorf("another kind and another reason: %q", got)
+		t.Errorf("log lines for another kind and another reason = %q", got)
 	}
 	fake.Advance(logAgain)
 	u.report("*v1.Node", forbidden)
 	if got := lines(); len(got) != 1 || got[0] == "" {
-		t.Errorf("it is not logged again after %v", logAgain)
+		t.Errorf("error was not logged again after %v", logAgain)
 	}
 	for _, other := range []error{errors.New("connection refused"), apierrors.NewResourceExpired("too old")} {
 		if u.report("*v1.Pod", other) || out.Len() > 0 {
-			t.Errorf("%v: %q", other, out.String())
+			t.Errorf("report(%v) logged %q, want nothing", other, out.String())
 		}
 	}
 }
 
-// Where the API server does not know the operator, or the operator not the API server,
-// roles that are applied anew are no remedy.
-func TestUnknownOperatorIsNotToldOfRoles(t *testing.T) {
+// If the API server does not know the operator, or vice versa, reapplying the roles is no remedy.
+func TestUnknownOperatorGetsNoRoleRemedy(t *testing.T) {
 	for _, err := range []error{
 		apierrors.NewUnauthorized("Unauthorized"),
 		&tls.CertificateVerificationError{Err: errors.New("x509: certificate signed by unknown authority")},
 	} {
 		remedy := remedyOf(fmt.Errorf("failed to list *v1.Pod: %w", err))
 		if strings.Contains(remedy, "ClusterRole") || !strings.Contains(remedy, "restart the operator") {
-			t.Errorf("%v: %q", err, remedy)
+			t.Errorf("remedyOf(%v) = %q, want a restart of the operator", err, remedy)
 		}
 	}
 }
 
-// It is what client-go calls where a list is refused.
-func TestReflectorTellsOfAMissingRight(t *testing.T) {
+// client-go calls the handler when a list is rejected.
+func TestReflectorReportsMissingPermission(t *testing.T) {
 	logged := make(chan string, 1)
 	u := newUnwatched(slog.New(slog.NewTextHandler(writer(func(b []byte) {
 		select {
@@ -298,7 +295,7 @@ func TestReflectorTellsOfAMissingRight(t *testing.T) {
 	select {
 	case line := <-logged:
 		if !strings.Contains(line, "kind=*v1.Pod") || !strings.Contains(line, "remedy=") {
-			t.Error(line)
+			t.Errorf("log line = %s, want the kind and a remedy", line)
 		}
 	case <-ctx.Done():
 		t.Error("nothing was logged")

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// front serves metrics, probes and settings, from the start of the operator to its end.
+// front serves metrics, probes and settings for the lifetime of the operator.
 type front struct {
 	log     *slog.Logger
 	serving sync.WaitGroup
@@ -29,16 +29,15 @@ type front struct {
 	ready, alive check
 }
 
-// check returns nil while all is well. It may block until ctx ends.
+// check returns nil if all is well. It may block until ctx ends.
 type check func(ctx context.Context) error
 
-// probeTimeout is shorter than what the Deployment's probes wait.
+// probeTimeout is shorter than the timeout of the Deployment's probes.
 const probeTimeout = 5 * time.Second
 
 var errStarting = errors.New("starting")
 
-// newFront serves at once, until close. The error names the flag of an address
-// that cannot be listened on.
+// newFront starts serving immediately, until close. The error names the flag of an address that cannot be listened on.
 func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger) (*front, error) {
 	f := &front{
 		log:   log,
@@ -53,7 +52,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 	servers := []struct {
 		flag, address string
 		mux           *http.ServeMux
-		local         map[string]http.Handler // served as well on a loopback address, by pattern
+		local         map[string]http.Handler // also served on loopback addresses, by pattern
 		listener      net.Listener
 	}{
 		{flag: "metrics-address", address: cfg.MetricsAddr, mux: monitoring, local: map[string]http.Handler{settingsPattern: settings(cfg)}},
@@ -94,7 +93,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 	return f, nil
 }
 
-// watch replaces what the probes ask.
+// watch replaces the checks behind the probes.
 func (f *front) watch(ready, alive check) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,13 +109,13 @@ func (f *front) wait(why error) {
 
 const settingsPattern = "GET " + introspect.SettingsPath
 
-// settings serves the settings that the operator runs with.
+// settings serves the operator's settings.
 func settings(cfg config.Operator) http.Handler {
 	s := introspect.Settings{Version: version.String(), Settings: cfg.Effective, Unknown: cfg.Unknown}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, s) })
 }
 
-// probes are served on every listener except that of profiles.
+// probes are served on every listener except the one for profiles.
 func (f *front) probes() *http.ServeMux {
 	mux := http.NewServeMux()
 	ask := func(which *check) func() error {
@@ -140,10 +139,10 @@ func (f *front) close() {
 	f.serving.Wait()
 }
 
-// answers is a check that fails while work, which is quick otherwise, does not return, such as
-// while a lock that everything needs is never released.
+// answers returns a check that fails while work, which is normally quick, does not return, for example because a lock that everything needs is
+// never released.
 func answers(what string, work func()) check {
-	var attempts singleflight.Group // calls that hang must not pile up
+	var attempts singleflight.Group // hanging calls must not pile up
 	return func(ctx context.Context) error {
 		done := attempts.DoChan("", func() (any, error) {
 			work()
@@ -155,7 +154,7 @@ func answers(what string, work func()) check {
 		case <-ctx.Done():
 		}
 		select {
-		case <-done: // it did, while this process was suspended
+		case <-done: // it returned while this process was suspended
 			return nil
 		default:
 			return fmt.Errorf("%s does not answer", what)

@@ -33,11 +33,11 @@ func TestAnswers(t *testing.T) {
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), probeTimeout)
 			if err := alive(ctx); err == nil || !strings.Contains(err.Error(), "the fleet does not answer") {
-				t.Errorf("err = %v", err)
+				t.Errorf("alive() = %v, want it to say that the fleet does not answer", err)
 			}
 			cancel()
 		}
-		harness.OK(t, controllers.Same("questions at once", asked.Load(), 1))
+		harness.OK(t, controllers.Same("concurrent calls", asked.Load(), 1))
 		close(hang)
 		if err := alive(t.Context()); err != nil {
 			t.Error(err)
@@ -45,8 +45,7 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// Pods that hold connections to an operator's metrics port at the node's address keep scrapes out
-// no more than what the node itself asks.
+// Pods that hold connections to an operator's metrics port on the node's address open cannot block scrapes, except those from the node itself.
 func TestAttacksOnOperators(t *testing.T) {
 	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
 	webtest.Try(t, func(*testing.T) webtest.Server {
@@ -85,8 +84,8 @@ func TestProbesFollowTheChecks(t *testing.T) {
 	harness.OK(t, answersWith(cfg.MetricsAddr, "/debug/pprof/", 404)())
 }
 
-// TestSettingsAreForThisMachine: they, and what else is served beside probes, are told
-// at loopback addresses only, and under their names only.
+// TestSettingsAreForThisMachine: settings, and everything else served in addition to probes, are available only on loopback addresses, and only
+// under these addresses' names.
 func TestSettingsAreForThisMachine(t *testing.T) {
 	loader := config.NewOperatorLoader(pflag.NewFlagSet("", pflag.ContinueOnError))
 	cfg, err := loader.Load([]string{"BERTH_CLUSTER_NAME=prod", "BERTH_EC2_ENDPOINT=http://me:secret@ec2", "BERTH_CLUSTER=typo"})
@@ -112,7 +111,7 @@ func TestSettingsAreForThisMachine(t *testing.T) {
 		name, _ := got.Get("cluster-name")
 		endpoint, _ := got.Get("ec2-endpoint")
 		if name != "prod" || strings.Contains(endpoint, "secret") || !strings.Contains(endpoint, "@ec2") || !slices.Contains(got.Unknown, "BERTH_CLUSTER") || got.Version == "" {
-			t.Errorf("settings of %s: %+v", address, got)
+			t.Errorf("settings served at %s = %+v", address, got)
 		}
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+introspect.SettingsPath, nil)
 		harness.OK(t, err)
@@ -120,7 +119,7 @@ func TestSettingsAreForThisMachine(t *testing.T) {
 		resp, err = http.DefaultClient.Do(req)
 		harness.OK(t, err)
 		harness.OK(t, resp.Body.Close())
-		harness.OK(t, controllers.Same("the status under another's name", resp.StatusCode, http.StatusForbidden))
+		harness.OK(t, controllers.Same("status of a request with another host name", resp.StatusCode, http.StatusForbidden))
 	}
 	for _, wanted := range []struct {
 		address, path string
@@ -139,11 +138,11 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 	defer l.Close()
 	cfg := config.Operator{OperatorWatching: config.OperatorWatching{MetricsAddr: freeAddress(t), HealthAddr: l.Addr().String()}}
 	if _, err := newFront(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "--health-address "+cfg.HealthAddr) {
-		t.Errorf("err = %v", err)
+		t.Errorf("newFront() error = %v, want it to name the flag and the address", err)
 	}
 	again, err := net.Listen("tcp", cfg.MetricsAddr)
 	if err != nil {
-		t.Errorf("the other address is still taken: %v", err)
+		t.Errorf("the other address was not released: %v", err)
 	} else {
 		again.Close()
 	}

@@ -1,5 +1,5 @@
-// Package program is what the mains of Berth's long-running programs have in
-// common: settings, a logger, signals and the pages of their reference.
+// Package program is the common main of Berth's long-running programs: settings,
+// a logger, signals and the pages of their reference.
 package program
 
 import (
@@ -20,25 +20,25 @@ import (
 	"github.com/berthnet/berth/internal/version"
 )
 
-// Settings are a program's, loaded and checked.
+// Settings are the loaded and validated settings of a program.
 type Settings interface {
 	Logger(io.Writer) *slog.Logger
 }
 
-// Program is one with the settings C.
+// Program is a program with settings of type C.
 type Program[C Settings] struct {
 	Name, Short, Long string
 
 	Loader func(*pflag.FlagSet) *config.Loader[C]
 	Run    func(context.Context, C, *slog.Logger) error
-	// Patient programs end in their own time: a second signal changes nothing.
+	// Patient programs end on their own after the first signal; further signals are ignored.
 	Patient bool
-	// Pages are of the documentation, by the hidden command that prints one.
+	// Pages write the pages of the documentation, by the hidden command that prints them.
 	Pages map[string]func(io.Writer) error
 }
 
-// Main runs the program until it ends or is asked to by SIGTERM or SIGINT, and
-// exits with 1 after an error. A second signal ends it at once, unless it is Patient.
+// Main runs the program until it ends or receives SIGTERM or SIGINT, and exits
+// with 1 after an error. A second signal kills it, unless it is Patient.
 func (p Program[C]) Main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	if !p.Patient {
@@ -50,8 +50,8 @@ func (p Program[C]) Main() {
 	}
 }
 
-// Command is the program's command line. All mistakes in flags and variables
-// come in one error.
+// Command is the program's command line. One error reports all invalid flags and
+// variables.
 func (p Program[C]) Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           p.Name,

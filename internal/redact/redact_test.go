@@ -15,7 +15,7 @@ const (
 	pem    = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAplanted1\nMIIEowIBAAKCAQEAplanted2\n-----END RSA PRIVATE KEY-----"
 )
 
-// Each text has the secret "planted", or one that its form shows, and a text that stays.
+// Each text has the secret "planted", or one recognised by its form, and a text that must stay.
 func TestText(t *testing.T) {
 	for name, tt := range map[string]struct{ in, stays string }{
 		"variable":             {"PATH=/bin DB_PASSWORD=planted x=1", "x=1"},
@@ -73,19 +73,19 @@ func TestText(t *testing.T) {
 		got := Text(tt.in)
 		for _, secret := range []string{"planted two", "=planted", "planted with", "planted w", "plantedplanted", "planted1", "planted2", "pl@nted", ":planted", "{planted", "[planted", ",planted", ";planted", "\"planted", " planted", jwt, awsKey, "AKIAIOS", "ASIAIOS", "ghp_", "abc1ef", "\nplanted", "cGxhbnRl"} {
 			if strings.Contains(strings.ReplaceAll(got, "planted=1", ""), secret) {
-				t.Errorf("%s: %q is left in %q", name, secret, got)
+				t.Errorf("%s: secret %q is left in %q", name, secret, got)
 			}
 		}
 		if !strings.Contains(got, tt.stays) {
-			t.Errorf("%s: %q, which lacks %q", name, got, tt.stays)
+			t.Errorf("%s: Text() = %q, want it to contain %q", name, got, tt.stays)
 		}
 		if again := Text(got); again != got {
-			t.Errorf("%s: %q is %q the second time", name, got, again)
+			t.Errorf("%s: Text() of its own result %q = %q, want no change", name, got, again)
 		}
 	}
 }
 
-func TestWhatIsNoSecretStays(t *testing.T) {
+func TestNonSecretsAreKept(t *testing.T) {
 	for _, s := range []string{
 		"level=INFO msg=\"a pod came\" pod=default/web address=10.0.0.7 container=4f5e6d7c8b9a0f1e2d3c4f5e6d7c8b9a0f1e2d3c4f5e6d7c8b9a0f1e2d3c4f5e",
 		"automountServiceAccountToken: false", "AWS_WEB_IDENTITY_TOKEN_FILE=/var/run/secrets/eks.amazonaws.com/serviceaccount/token",
@@ -94,18 +94,18 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 		"commit ed051c8aa2b5a6a1b3c4d5e6f708192a3b4c5d6e", "token expired", `"token":null`, "host ip-10-0-1-7.eu-west-1.compute.internal",
 	} {
 		if got := Text(s); got != s {
-			t.Errorf("%q became %q", s, got)
+			t.Errorf("Text(%q) = %q, want no change", s, got)
 		}
 	}
 }
 
 // The cost of a line is proportional to its length, even if each "=" begins a value that
-// goes on to its end.
+// extends to the end of the line.
 func TestLongLine(t *testing.T) {
 	for _, part := range []string{"a=", "token={a", "token=map[a", "token=" + Mark, `token=\` + Mark} {
 		in := strings.Repeat(part, (maxLine-16)/len(part)) + " token=planted"
 		if got, want := Line(in), strings.Replace(in, "planted", Mark, 1); got != want {
-			t.Errorf("%s: it ends with %q, want %q", part, got[len(got)-40:], want[len(want)-40:])
+			t.Errorf("%s: line ends with %q, want %q", part, got[len(got)-40:], want[len(want)-40:])
 		}
 	}
 }
@@ -126,7 +126,7 @@ func TestValue(t *testing.T) {
 		t.Errorf("a secret is left:\n%s", got)
 	}
 	if n := strings.Count(got, "stays"); n != strings.Count(doc, "stays") {
-		t.Errorf("%d of %d stay:\n%s", n, strings.Count(doc, "stays"), got)
+		t.Errorf("%d of %d other values are left:\n%s", n, strings.Count(doc, "stays"), got)
 	}
 	for _, s := range []string{`"name": "token"`, "3607", "12345678901234567890"} {
 		if !strings.Contains(got, s) {
@@ -137,35 +137,35 @@ func TestValue(t *testing.T) {
 
 func TestDocument(t *testing.T) {
 	for name, in := range map[string]string{
-		"JSON":             `{"plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted"}}],"a":"stays"}`,
-		"truncated JSON":   `{"a":"stays","plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted","policy":`,
-		"kubeconfig":       "kind: Config\nclusters: [{name: stays}]\nusers:\n- name: x\n  user:\n    token: planted\n    client-key-data: |\n      planted\n      and planted\n",
-		"two documents":    "a: stays\n---\npassword:\n- planted\n- planted\n",
-		"comments first":   "# why\n---\na: stays\npassword: |\n  planted\n",
-		"mark at the end":  "a: stays\npassword: |\n  planted\n---\n",
-		"aliases":          "a: &a stays\nb: *a\npassword: planted\n",
-		"shell":            "# stays\nexport TOKEN='planted'\n",
-		"not quite, yaml:": "stays: [\n  token: planted\n",
+		"JSON":                 `{"plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted"}}],"a":"stays"}`,
+		"truncated JSON":       `{"a":"stays","plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted","policy":`,
+		"kubeconfig":           "kind: Config\nclusters: [{name: stays}]\nusers:\n- name: x\n  user:\n    token: planted\n    client-key-data: |\n      planted\n      and planted\n",
+		"two documents":        "a: stays\n---\npassword:\n- planted\n- planted\n",
+		"comments first":       "# why\n---\na: stays\npassword: |\n  planted\n",
+		"separator at the end": "a: stays\npassword: |\n  planted\n---\n",
+		"aliases":              "a: &a stays\nb: *a\npassword: planted\n",
+		"shell":                "# stays\nexport TOKEN='planted'\n",
+		"invalid YAML":         "stays: [\n  token: planted\n",
 	} {
 		got := string(Document([]byte(in)))
 		if strings.Contains(got, "planted") || !strings.Contains(got, "stays") {
-			t.Errorf("%s: %q", name, got)
+			t.Errorf("%s: Document() = %q, want only the secrets removed", name, got)
 		}
 	}
 }
 
-// A node's answer cannot exhaust memory: aliases of aliases are not expanded.
-func TestDocumentOfABomb(t *testing.T) {
+// YAML aliases in a node's answer cannot exhaust memory: they are not expanded.
+func TestDocumentWithYAMLAliases(t *testing.T) {
 	text := "plain: [" + strings.Repeat("0,", 500) + "0]\na: &a " + strings.Repeat("x", 6000) + "\n"
 	for c := 'b'; c < 'g'; c++ {
 		text += fmt.Sprintf("%c: &%c [%s]\n", c, c, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*%c,", c-1), 6), ","))
 	}
 	if got := Document([]byte(text)); len(got) > 2*len(text) {
-		t.Errorf("%d bytes became %d", len(text), len(got))
+		t.Errorf("Document() of %d bytes has %d bytes", len(text), len(got))
 	}
 }
 
-// No secret passes, however a stream is cut into pieces.
+// No secret passes, however a stream is split into writes.
 func TestWriter(t *testing.T) {
 	long := strings.Repeat("x ", maxLine/2-3) + "password=planted planted " + strings.Repeat("y", maxLine)
 	in := "first TOKEN=planted\n" + pem + "\nafter the key\n" + long + "\n{\"key\":\"" + strings.ReplaceAll(pem, "\n", `\n`) + "\"}\nlast secret=planted"
@@ -184,7 +184,7 @@ func TestWriter(t *testing.T) {
 			want = got
 		}
 		if strings.Contains(got, "planted") || got != want {
-			t.Errorf("reader %d: a secret is left, or it differs", i)
+			t.Errorf("reader %d: a secret is left, or the output differs", i)
 		}
 		for _, s := range []string{"first TOKEN=", "\nafter the key\n", "[line cut]\n", "last secret="} {
 			if !strings.Contains(got, s) {
@@ -193,16 +193,16 @@ func TestWriter(t *testing.T) {
 		}
 	}
 	if rest := Tail(fmt.Appendf(nil, "MIIEowIBAAKCAQEAplanted2\n-----END RSA PRIVATE KEY-----\nafter")); string(rest) != Mark+"\nafter" {
-		t.Errorf("of a key's end %q is left", rest)
+		t.Errorf("Tail() of the end of a key = %q", rest)
 	}
 }
 
-// A line that names a key, or a key without an end, removes no more of a log than a key has.
-func TestKeyWithoutEnd(t *testing.T) {
+// A line that mentions a key, or a key without an end, removes at most maxKey lines of a log.
+func TestUnterminatedKeyIsBounded(t *testing.T) {
 	var out bytes.Buffer
 	w := NewWriter(&out)
 	fmt.Fprint(w, "expected -----BEGIN PRIVATE KEY-----\n", strings.Repeat("cGxhbnRlZHBsYW50ZWRwbGFudGVk\n", 200), strings.Repeat("between\n", maxKey), "after\n")
 	if got := out.String(); strings.Contains(got, "cGxhbnRl") || !strings.HasSuffix(got, "\nafter\n") {
-		t.Errorf("%q", got)
+		t.Errorf("output = %q, want the key removed and the lines after maxKey kept", got)
 	}
 }

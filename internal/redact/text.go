@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Text is a text without secrets, of any number of lines.
+// Text removes the secrets of a text of any number of lines.
 func Text(s string) string {
 	s = privateKeys(s)
 	lines := strings.SplitAfter(s, "\n")
@@ -20,11 +20,11 @@ var (
 	keyBlock = regexp.MustCompile(`(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----.*?(-----END [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|\z)`)
 	keyBegin = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY`)
 	keyEnd   = regexp.MustCompile(`-----END [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----`)
-	// keyRest is the end of a key whose beginning is not there.
+	// keyRest matches the end of a key whose beginning is missing.
 	keyRest = regexp.MustCompile(`(?m)(^[^\n]*[A-Za-z0-9+/=]{16,}[^\n]*\n)*^[^\n]*-----END [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----`)
 )
 
-// privateKeys takes PEM keys out, also those that begin or end outside the text.
+// privateKeys removes PEM keys, including those that begin or end outside the text.
 func privateKeys(s string) string {
 	if !strings.Contains(s, "PRIVATE KEY") {
 		return s
@@ -32,9 +32,9 @@ func privateKeys(s string) string {
 	return keyRest.ReplaceAllString(keyBlock.ReplaceAllString(s, Mark), Mark)
 }
 
-// form is a secret that is known wherever it stands; $1 is kept.
+// form is a secret that is recognised anywhere; $1 is kept.
 type form struct {
-	parts []string // in lower case: a line with none of them has no such secret
+	parts []string // in lower case: a line without any of them has no such secret
 	re    *regexp.Regexp
 }
 
@@ -53,19 +53,19 @@ var (
 	userinfo = regexp.MustCompile(`://[^/\s"'<>]*@(sha256:)?`)
 
 	yamlLine = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
-	// assigned is a name and what joins it to its value, assignee that value.
+	// assigned matches a name and its separator, assignee the value.
 	assigned = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)\\*["']?\s*[:=]\s*`)
 	assignee = regexp.MustCompile(`^(?:\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
 	unquoted = regexp.MustCompile(`^[^\s"',;&}\])]+`)
-	// furtherName is a name that a value is assigned to, or a flag.
+	// furtherName matches a name with a value, or a flag.
 	furtherName = regexp.MustCompile(`^(?:--?[A-Za-z]|[A-Za-z0-9_.$/-]+\s*[:=])`)
 	flagValue   = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(\\*["']?(?:,\s*|\s+))(\\*"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"',\\-](?:[^\s"',]|,[^\s"',-])*)`)
-	// nameParts has one of each name that Secret takes for one of a secret, whatever
-	// joins its other parts.
+	// nameParts matches the part of a name that makes Secret true, whatever separates its
+	// other parts.
 	nameParts = []string{"pass", "secret", "token", "key", "auth", "cookie", "cred", "docker", "pwd", "psk", "signature"}
 )
 
-// Line is one line without secrets. It may end with a newline.
+// Line removes the secrets of one line, which may end with a newline.
 func Line(s string) string {
 	text := strings.TrimRight(s, "\r\n")
 	return line(text) + s[len(text):]
@@ -97,12 +97,12 @@ func line(s string) string {
 	return flags(named(s))
 }
 
-// runs takes out what is a secret by its length and characters alone: a secret access
-// key of AWS, which has 40 of base64, and a bootstrap token of Kubernetes, of 6 and 16
-// joined by a dot.
+// runs removes secrets that are recognised by their length and characters alone: a secret
+// access key of AWS, which has 40 characters of base64, and a bootstrap token of Kubernetes,
+// of 6 and 16 characters joined by a dot.
 func runs(s string) string {
 	var out strings.Builder
-	kept := 0 // up to where s is in out
+	kept := 0 // end of the part of s that is in out
 	for start := 0; start < len(s); start++ {
 		end := start
 		for end < len(s) && inRun(s[end]) {
@@ -142,8 +142,8 @@ func isBootstrapToken(s string) bool {
 		strings.Trim(id+secret, digits+lowers) == ""
 }
 
-// named takes out values after a secret's name. Of other names the values are looked at
-// in turn, each part once: its time grows with the length of s alone.
+// named removes values after a secret's name. The values of other names are searched in
+// turn, each part once, so its time is linear in the length of s.
 func named(s string) string {
 	var out strings.Builder
 	for {
@@ -156,7 +156,7 @@ func named(s string) string {
 		out.WriteString(s[:m[1]])
 		s = s[m[1]:]
 		if !Secret(name) || opens(s) || strings.HasPrefix(strings.TrimLeft(s, quotes), Mark) {
-			continue // without a look for the value's end, which may be that of s
+			continue // without a search for the value's end, which may be the end of s
 		}
 		value := unquotedWhole(s, assignee.FindString(s))
 		if masked, ok := mask(value); ok {
@@ -166,9 +166,9 @@ func named(s string) string {
 	}
 }
 
-// unquotedWhole is the whole of the value that s begins with, where it is in no quotes: a
-// comma or semicolon is part of a secret, unless a further name with a value, a space or
-// the end comes after it.
+// unquotedWhole returns the whole unquoted value at the beginning of s: a comma or semicolon
+// is part of a secret, unless it is followed by another name with a value, a space or the
+// end.
 func unquotedWhole(s, value string) string {
 	if strings.HasPrefix(strings.TrimLeft(value, `\`), `"`) || strings.HasPrefix(value, "'") {
 		return value
@@ -198,11 +198,11 @@ func flags(s string) string {
 	})
 }
 
-// quotes may stand before a value, and after it.
+// quotes may enclose a value.
 const quotes = "\\\"'`"
 
-// mask is a value without its secret, in its quotes if it has some. It is not ok for
-// what has none, or is the beginning of a list or object.
+// mask replaces the secret in a value, and keeps quotes. ok is false if the value has no
+// secret, or is the beginning of a list or object.
 func mask(value string) (masked string, ok bool) {
 	quote := value[:len(value)-len(strings.TrimLeft(value, quotes))]
 	inner := strings.TrimSuffix(strings.TrimPrefix(value, quote), quote)
@@ -212,12 +212,12 @@ func mask(value string) (masked string, ok bool) {
 	return quote + Mark + value[len(quote)+len(inner):], true
 }
 
-// opens reports whether a text that is in no quotes begins a list or object.
+// opens reports whether an unquoted text begins a list or object.
 func opens(s string) bool {
 	return strings.HasPrefix(s, "{") || strings.HasPrefix(s, "[") || strings.HasPrefix(s, "map[")
 }
 
-// isValue reports whether a text is a secret, and not a word for none or for how one is kept.
+// isValue reports whether a text is a secret, rather than a word for none or for how one is stored.
 func isValue(s string) bool {
 	switch strings.ToLower(s) {
 	case "", "true", "false", "null", "nil", "<nil>", "none", "|", ">", "|-", ">-":

@@ -10,18 +10,18 @@ import (
 	"github.com/berthnet/berth/internal/yamlalias"
 )
 
-// Value is a decoded JSON document (maps, lists, texts, numbers) without secrets.
-// It is a new one; v stays as it is.
+// Value returns a decoded JSON document (maps, lists, texts, numbers) without secrets.
+// v is not modified.
 func Value(v any) any { return value(v, false) }
 
-// value takes every text out when all of v is secret.
+// value redacts v; if all of v is secret, every text in it.
 func value(v any, secret bool) any {
 	switch v := v.(type) {
 	case map[string]any:
 		return fields(v, secret)
 	case []any:
 		out := make([]any, len(v))
-		after := "" // the flag before
+		after := "" // flag before the argument
 		for i, e := range v {
 			s, isText := e.(string)
 			if isText && after != "" && isValue(s) {
@@ -49,7 +49,7 @@ func value(v any, secret bool) any {
 	return v
 }
 
-// fields are those of an object. A variable is an object with a name and a value;
+// fields redacts the fields of an object. A variable is an object with a name and a value;
 // all data of a Secret is secret.
 func fields(m map[string]any, secret bool) map[string]any {
 	out := make(map[string]any, len(m))
@@ -67,8 +67,8 @@ func fields(m map[string]any, secret bool) map[string]any {
 	return out
 }
 
-// text is that of a field, which may have a document in it (as
-// kubectl.kubernetes.io/last-applied-configuration has).
+// text redacts the text of a field, which may contain a document (as
+// kubectl.kubernetes.io/last-applied-configuration does).
 func text(s string) string {
 	if trimmed := strings.TrimSpace(s); strings.HasPrefix(trimmed, "{") || strings.HasPrefix(trimmed, "[") {
 		if v, err := decode([]byte(trimmed)); err == nil {
@@ -80,7 +80,7 @@ func text(s string) string {
 	return Text(s)
 }
 
-// JSON is a JSON document without secrets, indented. What is none is taken for text.
+// JSON returns a JSON document without secrets, indented. Anything else is redacted as text.
 func JSON(data []byte) []byte {
 	v, err := decode(data)
 	if err != nil {
@@ -93,8 +93,8 @@ func JSON(data []byte) []byte {
 	return out
 }
 
-// Document is a configuration file without secrets: JSON, YAML such as a kubeconfig,
-// or else text, as which YAML with aliases is taken. YAML loses its comments and the order of its fields.
+// Document returns a configuration file without secrets: JSON, YAML such as a kubeconfig, or
+// text. YAML with aliases is treated as text. YAML loses its comments and the order of its fields.
 func Document(data []byte) []byte {
 	if _, err := decode(data); err == nil {
 		return JSON(data)
@@ -108,7 +108,7 @@ func Document(data []byte) []byte {
 		if err := yaml.Unmarshal(doc, &m); err != nil {
 			return []byte(Text(string(data)))
 		}
-		if m == nil { // comments only, as before the first or after the last mark
+		if m == nil { // comments only, as before the first or after the last separator
 			continue
 		}
 		one, err := yaml.Marshal(Value(m))

@@ -5,20 +5,20 @@ import (
 	"io"
 )
 
-// maxLine is how much of one line is kept, in bytes. The rest is left out, as a
-// secret that is cut in two is not known for one.
+// maxLine is how many bytes of a line are kept. The rest is dropped, since a secret
+// that is cut in two is not recognised.
 const maxLine = 256 << 10
 
-// maxKey is how many lines a private key may have: one of RSA with 16384 bits has 200.
-// Who only speaks of the beginning of a key does not take the rest of a log along.
+// maxKey is the maximum number of lines of a private key: an RSA key with 16384 bits has 200.
+// A line that only mentions the beginning of a key does not remove the rest of a log.
 const maxKey = 512
 
-// Writer writes the lines of a stream without secrets. Close writes a last line
-// that does not end.
+// Writer writes the lines of a stream without secrets. Close writes an incomplete last
+// line.
 type Writer struct {
 	to    io.Writer
 	line  []byte
-	cut   bool // the line goes on beyond maxLine
+	cut   bool // the line is longer than maxLine
 	inKey bool // between the first and the last line of a private key
 	keyed int  // lines since its first
 }
@@ -46,7 +46,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close writes what is left. It does not close what is written to.
+// Close writes the rest. It does not close the underlying writer.
 func (w *Writer) Close() error {
 	if len(w.line) == 0 {
 		return nil
@@ -63,7 +63,7 @@ func (w *Writer) keep(part []byte) {
 
 func (w *Writer) flush() error {
 	line := w.line
-	if w.cut { // and the word that is cut is not known either
+	if w.cut { // a word that is cut is not recognised either
 		line = append(line[:max(0, bytes.LastIndexAny(line, " \t"))], " [line cut]\n"...)
 	}
 	w.line, w.cut = w.line[:0], false
@@ -92,6 +92,6 @@ func (w *Writer) flush() error {
 	return err
 }
 
-// Tail takes out what is left of a private key whose beginning was cut off with the
-// beginning of a text.
+// Tail removes the rest of a private key whose beginning was cut off with the beginning
+// of a text.
 func Tail(data []byte) []byte { return keyRest.ReplaceAll(data, []byte(Mark)) }

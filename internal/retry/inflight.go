@@ -2,9 +2,9 @@ package retry
 
 import "time"
 
-// InFlight tracks pieces of work that a loop runs concurrently, by key: which of them run, and when
-// those that ended may run again. It is not safe for concurrent use: the loop that starts the work
-// also calls End. V is what else the loop remembers of a piece of work.
+// InFlight tracks pieces of work that a loop runs concurrently, by key: which of them are running, and
+// when those that ended may run again. It is not safe for concurrent use: the loop that starts the work
+// also calls End. V is additional state of a piece of work.
 type InFlight[K comparable, V any] struct{ work map[K]*Work[V] }
 
 // Work is one piece of work.
@@ -13,10 +13,10 @@ type Work[V any] struct {
 	Value   V
 
 	running  bool
-	unwanted bool // to be forgotten when it ends
+	unwanted bool // forgotten when it ends
 }
 
-// NewInFlight returns one without work.
+// NewInFlight returns an InFlight without work.
 func NewInFlight[K comparable, V any]() InFlight[K, V] {
 	return InFlight[K, V]{work: map[K]*Work[V]{}}
 }
@@ -31,8 +31,8 @@ func (f InFlight[K, V]) Retain(wanted func(K) bool) {
 	}
 }
 
-// Start marks work as running and returns it. It returns nil while the work is running, and with the
-// time of the next attempt while it backs off.
+// Start marks work as running and returns it. It returns nil while the work is running and, with the
+// time of the next attempt, during its backoff.
 func (f InFlight[K, V]) Start(k K, now time.Time) (w *Work[V], next time.Time) {
 	w = f.Of(k)
 	switch {
@@ -45,7 +45,7 @@ func (f InFlight[K, V]) Start(k K, now time.Time) (w *Work[V], next time.Time) {
 	return w, time.Time{}
 }
 
-// Of returns the work of a key, which need not have been started yet.
+// Of returns the work of a key, which may not have been started yet.
 func (f InFlight[K, V]) Of(k K) *Work[V] {
 	w, ok := f.work[k]
 	if !ok {
@@ -65,7 +65,7 @@ func (f InFlight[K, V]) End(k K) *Work[V] {
 	return w
 }
 
-// Running counts the work that is running, of the keys for which counts is true; nil: of all.
+// Running counts the running work of the keys for which counts is true; nil: of all keys.
 func (f InFlight[K, V]) Running(counts func(K) bool) (n int) {
 	for k, w := range f.work {
 		if w.running && (counts == nil || counts(k)) {

@@ -14,11 +14,11 @@ type Policy struct {
 	// First is the wait after the first failure in a row. Each further wait is twice
 	// as long, up to Most.
 	First, Most time.Duration
-	// Spread varies each wait between half of it and one and a half (Jitter).
+	// Spread randomises each wait between half and one and a half of it (Jitter).
 	Spread bool
 }
 
-// delay is the wait after some failures in a row, of which the last is not counted.
+// delay is the wait after a failure that follows some failures in a row.
 func (p Policy) delay(failures int) time.Duration {
 	if p.First == 0 {
 		p.First, p.Most = First, Most
@@ -33,15 +33,15 @@ func (p Policy) delay(failures int) time.Duration {
 // permanent is an error after which no attempt follows.
 type permanent struct{ error }
 
-// Unwrap gives the error that Stop was called with.
+// Unwrap returns the error that was passed to Stop.
 func (p permanent) Unwrap() error { return p.error }
 
-// Stop has Until return err without another attempt.
+// Stop makes Until return err without another attempt.
 func Stop(err error) error { return permanent{err} }
 
-// Until calls do, with waits in between, until it returns nil. It returns the error given
-// to Stop, or the cause of ctx's end with the error of the last attempt. Do logs what it
-// wants to be known of a failure.
+// Until calls do, with waits in between, until it returns nil. It returns the error passed
+// to Stop, or the cause of ctx's end with the error of the last attempt. It does not log;
+// do logs failures as needed.
 func Until(ctx context.Context, c clock.Clock, p Policy, do func(context.Context) error) error {
 	var err error
 	for failures := 0; ctx.Err() == nil; failures++ {

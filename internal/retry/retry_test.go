@@ -14,11 +14,11 @@ import (
 func TestDelay(t *testing.T) {
 	for failures, want := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 5 * time.Second, 5 * time.Second} {
 		if got := Delay(time.Second, 5*time.Second, failures); got != want {
-			t.Errorf("after %d failures: %v, want %v", failures, got, want)
+			t.Errorf("Delay() after %d failures = %v, want %v", failures, got, want)
 		}
 	}
 	if got := Delay(time.Second, time.Minute, 1000); got != time.Minute {
-		t.Errorf("after very many: %v", got)
+		t.Errorf("Delay() after 1000 failures = %v, want 1m", got)
 	}
 }
 
@@ -31,7 +31,7 @@ func TestBackoffGrowsAndIsSpread(t *testing.T) {
 		for range 70 {
 			b.Fail(now, first, most)
 			if d := b.Until.Sub(now); d < want/2 || d > want*3/2 {
-				t.Fatalf("waits %v, want %v or half more or less", d, want)
+				t.Fatalf("wait = %v, want %v plus or minus half", d, want)
 			}
 			want = min(2*want, most)
 		}
@@ -41,10 +41,10 @@ func TestBackoffGrowsAndIsSpread(t *testing.T) {
 func TestEarliest(t *testing.T) {
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
 	if got := Earliest(at(10), at(30), time.Time{}, at(9), at(20), at(10)); !got.Equal(at(20)) {
-		t.Errorf("got %v, want second 20", got)
+		t.Errorf("Earliest() = %v, want second 20", got)
 	}
 	if got := Earliest(at(10), at(9)); !got.IsZero() {
-		t.Errorf("nothing is after now, and got %v", got)
+		t.Errorf("Earliest() without a time after now = %v, want zero", got)
 	}
 }
 
@@ -55,14 +55,14 @@ func TestSignal(t *testing.T) {
 	<-s
 	select {
 	case <-s:
-		t.Error("two signals are two")
+		t.Error("the receiver was woken twice")
 	default:
 	}
 }
 
 var errNot = errors.New("not yet")
 
-// attempts are when Until calls its function, since its start.
+// attempts records when Until calls its function, since the start.
 type attempts struct {
 	began time.Time
 	at    []time.Duration
@@ -85,10 +85,10 @@ func TestUntil(t *testing.T) {
 	ended := errors.New("shutting down")
 	for name, tt := range map[string]struct {
 		do   func(attempt int, end func(error)) error
-		want []error // errors.Is each of them; none: nil
+		want []error // errors.Is is true for each; empty: no error
 		at   []time.Duration
 	}{
-		"succeeds at once": {func(int, func(error)) error { return nil }, nil, []time.Duration{0}},
+		"succeeds immediately": {func(int, func(error)) error { return nil }, nil, []time.Duration{0}},
 		"succeeds after failures": {func(n int, _ func(error)) error {
 			if n < 5 {
 				return errNot
@@ -101,7 +101,7 @@ func TestUntil(t *testing.T) {
 			}
 			return Stop(errNot)
 		}, []error{errNot}, []time.Duration{0, time.Second}},
-		"its context ends": {func(n int, end func(error)) error {
+		"context ends": {func(n int, end func(error)) error {
 			if n == 2 {
 				end(ended)
 			}
@@ -114,11 +114,11 @@ func TestUntil(t *testing.T) {
 				a := attempts{began: time.Now()}
 				err := Until(ctx, clock.Real{}, policy, func(context.Context) error { return tt.do(a.add(), end) })
 				if len(tt.want) == 0 && err != nil {
-					t.Errorf("got %v", err)
+					t.Errorf("Until() = %v, want no error", err)
 				}
 				for _, want := range tt.want {
 					if !errors.Is(err, want) {
-						t.Errorf("got %v, want %v", err, want)
+						t.Errorf("Until() = %v, want %v", err, want)
 					}
 				}
 				a.want(t, tt.at...)
@@ -127,23 +127,23 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-// An ended context makes no attempt.
-func TestUntilWithoutTime(t *testing.T) {
+// With an ended context Until makes no attempt.
+func TestUntilWithEndedContext(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	end()
 	if err := Until(ctx, clock.Real{}, Policy{}, func(context.Context) error { t.Error("called"); return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("Until() = %v, want context.Canceled", err)
 	}
 }
 
-func TestPolicySpreads(t *testing.T) {
+func TestPolicySpread(t *testing.T) {
 	for range 100 {
 		if d := (Policy{First: time.Second, Most: time.Minute, Spread: true}).delay(1); d < time.Second || d > 3*time.Second {
-			t.Fatalf("waits %v, want 2s or half more or less", d)
+			t.Fatalf("wait = %v, want 2s plus or minus half", d)
 		}
 	}
 	if d := (Policy{}).delay(0); d != First {
-		t.Errorf("without bounds %v, want %v", d, First)
+		t.Errorf("wait of the zero Policy = %v, want %v", d, First)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestInFlight(t *testing.T) {
 	start := func(k string, want bool) {
 		t.Helper()
 		if w, _ := f.Start(k, now); (w != nil) != want {
-			t.Errorf("%s starts: %t, want %t", k, w != nil, want)
+			t.Errorf("Start(%s) = %t, want %t", k, w != nil, want)
 		}
 	}
 	all := func(string) bool { return true }
@@ -161,14 +161,14 @@ func TestInFlight(t *testing.T) {
 	start("a", false)
 	start("b", true)
 	if n, m := f.Running(nil), f.Running(func(k string) bool { return k == "b" }); n != 2 || m != 1 {
-		t.Errorf("%d run, of them %d are b", n, m)
+		t.Errorf("Running() = %d, of which b = %d, want 2 and 1", n, m)
 	}
 	f.End("a").Until = now.Add(time.Second)
 	if w, next := f.Start("a", now); w != nil || !next.Equal(now.Add(time.Second)) {
-		t.Errorf("it starts again before %v: %v", next, w)
+		t.Errorf("Start() during the backoff until %v = %v, want nil", next, w)
 	}
 	f.Retain(func(k string) bool { return k != "a" })
-	start("a", true) // its backoff is forgotten
+	start("a", true) // Retain removed its backoff
 
 	// Running work is forgotten when it ends, unless it is wanted again by then.
 	f.Of("b").Value = 7
@@ -177,7 +177,7 @@ func TestInFlight(t *testing.T) {
 	f.Retain(all)
 	f.End("b")
 	if f.Of("b").Value != 7 {
-		t.Error("work that is wanted again was forgotten")
+		t.Error("running work that Retain kept the last time was forgotten")
 	}
 	f.Retain(func(string) bool { return false })
 	f.End("a").Until = now.Add(time.Hour)

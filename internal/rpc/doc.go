@@ -2,8 +2,8 @@
 // gRPC over a unix socket.
 //
 // The plugin itself uses packages unary and wire in place of grpc-go and the
-// protobuf runtime: it starts for every pod, and their initialisation is most
-// of what it would cost. Their tests hold them to this package.
+// protobuf runtime: it starts for every pod, and their initialisation would be
+// most of its cost. Tests keep unary and wire compatible with this package.
 package rpc
 
 import (
@@ -12,8 +12,8 @@ import (
 
 //go:generate protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative berth.proto
 
-// Get returns the annotation of a key, also one that a plugin of the first release
-// told in its way. ok reports whether the pod has it.
+// Get returns the annotation of a key, including one in the field that a plugin of the
+// first release uses. ok reports whether the pod has it.
 func (x *Annotations) Get(key string) (value string, ok bool) {
 	if value, ok = x.GetAll()[key]; !ok && key == wire.AnnotationPool {
 		value = x.GetPool()

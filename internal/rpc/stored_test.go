@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// protocol lists all that programs of two versions must agree on: the calls, and each
-// field by its number with its type.
+// protocol lists everything that two versions must agree on: the calls, and the number and
+// type of each field.
 func protocol() (lines []string) {
 	services := File_berth_proto.Services()
 	for i := range services.Len() {
@@ -40,13 +40,13 @@ func protocol() (lines []string) {
 	return lines
 }
 
-// The plugin of one release and the daemon of another understand each other: what a
-// release has is there in all later ones, under its number and with its type. What is
-// new is in the list of the release to come.
-func TestProtocolOfEveryRelease(t *testing.T) {
+// The plugin of one release and the daemon of another are compatible: every call and field of a
+// release exists in all later ones, with the same number and type. New ones are in the list of
+// the next release.
+func TestProtocolIsCompatibleWithReleases(t *testing.T) {
 	lists, err := filepath.Glob("testdata/stored/*/protocol.txt")
 	if err != nil || len(lists) == 0 {
-		t.Fatalf("there are no lists of releases: %v", err)
+		t.Fatalf("no protocol lists of releases found: %v", err)
 	}
 	today := protocol()
 	listed := map[string]bool{}
@@ -59,13 +59,13 @@ func TestProtocolOfEveryRelease(t *testing.T) {
 			line = strings.TrimSpace(line)
 			listed[line] = true
 			if !slices.Contains(today, line) {
-				t.Errorf("%s: %q is gone or another now", list, line)
+				t.Errorf("%s: %q was removed or changed", list, line)
 			}
 		}
 	}
 	for _, line := range today {
 		if !listed[line] {
-			t.Errorf("%q is in no list: add it to that of the release to come, and see that a program of the release before does without it", line)
+			t.Errorf("%q is in no list: add it to the list of the next release, and make sure that programs of the previous release work without it", line)
 		}
 	}
 }

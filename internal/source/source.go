@@ -1,5 +1,5 @@
-// Package source defines where a node's pod addresses come from: one interface, implemented by enisource, pool and none,
-// and wrapped by nodelocal. The map of the packages is docs/architecture.md, "Who does what".
+// Package source defines the origin of a node's pod addresses: one interface, implemented by enisource, pool and none,
+// and wrapped by nodelocal. docs/architecture.md, "Who does what", has the map of the packages.
 package source
 
 import (
@@ -16,84 +16,84 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Lease is the addresses that an attachment has. It is part of the attachment's record.
+// Lease holds the addresses of an attachment. It is part of the attachment's record.
 type Lease = attachment.Lease
 
-// Request is what an ADD asks for.
+// Request is the attachment that an ADD requests.
 type Request = attachment.Request
 
-// PodOptions are what a Request asks for of the pod.
+// PodOptions are the pod's part of a Request.
 type PodOptions = attachment.PodOptions
 
-// Source hands out addresses. All methods may be called concurrently.
+// Source assigns addresses. All methods may be called concurrently.
 type Source interface {
-	// Annotations returns the keys of pods' annotations that the source reads; nil: none, and the runtime need not pass
-	// any. The result is always the same.
+	// Annotations returns the keys of pods' annotations that the source reads. If it is empty, the runtime need not pass
+	// any. The result never changes.
 	Annotations() []string
-	// CheckOptions returns an error if no pod can have what a pod asks for. It is called before anything else is done for
-	// an ADD. The error names the annotation or the field, and what was expected.
+	// CheckOptions returns an error for an invalid request. It is called before any other work for
+	// an ADD. The error names the annotation or the field, and the expected value.
 	CheckOptions(options PodOptions) error
-	// Restore takes over a lease from a record, at start, before Run and any Acquire. Also an address that the source
-	// does not know (yet) is never handed to another attachment. It fails when another key has one of the addresses.
+	// Restore adds a lease from a record, at startup, before Run and any Acquire. Even an address that the source
+	// does not know (yet) is never assigned to another attachment. It fails if another key holds one of the addresses.
 	// The pod may be unknown.
 	Restore(req Request, lease Lease) error
-	// RestoreCooling takes over an address that cools since some time, from a record, at start. If the time is longer
-	// ago than the period, the address is handed out after those without such a call. Calls come in the order of
-	// the addresses' release.
+	// RestoreCooling adds an address that has been cooling since a given time, from a record, at startup. If the
+	// cooling period has passed, the address is assigned after those without such a call. Calls come in the order of
+	// release.
 	RestoreCooling(addr netip.Addr, since time.Time)
-	// Withhold passes all addresses that the node has itself. Those of the source among them that no pod has are not
-	// handed out until a later call omits them, and are kept like cooling addresses. It returns these.
+	// Withhold passes all addresses that the node itself has. Those that belong to the source and that no pod holds are not
+	// assigned until a later call omits them, and are kept like cooling addresses. Withhold returns these.
 	Withhold(addrs []netip.Addr) (kept []netip.Addr)
 	// NodeAddresses returns the addresses of the node's Node object that the source knows to be its own. They are never
 	// removed from the node.
 	NodeAddresses() []netip.Addr
-	// Run keeps the source supplied until ctx ends, and returns only then.
+	// Run keeps the source supplied and blocks until ctx ends.
 	Run(ctx context.Context) error
-	// Kick says that links of the node may have been added or removed, so that what the data path lacks for the
-	// source's addresses is retried soon. It does not block, and may be called before and after Run.
+	// Kick signals that links of the node may have been added or removed, so that missing parts of the data path for the
+	// source's addresses are retried soon. It does not block, and may be called before and after Run.
 	Kick()
-	// Acquire returns the addresses for a new attachment: at once, from memory, while any are free, else as soon as
-	// any are. When ctx ends first the error is an *Exhausted. For a key that already has a lease it returns that
+	// Acquire returns the addresses for a new attachment: immediately, from memory, while any are free, otherwise as soon
+	// as any are. If ctx ends first the error is an *Exhausted. For a key that already has a lease it returns that
 	// lease.
 	Acquire(ctx context.Context, req Request) (Lease, error)
-	// Why returns why the Acquire of a key is still waiting; nil when none waits.
+	// Why returns the reason why the Acquire of a key is still waiting, or nil if none waits.
 	Why(key attachment.Key) *Exhausted
-	// Release ends the lease of a key; its addresses cool from now on. Without a lease it does nothing.
+	// Release ends the lease of a key; its addresses start to cool. Without a lease it does nothing.
 	Release(key attachment.Key)
-	// Cancel ends a lease whose addresses never reached a pod: they do not cool, and may be handed out at once.
+	// Cancel ends a lease whose addresses never reached a pod: they do not cool, and may be assigned immediately.
 	Cancel(key attachment.Key)
-	// CoolingPeriod returns how long a released address is not handed out.
+	// CoolingPeriod returns how long a released address is withheld.
 	CoolingPeriod() time.Duration
 	// Ready returns nil once an address was usable on this node, now or before a restart, even if none are free.
-	// Otherwise it says what is missing.
+	// Otherwise the error describes what is missing.
 	Ready() error
 	// Snapshot returns the state for introspection and metrics.
 	Snapshot() Snapshot
 }
 
-// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that the source has not set up yet, but may.
+// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that the source has not set up yet but may.
 var ErrSupplyUnknown = errors.New("the address source has not set up its ENIs or blocks yet")
 
 // ErrNoLink: the node has no link with the MAC address of an ENI.
 var ErrNoLink = errors.New("the ENI has no link on this node")
 
-// LinkChange is what happened to the link of an ENI since its data path was set up.
+// LinkChange is the change of an ENI's link since its data path was set up.
 type LinkChange int
 
 const (
-	// LinkGone: the node no longer has the link.
+	// LinkGone means that the node no longer has the link.
 	LinkGone LinkChange = iota + 1
-	// LinkReplaced: the node has another link, without what was set up on the first.
+	// LinkReplaced means that the node has another link, without the setup of the first.
 	LinkReplaced
 )
 
 // Exhausted is the error of an ADD that got no addresses, NICs or egress in time, or never can, with the reason.
 type Exhausted struct {
 	// Reason is a short word for metrics: subnet-full, eni-limit, throttled,
-	// max-pods, cooling, permission, unreachable, starting; of pools also
-	// pool-unknown, pool-not-allowed, pool-exhausted, namespace-unknown and their like.
+	// max-pods, cooling, permission, unreachable, starting; for pools also
+	// pool-unknown, pool-not-allowed, pool-exhausted, namespace-unknown and similar.
 	Reason string
-	// Message says what is wrong and what to do about it.
+	// Message describes the problem and its remedy.
 	Message string
 	Err     error // the context's error, or the cloud's last one
 }
@@ -104,16 +104,16 @@ func (e *Exhausted) Error() string { return e.Message }
 // Unwrap returns the cause.
 func (e *Exhausted) Unwrap() error { return e.Err }
 
-// State of one address.
+// State is the state of one address.
 type State string
 
-// The states that an address of the node can be in.
+// The possible states of a node's address.
 const (
 	Used      State = "used"
 	Warm      State = "warm"
 	Cooling   State = "cooling"
 	NotReady  State = "not-ready" // assigned to the node, but its ENI or block has no data path yet
-	Withdrawn State = "withdrawn" // being returned to the cloud or the pool, or withheld
+	Withdrawn State = "withdrawn" // being released to the cloud or the pool, or withheld
 )
 
 // AddressInfo is one address in a Snapshot.
@@ -122,7 +122,7 @@ type AddressInfo struct {
 	State State
 	introspect.Origin
 	Prefix netip.Prefix    // the delegated prefix that contains it, if any
-	Key    *attachment.Key // when used
+	Key    *attachment.Key // if used
 	Since  time.Time       // when it entered the state, if known
 }
 
@@ -131,7 +131,7 @@ func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo 
 	a := AddressInfo{Addr: v.Addr, State: NotReady, Origin: of, Prefix: v.Prefix, Since: v.Since}
 	switch {
 	case v.Used:
-		key := v.Key // a copy of its own: &v.Key would keep all of v
+		key := v.Key // copied, because &v.Key would keep all of v alive
 		a.State, a.Key = Used, &key
 	case v.Cooling:
 		a.State = Cooling
@@ -143,14 +143,14 @@ func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo 
 	return a
 }
 
-// Group is addresses that are added and removed together, such as those of an ENI or a block.
+// Group is a group of addresses that are added and removed together, such as those of an ENI or a block.
 type Group struct {
 	Name     string
-	Uplink   int // the number of the uplink that carries them; 0: the node's own
-	Capacity int // usable addresses at most
+	Uplink   int // number of the uplink that carries them; 0: the node's own
+	Capacity int // maximum number of usable addresses
 }
 
-// Condition is a condition of the node that the source reports. Reason is in CamelCase.
+// Condition is a condition of the node reported by the source. Reason is in CamelCase.
 type Condition struct {
 	Type            string
 	Healthy         bool
@@ -162,27 +162,27 @@ type Snapshot struct {
 	Groups     []Group
 	Addresses  []AddressInfo
 	Count      map[State]int // of all addresses, listed or not
-	Waiting    int           // Acquires that wait
+	Waiting    int           // number of waiting Acquires
 	LastError  string        // the current problem with the supply; empty: none
 	Conditions []Condition
 	Detail     Detail // nil: none
 }
 
-// Detail is what a Snapshot has beyond the common fields.
+// Detail is the part of a Snapshot beyond the common fields.
 type Detail interface {
-	// Describe adds to the document at /ip-manager what only this source has.
+	// Describe adds the source's own part to the document at /ip-manager.
 	Describe(doc *introspect.Document)
-	// Metrics returns the gauges that only this source has.
+	// Metrics returns the source's own gauges.
 	Metrics() []prometheus.Metric
 }
 
-// Reference is what a source adds to the reference of berthd's metrics.
+// Reference is a source's part of the reference of berthd's metrics.
 type Reference struct {
 	Families   []metric.Family
-	Conditions [][2]string // type, and when the condition is healthy
+	Conditions [][2]string // condition types with a description of when they are healthy
 }
 
-// Count counts addresses by state. The result has every state.
+// Count counts addresses by state. The result includes every state.
 func Count(addresses []AddressInfo) map[State]int {
 	count := map[State]int{Used: 0, Warm: 0, Cooling: 0, NotReady: 0, Withdrawn: 0}
 	for _, a := range addresses {

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-func TestStateOfAnAddress(t *testing.T) {
+func TestAddressState(t *testing.T) {
 	type view = ipam.AddressView[attachment.Key]
 	key := attachment.Key{ContainerID: "c"}
 	for want, v := range map[source.State]view{
@@ -22,10 +22,10 @@ func TestStateOfAnAddress(t *testing.T) {
 		v.Addr, v.Since = netip.MustParseAddr("10.0.0.1"), time.Unix(1, 0)
 		got := source.Info(v, introspect.Origin{ENI: "eni-1"})
 		if got.State != want || got.Addr != v.Addr || !got.Since.Equal(v.Since) || got.ENI != "eni-1" || (got.Key != nil) != v.Used {
-			t.Errorf("%+v is %+v, want %s", v, got, want)
+			t.Errorf("Info(%+v) = %+v, want %s", v, got, want)
 		}
 		if v.Used && *got.Key != key {
-			t.Errorf("it is of %v", got.Key)
+			t.Errorf("key = %v, want %v", got.Key, key)
 		}
 	}
 }

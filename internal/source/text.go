@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// OneLine returns a text of others on one line, with up to most bytes before an ellipsis.
+// OneLine returns untrusted text on one line, with at most most bytes before an ellipsis.
 func OneLine(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -21,8 +21,8 @@ func OneLine(s string, most int) string {
 	return s
 }
 
-// ASCII returns a text as the messages in status.node of Berth's kinds accept it: one line of printable ASCII, of up to most
-// bytes.
+// ASCII returns a text in the form that messages in status.node of Berth's kinds accept: one line of printable ASCII, with
+// at most most bytes.
 func ASCII(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
@@ -33,8 +33,8 @@ func ASCII(s string, most int) string {
 	return s[:min(len(s), most)]
 }
 
-// CheckPoolName returns an error for what cannot be the name of an AddressPool, before it gets into a log or a message. by
-// says where the name comes from.
+// CheckPoolName returns an error for an invalid name of an AddressPool, before it gets into a log or a message. by
+// names the origin of the name.
 func CheckPoolName(by, pool string) error {
 	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
 	if len(pool) > 63 || strings.ContainsFunc(pool, outside) {
@@ -48,7 +48,7 @@ func CheckNetworkPool(w PodOptions) error {
 	return CheckPoolName("pool of the network's configuration", w.NetworkPool)
 }
 
-// ReasonOf converts a condition's reason (PoolExhausted, ENILimit) to one of Exhausted (pool-exhausted, eni-limit).
+// ReasonOf converts a condition's reason (PoolExhausted, ENILimit) to a Reason of Exhausted (pool-exhausted, eni-limit).
 func ReasonOf(reason string) string {
 	var b strings.Builder
 	letters := []rune(reason)

@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// Largest is the maximum size of a file, about ten times the largest in use, the inventory of a big
-// node.
+// Largest is the maximum size of a file, about ten times the size of the largest one in use, the
+// inventory of a big node.
 const Largest = 16 << 20
 
 // Read returns the content of a regular file. The error for a missing one is fs.ErrNotExist.
@@ -39,11 +39,10 @@ func Read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Version is the format of JSON files here. A file of another version is not read:
-// its reader does without it, as without a damaged one. Within a version fields are
-// only added, and a reader passes over those that it does not know, so that a
-// program reads what the ones before and after it wrote. A file without a version
-// is of the first, which had none at the beginning.
+// Version is the format of JSON files of this package. A file of another version is not read, and its
+// reader ignores it like a damaged one. Within a version fields are only added, and readers ignore
+// unknown fields, so earlier and later programs can read the file. A file without a version is of the
+// first, which had none at the beginning.
 const Version = 1
 
 // Encode returns an object as JSON with its version.
@@ -59,7 +58,7 @@ func Encode(v any) ([]byte, error) {
 	return append(fmt.Appendf(nil, "{\n  \"version\": %d,\n", Version), rest...), nil
 }
 
-// Decode parses what Encode returned.
+// Decode parses the result of Encode.
 func Decode(data []byte, into any) error {
 	var v struct {
 		Version *int `json:"version"`
@@ -73,7 +72,7 @@ func Decode(data []byte, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// LoadJSON reads a value from a file of a folder, and reports whether there is one.
+// LoadJSON reads a value from a file of a folder, and reports whether it exists.
 func LoadJSON(dir, name string, into any) (bool, error) {
 	data, err := Read(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,7 +88,7 @@ func LoadJSON(dir, name string, into any) (bool, error) {
 }
 
 // ReplaceJSON writes a value to a temporary file and renames it. It creates the folder if needed. It
-// does not sync, as the folder should be on a tmpfs and vanish with the kernel state.
+// does not sync, since the folder should be on a tmpfs and vanish with the kernel state.
 func ReplaceJSON(dir, name string, v any) error {
 	data, err := Encode(v)
 	if err != nil {
@@ -108,7 +107,7 @@ func ReplaceJSON(dir, name string, v any) error {
 	return nil
 }
 
-// Create writes a new file in place of one that a crash may have left. On an error the file may be
+// Create writes a new file, replacing one that a crash may have left. On an error the file may be
 // incomplete.
 func Create(path string, data []byte, mode fs.FileMode) error {
 	open := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) }

@@ -35,18 +35,18 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	} {
 		data, err := Read(at(name))
 		if says == "" && (err != nil || string(data) != "x") || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
-			t.Errorf("%s: %q, %v, want an error that says %q", name, data, err, says)
+			t.Errorf("%s: Read() = %q, %v, want error containing %q", name, data, err, says)
 		}
 	}
 	if _, err := Read(at("missing")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("missing: %v", err)
+		t.Errorf("Read() of a missing file = %v, want fs.ErrNotExist", err)
 	}
 	if _, err := Read("/dev/zero"); err == nil {
-		t.Error("a device was read")
+		t.Error("Read(/dev/zero) succeeded")
 	}
 }
 
-func TestCreateReplacesWhatIsThere(t *testing.T) {
+func TestCreateReplacesFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	for range 2 {
 		must(t, Create(path, []byte("x"), 0o600))
@@ -55,19 +55,19 @@ func TestCreateReplacesWhatIsThere(t *testing.T) {
 	must(t, unix.Mkfifo(path, 0o600))
 	must(t, Create(path, []byte("y"), 0o600))
 	if data, err := Read(path); err != nil || string(data) != "y" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("Read() = %q, %v, want y", data, err)
 	}
 }
 
-// A file of another version is refused, one without a version is of the first, and
-// fields that are not known are passed over.
+// A file of another version is rejected, one without a version counts as the first version, and
+// unknown fields are ignored.
 func TestVersions(t *testing.T) {
 	type content struct {
 		A int `json:"a"`
 	}
 	data, err := Encode(content{7})
 	if err != nil || string(data) != "{\n  \"version\": 1,\n  \"a\": 7\n}" {
-		t.Errorf("%s, %v", data, err)
+		t.Errorf("Encode() = %s, %v", data, err)
 	}
 	for text, says := range map[string]string{
 		string(data): "", `{"a":7}`: "", `{"version":1,"a":7,"later":{"b":[1]}}`: "",
@@ -76,12 +76,12 @@ func TestVersions(t *testing.T) {
 		var c content
 		err := Decode([]byte(text), &c)
 		if says == "" && (err != nil || c.A != 7) || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
-			t.Errorf("%s: %+v, %v, want an error that says %q", text, c, err, says)
+			t.Errorf("Decode(%s) = %+v, %v, want error containing %q", text, c, err, says)
 		}
 	}
 	for _, v := range []any{content{}, 7, []int{}, nil, struct{}{}} {
 		if _, err := Encode(v); (err == nil) != (v == content{}) {
-			t.Errorf("%T: %v", v, err)
+			t.Errorf("Encode(%T) = %v, want an error unless it is an object with fields", v, err)
 		}
 	}
 }

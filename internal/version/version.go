@@ -1,4 +1,4 @@
-// Package version is the version that a Berth program reports of itself.
+// Package version has the version of Berth's programs.
 package version
 
 import "runtime/debug"
@@ -6,9 +6,8 @@ import "runtime/debug"
 // Version is set by the linker in builds made with `make build`.
 var Version = "dev"
 
-// String is Version, or, for a program built by plain `go build` or
-// `go install`, what the Go toolchain recorded: the module's version, else the
-// commit, else "dev".
+// String returns Version or, for a program built by plain `go build` or `go install`, the version
+// recorded by the Go toolchain: the module's version, else the commit, else "dev".
 func String() string {
 	if Version != "dev" {
 		return Version

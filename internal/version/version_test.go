@@ -26,13 +26,13 @@ func TestFromBuildInfo(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := fromBuildInfo(&tt.info); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
+				t.Errorf("fromBuildInfo() = %q, want %q", got, tt.want)
 			}
 		})
 	}
 }
 
-func TestLinkedVersionWins(t *testing.T) {
+func TestLinkedVersionHasPrecedence(t *testing.T) {
 	defer func(v string) { Version = v }(Version)
 	Version = "v9.9.9"
 	if got := String(); got != "v9.9.9" {

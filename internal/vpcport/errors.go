@@ -7,31 +7,29 @@ import (
 	"time"
 )
 
-// Class sorts failed calls by how to react (PolicyOf).
+// Class groups failed calls by the reaction that they require (PolicyOf).
 type Class int
 
 // The classes.
 const (
-	// Unknown: not an error of a provider. Treated as Transient.
+	// Unknown: not a provider error. Treated as Transient.
 	Unknown Class = iota
-	// Transient: the call may or may not have taken effect (time-outs, 5xx, lost
-	// replies). Look before repeating a call that is not idempotent.
+	// Transient: the call may or may not have taken effect (timeouts, 5xx, lost replies). Read the state before repeating a call that is
+	// not idempotent.
 	Transient
 	// Throttled: too many calls; this one had no effect.
 	Throttled
-	// Unauthorized: the credentials are missing, wrong, or expired and cannot be
-	// renewed.
+	// Unauthorized: the credentials are missing, wrong, or expired and not renewable.
 	Unauthorized
 	// Forbidden: the credentials are valid but lack the permission.
 	Forbidden
-	// Invalid: the request asks for something impossible, such as an address outside its
-	// subnet.
+	// Invalid: the request is impossible, for example for an address outside its subnet.
 	Invalid
 	// NetworkGone: the network does not exist.
 	NetworkGone
 	// ReferenceGone: a subnet or security group does not exist.
 	ReferenceGone
-	// PortGone: the port does not exist (any more).
+	// PortGone: the port does not exist.
 	PortGone
 	// SubnetFull: the subnet has no free address.
 	SubnetFull
@@ -39,18 +37,18 @@ const (
 	AddressTaken
 	// MACTaken: another port of the network has the requested MAC address.
 	MACTaken
-	// OverQuota: the project has reached its quota of ports.
+	// OverQuota: the project has reached its port quota.
 	OverQuota
-	// Conflict: the call is refused in the current state of the port.
+	// Conflict: the call is refused in the port's current state.
 	Conflict
 	// Stale: another client has changed the port since it was read.
 	Stale
 	// TooLarge: the request is too large.
 	TooLarge
-	// Bug: the request of Berth or the reply of the provider is wrong.
+	// Bug: Berth's request or the provider's reply is invalid.
 	Bug
 
-	classes // their number
+	classes // the number of classes
 )
 
 var classNames = [classes]string{
@@ -72,18 +70,18 @@ func (c Class) String() string {
 type Error struct {
 	Class   Class
 	Op      string // the operation, such as "Neutron POST ports"
-	Status  int    // of HTTP; 0 when no reply came
-	Type    string // the provider's name for it, such as OverQuota; empty when it gave none
-	Message string // of the provider, for people; of bounded length
-	// About is the ID or address that caused the error, such as that of a full subnet; empty if it
-	// is unknown. The caller can repeat a request for several ports without it.
+	Status  int    // HTTP status; 0 without a reply
+	Type    string // the provider's name for the error, such as OverQuota; empty if it gave none
+	Message string // the provider's message for people; of bounded length
+	// About is the ID or address that caused the error, such as a full subnet's; empty: unknown. The caller can repeat a request for
+	// several ports without it.
 	About string
-	// RetryAfter is how long the provider asked the client to wait; 0: it did not.
+	// RetryAfter is how long the provider asked the client to wait; 0: it did not ask.
 	RetryAfter time.Duration
-	Err        error // the cause, if there is one
+	Err        error // the cause; may be nil
 }
 
-// Error reads "Neutron POST ports: OverQuota (409): text".
+// Error returns a text such as "Neutron POST ports: OverQuota (409): text".
 func (e *Error) Error() string {
 	text := e.Message
 	if text == "" && e.Err != nil {
@@ -102,8 +100,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ClassOf returns the class of the *Error in err's chain; Transient for the end of a context;
-// Unknown for nil and for all other errors.
+// ClassOf returns the class of the *Error in err's chain. It returns Transient if a context ended, and Unknown for nil and all other errors.
 func ClassOf(err error) Class {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Class
@@ -114,13 +111,13 @@ func ClassOf(err error) Class {
 	return Unknown
 }
 
-// Scope is what a failure affects.
+// Scope is the set of calls that a failure affects.
 type Scope int
 
-// The scopes, the narrowest first.
+// The scopes, from the narrowest to the widest.
 const (
-	ScopeNIC    Scope = iota // the one NIC
-	ScopeSubnet              // NICs that are to get an address of the same subnet
+	ScopeNIC    Scope = iota // one NIC
+	ScopeSubnet              // NICs that need an address of the same subnet
 	ScopeVPC                 // new ports of the VPC, or the whole VPC if no call can succeed
 	ScopeCaller              // all calls with the same credentials
 )
@@ -128,12 +125,11 @@ const (
 // Policy is the reaction to a failure.
 type Policy struct {
 	Scope Scope
-	// First and Last bound the backoff, which doubles with each attempt; both 0: retry at once.
+	// First and Last bound the backoff, which doubles with each attempt; both 0: retry immediately.
 	First, Last time.Duration
-	// Look: look at the actual state before the request is repeated.
+	// Look: read the actual state before repeating the request.
 	Look bool
-	// Edit: a person has to change something. The backoff is for changes that Berth is not notified
-	// of.
+	// Edit: a person has to change something. The backoff covers changes about which Berth is not notified.
 	Edit bool
 	// Reason is the reason of the Kubernetes condition, in CamelCase.
 	Reason string
@@ -159,7 +155,7 @@ var policies = [classes]Policy{
 	Bug:           {Scope: ScopeNIC, First: time.Minute, Last: 10 * time.Minute, Look: true, Reason: "UnexpectedAnswer"},
 }
 
-// PolicyOf is the reaction to failures of a class.
+// PolicyOf returns the reaction to failures of a class.
 func PolicyOf(c Class) Policy {
 	if c >= 0 && c < classes {
 		return policies[c]

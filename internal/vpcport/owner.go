@@ -7,56 +7,51 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// Owner is the device owner of Berth's ports. Neutron reserves "network:" for itself and treats
-// "compute:" as that of a workload (Neutron API reference, device_owner).
+// Owner is the device owner of Berth's ports. Neutron reserves "network:" for itself and treats "compute:" as a workload's (Neutron API
+// reference, device_owner).
 const Owner = "compute:berth"
 
-// devicePrefix begins the device of every port of Berth; the cluster and the UID of a PodNIC
-// follow.
+// devicePrefix is the prefix of the device of every port of Berth; the cluster and the UID of a PodNIC follow.
 const devicePrefix = "berth:"
 
-// Device is the device of the port of a NIC. It is unique among the NICs of all clusters, and the
-// same each time. Neither part may be empty; the cluster must have no colon.
+// Device returns the device of a NIC's port. It is unique among the NICs of all clusters, and always the same for a NIC. Neither argument
+// may be empty; the cluster must not contain a colon.
 func Device(cluster, uid string) string { return devicePrefix + cluster + ":" + uid }
 
-// DeviceUID is the UID of the NIC in a device; ok is false if the device is of another cluster or
-// not of Berth.
+// DeviceUID returns the UID of the NIC in a device. It returns false if the device belongs to another cluster or not to Berth.
 func DeviceUID(cluster, device string) (uid string, ok bool) {
 	uid, ok = strings.CutPrefix(device, devicePrefix+cluster+":")
 	return uid, ok && uid != ""
 }
 
-// NamespaceTag is the tag by which the owner of a port lets the pods of a namespace use it.
+// NamespaceTag returns the tag by which the owner of a port allows the pods of a namespace to use it.
 func NamespaceTag(cluster, namespace string) string { return Device(cluster, namespace) }
 
-// warmUID is in place of the UID of a NIC. Kubernetes assigns no such UID.
+// warmUID replaces the UID of a NIC in the device of a warm port. Kubernetes assigns no such UID.
 const warmUID = "warm/"
 
-// WarmDevice is the device of a warm port: one that was made for a VPC object before a NIC needed
-// it. The ID distinguishes the warm ports of the object.
+// WarmDevice returns the device of a warm port: one created for a VPC object before a NIC needed it. The ID distinguishes the warm ports
+// of the object.
 func WarmDevice(cluster, vpcUID, id string) string {
 	return Device(cluster, warmUID+vpcUID+"/"+id)
 }
 
-// WarmVPC is the UID of the VPC object of a warm port; ok is false for other ports, and for a warm
-// port that a NIC uses since.
+// WarmVPC returns the UID of the VPC object of a warm port. It returns false for other ports, including former warm ports that a NIC uses.
 func (p Port) WarmVPC(cluster string) (uid string, ok bool) {
 	of, ok := strings.CutPrefix(p.Device, Device(cluster, warmUID))
 	uid, _, whole := strings.Cut(of, "/")
 	return uid, ok && whole && p.Owner == Owner
 }
 
-// Mine reports whether Berth, in this cluster, may delete a port: if both its device and its owner
-// are Berth's.
+// Mine reports whether Berth, in this cluster, may delete a port: both its device and its owner must be Berth's.
 func (p Port) Mine(cluster string) bool {
 	_, ok := DeviceUID(cluster, p.Device)
 	return ok && p.Owner == Owner
 }
 
-// DerivedMAC is the MAC address for the port of a NIC. It is the same each time, so that the provider
-// refuses a second port for the NIC. If another port has it, the next value of try gives another
-// address. It is locally administered and unicast (IEEE 802), with 46 bits of a hash: the probability
-// that two of 100,000 ports of a network have the same one is 7 in 100,000.
+// DerivedMAC returns the MAC address for the port of a NIC. It is always the same, so that the provider refuses a second port for the NIC.
+// If another port has the address, the next value of try gives a different one. The address is locally administered and unicast (IEEE
+// 802), with 46 bits of a hash: the probability that two of 100,000 ports of a network have the same one is 7 in 100,000.
 func DerivedMAC(cluster, uid string, try byte) mac.Addr {
 	sum := sha256.Sum256([]byte("port mac\x00" + cluster + "\x00" + uid + "\x00" + string(rune(try))))
 	addr := mac.Addr(sum[:6:6])
@@ -64,7 +59,7 @@ func DerivedMAC(cluster, uid string, try byte) mac.Addr {
 	return addr
 }
 
-// Cut shortens a text to at most so many bytes, without splitting a character.
+// Cut shortens a text to at most the given number of bytes, without splitting a character.
 func Cut(text string, most int) string {
 	if len(text) > most {
 		text = text[:most]

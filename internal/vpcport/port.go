@@ -9,21 +9,21 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// Port is a port as its provider described it at one moment. Its slices belong to the receiver.
+// Port is a port as its provider described it. Its slices belong to the receiver.
 type Port struct {
 	ID        string
 	NetworkID string
 	Name      string
-	Device    string // identifies the user of the port; for Berth's ports see Device
-	Owner     string // the kind of its user: Owner for Berth's ports
+	Device    string // identifies the user of the port; see Device for Berth's ports
+	Owner     string // the kind of user: Owner for Berth's ports
 	MAC       mac.Addr
 	Addresses []FixedIP
 	Groups    []string // IDs of security groups
-	Tags      []string // one of them may be a NamespaceTag
-	Host      string   // the host to bind it to; empty: none
+	Tags      []string // may include a NamespaceTag
+	Host      string   // the requested host; empty: none
 	Binding   Binding
 	Status    Status
-	Revision  int // 0 without revisions
+	Revision  int // 0: the provider has no revisions
 	CreatedAt time.Time
 }
 
@@ -33,7 +33,7 @@ type FixedIP struct {
 	IP       netip.Addr
 }
 
-// Status is whether a port carries packets.
+// Status tells whether a port carries packets.
 type Status int
 
 // The statuses.
@@ -41,34 +41,34 @@ const (
 	StatusDown   Status = iota // or unknown
 	StatusBuild                // being set up
 	StatusActive               // carries packets
-	StatusError                // failed; needs help
+	StatusError                // failed; needs intervention
 )
 
 // Binding is the result of binding a port to its host.
 type Binding struct {
 	Result BindingResult
-	Plug   Plug   // when bound
-	Why    string // why it failed, for people; empty: unknown
+	Plug   Plug   // if bound
+	Why    string // the reason of a failure, for people; empty: unknown
 }
 
-// BindingResult reports whether a port is bound.
+// BindingResult tells whether a port is bound.
 type BindingResult int
 
 // The results.
 const (
 	Unbound       BindingResult = iota // no host, or not decided yet
-	Bound                              // the host may plug it
-	BindingFailed                      // no agent of the provider on the host accepts it
+	Bound                              // the host may plug the port
+	BindingFailed                      // no agent of the provider on the host accepts the port
 )
 
-// Plug is how the host connects a port.
+// Plug tells how the host connects a port.
 type Plug struct {
 	Kind   PlugKind
-	Bridge string // the integration bridge, of OVS and OVSHybrid
-	Netns  string // the name of a network namespace, of Netns
+	Bridge string // the integration bridge, for OVS and OVSHybrid
+	Netns  string // the name of a network namespace, for Netns
 	OVN    bool   // OVN on the host reports when the port carries packets
-	Trunk  string // the MAC address, such as 02:00:00:00:00:01, of the host's link that carries the VLAN, of VLAN
-	VLAN   int    // its ID (IEEE 802.1Q), 1 to 4094, of VLAN
+	Trunk  string // for VLAN: the MAC address, such as 02:00:00:00:00:01, of the host's link that carries the VLAN
+	VLAN   int    // for VLAN: its ID (IEEE 802.1Q), 1 to 4094
 }
 
 // PlugKind is a way to connect a port.
@@ -77,41 +77,40 @@ type PlugKind int
 // The ways to connect a port.
 const (
 	PlugUnknown PlugKind = iota // not supported by Berth; Binding is BindingFailed
-	OVS                         // directly on the integration bridge
+	OVS                         // directly to the integration bridge
 	OVSHybrid                   // through a Linux bridge that filters
 	Netns                       // from a network namespace of the provider's agent
-	VLAN                        // as a VLAN on a link of the host's
+	VLAN                        // as a VLAN on a link of the host
 )
 
 // NewPort is a request for a port.
 type NewPort struct {
 	NetworkID string
 	Name      string // for people
-	Device    string // see Device; identifies the port in later listings
+	Device    string // see Device; identifies the port in listings
 	MAC       mac.Addr
 	Addresses []NewAddress // nil: the provider chooses
 	Subnets   []string     // IDs of the subnets to choose from if Addresses is nil; nil: the provider chooses
 	Groups    []string     // nil: the provider chooses
-	Host      string       // the host to bind it to at once; empty: none
+	Host      string       // the host to bind the port to immediately; empty: none
 }
 
-// NewAddress is a request for an address of a subnet: IP, or any if that is zero.
+// NewAddress is a request for an address of a subnet: IP, or any address if IP is zero.
 type NewAddress struct {
 	SubnetID string
 	IP       netip.Addr
 }
 
-// Change is a change of a port. Nil fields stay as they are.
+// Change is a change of a port. Nil fields keep their values.
 type Change struct {
-	Host   *string // empty: bound to none
+	Host   *string // empty: unbind
 	Device *string
 	Owner  *string
 	Groups []string
 }
 
-// Filter selects ports that match all fields that are set; a list matches if one of its values does.
-// A list has at most Traits.MaxFilter values. Providers refuse an empty filter: it would list the
-// ports of all users.
+// Filter selects ports that match all set fields; a list matches if one of its values does. A list has at most Traits.MaxFilter values.
+// Providers refuse an empty filter, which would list the ports of all users.
 type Filter struct {
 	IDs       []string
 	Devices   []string
@@ -120,7 +119,7 @@ type Filter struct {
 	Owner     string
 }
 
-// Empty reports whether a filter lets all ports through.
+// Empty reports whether a filter matches all ports.
 func (f Filter) Empty() bool {
 	return len(f.IDs) == 0 && len(f.Devices) == 0 && len(f.MACs) == 0 && f.NetworkID == "" && f.Owner == ""
 }
@@ -132,26 +131,26 @@ func (f Filter) Has(p Port) bool {
 		(f.NetworkID == "" || f.NetworkID == p.NetworkID) && (f.Owner == "" || f.Owner == p.Owner)
 }
 
-// Network is a network with its subnets, in the order of their IDs.
+// Network is a network with its subnets, ordered by ID.
 type Network struct {
 	ID, Name string
 	MTU      int // bytes; 0: unknown
 	Subnets  []Subnet
 }
 
-// Subnet is one of a network.
+// Subnet is a subnet of a network.
 type Subnet struct {
 	ID, Name string
 	CIDR     netip.Prefix
-	Gateway  netip.Addr // zero without one
-	// IPv6CIDR and IPv6Gateway are the IPv6 block and gateway of a dual-stack subnet of EC2, whose
-	// CIDR and Gateway are IPv4. Zero: the subnet has the family of CIDR only.
+	Gateway  netip.Addr // zero: none
+	// IPv6CIDR and IPv6Gateway are the IPv6 block and gateway of a dual-stack subnet of EC2, whose CIDR and Gateway are IPv4. Zero: the subnet
+	// has only the family of CIDR.
 	IPv6CIDR    netip.Prefix
 	IPv6Gateway netip.Addr
-	Routes      []Route // without those to the gateways
+	Routes      []Route // without the default routes
 }
 
-// For is the block of an address's family, and the gateway.
+// For returns the block and the gateway for an address's family.
 func (s Subnet) For(ip netip.Addr) (cidr netip.Prefix, gateway netip.Addr) {
 	if s.IPv6CIDR.IsValid() && ip.Is6() {
 		return s.IPv6CIDR, s.IPv6Gateway
@@ -165,7 +164,7 @@ type Route struct {
 	Gateway     netip.Addr
 }
 
-// Mismatch names the property in which a port differs from its request; empty: none.
+// Mismatch returns the name of a property in which a port differs from its request, or an empty string.
 func Mismatch(n NewPort, p Port) string {
 	switch {
 	case p.NetworkID != n.NetworkID:
@@ -184,7 +183,7 @@ func Mismatch(n NewPort, p Port) string {
 	return ""
 }
 
-// Unmet describes the part of a change that a port does not have; empty: none.
+// Unmet describes a part of a change that a port lacks. It returns an empty string if there is none.
 func (c Change) Unmet(p Port) string {
 	for _, f := range []struct {
 		name string
@@ -206,8 +205,8 @@ func (c Change) Empty() bool {
 	return c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil
 }
 
-// hasAddresses reports whether each address that was asked for is there. A network whose
-// IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
+// hasAddresses reports whether a port has each requested address. A network whose IPv6 addresses derive from MAC addresses (SLAAC) adds an
+// address that was not requested.
 func hasAddresses(asked []NewAddress, got []FixedIP) bool {
 	left := slices.Clone(got)
 	for _, a := range asked {

@@ -13,32 +13,32 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Every class has a name and a policy with a bounded backoff. Without backoff the caller looks first.
+// Every class has a name and a policy with a bounded backoff. Without a backoff the caller checks the state first.
 func TestEveryClassHasAPolicy(t *testing.T) {
 	names := map[string]bool{}
 	lost := []vpcport.Class{vpcport.Unknown, vpcport.Transient, vpcport.MACTaken, vpcport.Conflict, vpcport.Stale, vpcport.PortGone, vpcport.Bug} // the request may have taken effect
 	word := regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
 	for _, c := range vpcport.Classes {
 		if n := c.String(); n == "" || names[n] || strings.HasPrefix(n, "class(") {
-			t.Errorf("class %d: the name %q", int(c), n)
+			t.Errorf("class %d: name = %q", int(c), n)
 		}
 		names[c.String()] = true
 		p := vpcport.PolicyOf(c)
 		switch {
 		case !word.MatchString(p.Reason):
-			t.Errorf("%v: the reason %q", c, p.Reason)
+			t.Errorf("%v: reason = %q", c, p.Reason)
 		case p.First > p.Last || (p.First == 0) != (p.Last == 0):
-			t.Errorf("%v: waits from %v to %v", c, p.First, p.Last)
-		case p.First == 0 && !p.Look && c != vpcport.TooLarge: // of which less is asked for at once
-			t.Errorf("%v: is repeated at once, and nothing is looked at", c)
+			t.Errorf("%v: backoff from %v to %v", c, p.First, p.Last)
+		case p.First == 0 && !p.Look && c != vpcport.TooLarge: // which is split immediately
+			t.Errorf("%v: repeated immediately without checking the state", c)
 		case slices.Contains(lost, c) && !p.Look:
-			t.Errorf("%v: is repeated without a look", c)
+			t.Errorf("%v: repeated without checking the state", c)
 		case p.Edit && p.First == 0:
-			t.Errorf("%v: waits for an edit, and is repeated at once", c)
+			t.Errorf("%v: waits for an edit, but is repeated immediately", c)
 		}
 	}
 	if vpcport.PolicyOf(vpcport.Class(99)) != vpcport.PolicyOf(vpcport.Unknown) || vpcport.Class(99).String() != "class(99)" {
-		t.Error("a class that there is not has a policy of its own")
+		t.Error("an unknown class has another policy or name than Unknown")
 	}
 }
 
@@ -57,18 +57,18 @@ func TestClassOf(t *testing.T) {
 		{errors.New("else"), vpcport.Unknown, "else"},
 	} {
 		if got := vpcport.ClassOf(tc.err); got != tc.want || tc.err.Error() != tc.text {
-			t.Errorf("%v: %v; want %v, %s", tc.err, got, tc.want, tc.text)
+			t.Errorf("%v: class = %v; want %v and the text %s", tc.err, got, tc.want, tc.text)
 		}
 	}
 	if vpcport.ClassOf(nil) != vpcport.Unknown {
-		t.Error("no error has a class")
+		t.Error("ClassOf(nil) != Unknown")
 	}
 	if !errors.Is(&vpcport.Error{Err: context.Canceled}, context.Canceled) {
-		t.Error("the cause is lost")
+		t.Error("the error does not wrap its cause")
 	}
 }
 
-// A port is Berth's, and may be deleted, only by its device and owner, and in its own cluster.
+// Berth may delete a port only if both its device and its owner are Berth's, in its own cluster.
 func TestMine(t *testing.T) {
 	for _, tc := range []struct {
 		device, owner string
@@ -86,15 +86,15 @@ func TestMine(t *testing.T) {
 	} {
 		p := vpcport.Port{Device: tc.device, Owner: tc.owner}
 		if got := p.Mine("blue"); got != tc.want {
-			t.Errorf("%q of %q: %t", tc.device, tc.owner, got)
+			t.Errorf("Mine() = %[3]t for device %[1]q of owner %[2]q", tc.device, tc.owner, got)
 		}
 	}
 	if uid, ok := vpcport.DeviceUID("blue", vpcport.Device("blue", "u-1")); uid != "u-1" || !ok {
-		t.Errorf("got %q, %t", uid, ok)
+		t.Errorf("DeviceUID() = %q, %t, want u-1", uid, ok)
 	}
 }
 
-// The MAC address of a NIC is the same each time, and no other's.
+// The MAC address of a NIC is always the same, and no other NIC has it.
 func TestDerivedMAC(t *testing.T) {
 	seen := map[string]string{}
 	for _, cluster := range []string{"blue", "red"} {
@@ -103,13 +103,13 @@ func TestDerivedMAC(t *testing.T) {
 				of := fmt.Sprintf("%s %d %d", cluster, i, try)
 				m := vpcport.DerivedMAC(cluster, fmt.Sprint("uid-", i), try)
 				if len(m) != 6 || m[0]&0x03 != 0x02 {
-					t.Errorf("%s: %v is no locally administered address of one host", of, m)
+					t.Errorf("%s: %v is not a locally administered unicast address", of, m)
 				}
 				if again := vpcport.DerivedMAC(cluster, fmt.Sprint("uid-", i), try); again.String() != m.String() {
-					t.Errorf("%s: %v, then %v", of, m, again)
+					t.Errorf("%s: DerivedMAC() = %v, then %v", of, m, again)
 				}
 				if other, taken := seen[m.String()]; taken {
-					t.Errorf("%v is of %s and of %s", m, other, of)
+					t.Errorf("%v belongs to both %s and %s", m, other, of)
 				}
 				seen[m.String()] = of
 			}
@@ -122,10 +122,10 @@ func TestEmptyFilter(t *testing.T) {
 		{IDs: []string{"a"}}, {Devices: []string{"a"}}, {MACs: []mac.Addr{{2}}}, {Owner: "a"}, {NetworkID: "n"},
 	} {
 		if f.Empty() {
-			t.Errorf("%+v lets all through", f)
+			t.Errorf("Empty() of %+v = true", f)
 		}
 	}
 	if !(vpcport.Filter{}).Empty() {
-		t.Error("no filter narrows")
+		t.Error("Empty() of the zero filter = false")
 	}
 }

@@ -18,14 +18,14 @@ const (
 	// bodyTimeout bounds the time from a request's header to the last byte of its body.
 	bodyTimeout = 2 * time.Second
 	// allBodies bounds the memory of all bodies, in bytes, until their requests are answered. Peers
-	// that are not preferred may use half.
+	// without priority may use half of it.
 	allBodies = 64 << 20
 	firstRead = 8 << 10 // initial buffer in bytes, which doubles
 )
 
 // bodies reads the body of a request before it calls the handler, and marks the connection as busy
-// from then on: a peer that does not finish a request occupies no place. Bodies that are unexpected,
-// too large or late are rejected at once.
+// from then on, so a peer that does not finish a request does not count as busy. Bodies that are
+// unexpected, too large or late are rejected without waiting for the rest.
 type bodies struct {
 	next http.Handler
 	most int          // bytes of one
@@ -35,7 +35,7 @@ type bodies struct {
 var (
 	errUnexpectedBody = errors.New("the request has a body, expected none")
 	errLargeBody      = errors.New("the request's body is too large")
-	errManyBodies     = errors.New("the bodies of other requests take all memory that there is for them")
+	errManyBodies     = errors.New("the bodies of other requests use all memory reserved for bodies")
 )
 
 // ServeHTTP implements http.Handler.
@@ -45,10 +45,10 @@ func (b *bodies) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() { b.held.Add(-int64(held)) }()
 	until := time.Time{} // a handler may take longer than the body
 	if err != nil {
-		until = time.Unix(1, 0) // what is left of the body is not waited for
+		until = time.Unix(1, 0) // do not wait for the rest of the body
 	}
 	if e := http.NewResponseController(w).SetReadDeadline(until); err == nil && e != nil {
-		err = fmt.Errorf("end the time for the request: %w", e)
+		err = fmt.Errorf("clear the read deadline: %w", e)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), statusOf(err))
@@ -70,7 +70,7 @@ func statusOf(err error) int {
 	return http.StatusBadRequest
 }
 
-// read reads a body into memory, and returns how many bytes of allBodies it holds, also with an error.
+// read reads a body into memory, and returns how many bytes of allBodies it holds, even with an error.
 func (b *bodies) read(w http.ResponseWriter, r *http.Request, preferred bool) (held int, err error) {
 	if r.ContentLength == 0 {
 		return 0, nil
@@ -82,7 +82,7 @@ func (b *bodies) read(w http.ResponseWriter, r *http.Request, preferred bool) (h
 		return 0, fmt.Errorf("%w: expected %d bytes at most", errLargeBody, b.most)
 	}
 	if err := http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
-		return 0, fmt.Errorf("bound the time for the body: %w", err)
+		return 0, fmt.Errorf("set the deadline for the body: %w", err)
 	}
 	limit := int64(allBodies)
 	if !preferred {

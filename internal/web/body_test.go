@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// serve starts a server in a bubble, and returns a function that connects from an address.
+// serve starts a server in a synctest bubble, and returns a function that connects from an address.
 func serve(t *testing.T, h http.HandlerFunc, o web.Options) (connect func(from netip.Addr) net.Conn, end func()) {
 	l, ctx, ended := webtest.Listen(netip.MustParseAddr("10.0.0.1")), t.Context(), make(chan error, 1)
 	ctx, cancel := context.WithCancel(ctx)
@@ -40,7 +40,7 @@ func serve(t *testing.T, h http.HandlerFunc, o web.Options) (connect func(from n
 
 var someone = netip.MustParseAddr("10.66.0.1")
 
-// ask sends a text, and returns the status of the answer and how long it took.
+// ask sends a request in parts, and returns the status of the reply and the time it took.
 func ask(t *testing.T, c net.Conn, text ...string) (status int, took time.Duration) {
 	t.Helper()
 	defer c.Close()
@@ -59,7 +59,7 @@ func ask(t *testing.T, c net.Conn, text ...string) (status int, took time.Durati
 	return answer.StatusCode, time.Since(begun)
 }
 
-func TestBodies(t *testing.T) {
+func TestRequestBodies(t *testing.T) {
 	const most = 3 << 10
 	large := strings.Repeat("x", most+1)
 	post := func(length int) string {
@@ -72,28 +72,28 @@ func TestBodies(t *testing.T) {
 		status int
 		after  time.Duration
 	}{
-		"none":                        {most, []string{"GET / HTTP/1.1\r\nHost: x\r\n\r\n"}, 200, 0},
-		"one of a GET":                {most, []string{"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"}, 400, 0},
-		"one where none is expected":  {0, []string{post(5)}, 400, 0},
-		"chunks where none are":       {0, []string{chunked}, 400, 0},
-		"one":                         {most, []string{post(5), "x", "xxxx"}, 200, 200 * time.Millisecond},
-		"the largest":                 {most, []string{post(most), large[1:]}, 200, 100 * time.Millisecond},
-		"one that is too large":       {most, []string{post(most + 1)}, 413, 0},
-		"one of chunks":               {most, []string{chunked, "5\r\nxxxxx\r\n", "0\r\n\r\n"}, 200, 200 * time.Millisecond},
-		"chunks that are too large":   {most, []string{chunked, fmt.Sprintf("%x\r\n%s\r\n", len(large), large)}, 413, 100 * time.Millisecond},
-		"one that does not come":      {most, []string{post(5), "x"}, 408, 2 * time.Second},
-		"one that comes byte by byte": {most, append([]string{post(100)}, strings.Split(strings.Repeat("x", 100), "")...), 408, 2 * time.Second},
+		"no body":                 {most, []string{"GET / HTTP/1.1\r\nHost: x\r\n\r\n"}, 200, 0},
+		"body of a GET":           {most, []string{"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"}, 400, 0},
+		"unexpected body":         {0, []string{post(5)}, 400, 0},
+		"unexpected chunked body": {0, []string{chunked}, 400, 0},
+		"expected body":           {most, []string{post(5), "x", "xxxx"}, 200, 200 * time.Millisecond},
+		"largest body":            {most, []string{post(most), large[1:]}, 200, 100 * time.Millisecond},
+		"body too large":          {most, []string{post(most + 1)}, 413, 0},
+		"chunked body":            {most, []string{chunked, "5\r\nxxxxx\r\n", "0\r\n\r\n"}, 200, 200 * time.Millisecond},
+		"chunked body too large":  {most, []string{chunked, fmt.Sprintf("%x\r\n%s\r\n", len(large), large)}, 413, 100 * time.Millisecond},
+		"incomplete body":         {most, []string{post(5), "x"}, 408, 2 * time.Second},
+		"slow body":               {most, append([]string{post(100)}, strings.Split(strings.Repeat("x", 100), "")...), 408, 2 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				connect, end := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 					if data, err := io.ReadAll(r.Body); err != nil || int64(len(data)) != r.ContentLength {
-						t.Errorf("a body of %d bytes, %v, announced as %d", len(data), err, r.ContentLength)
+						t.Errorf("body = %d bytes, %v, Content-Length = %d", len(data), err, r.ContentLength)
 					}
 				}, web.Options{MaxBody: tt.most})
 				defer end()
 				if status, took := ask(t, connect(someone), tt.say...); status != tt.status || took != tt.after {
-					t.Errorf("status %d after %s, want %d after %s", status, took, tt.status, tt.after)
+					t.Errorf("status = %d after %s, want %d after %s", status, took, tt.status, tt.after)
 				}
 			})
 		})
@@ -101,11 +101,11 @@ func TestBodies(t *testing.T) {
 }
 
 // Idle connections do not displace a request in progress, and a handler may take longer than a body.
-func TestWhatIsAnsweredIsNotClosed(t *testing.T) {
+func TestRequestInProgressIsNotClosed(t *testing.T) {
 	for name, tt := range map[string]struct {
 		takes  time.Duration
 		silent int
-	}{"beside silent connections": {900 * time.Millisecond, 2 * web.Connections}, "alone": {15 * time.Second, 0}} {
+	}{"among silent connections": {900 * time.Millisecond, 2 * web.Connections}, "alone": {15 * time.Second, 0}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				connect, end := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -126,7 +126,7 @@ func TestWhatIsAnsweredIsNotClosed(t *testing.T) {
 					}
 				}()
 				if status, took := ask(t, c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"); status != http.StatusOK || took != tt.takes {
-					t.Errorf("status %d after %s", status, took)
+					t.Errorf("status = %d after %s, want 200 when the handler ends", status, took)
 				}
 			})
 		})

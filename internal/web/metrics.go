@@ -11,7 +11,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// HandleMetrics serves /metrics. The reply is not compressed, which would need most of the memory.
+// HandleMetrics serves /metrics. The reply is not compressed, since compression would need most of the memory.
 func HandleMetrics(mux *http.ServeMux, metrics prometheus.Gatherer) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(&paced{metrics: metrics}, promhttp.HandlerOpts{DisableCompression: true}))
 }
@@ -25,14 +25,14 @@ const (
 
 var errGathering = errors.New("the metrics were not gathered in time")
 
-// paced runs one gathering at a time, with pauses. Scrapes that arrive meanwhile share the next
-// gathering, so that none gets values from before it.
+// paced gathers metrics one at a time, with pauses. Scrapes that arrive meanwhile share the next
+// gathering, so none gets values from before its request.
 type paced struct {
 	metrics prometheus.Gatherer
 
-	mu   sync.Mutex // guards below, held for moments
-	next *gathering // has not begun
-	last *gathering // began last
+	mu   sync.Mutex // guards all below, held briefly
+	next *gathering // not started yet
+	last *gathering // started last
 }
 
 type gathering struct {
@@ -64,7 +64,7 @@ func (p *paced) join() *gathering {
 	return p.next
 }
 
-// run gathers after the pause since the former gathering.
+// run gathers after the pause after the previous gathering.
 func (p *paced) run(g, before *gathering) {
 	if before != nil {
 		<-before.done

@@ -16,7 +16,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// serving returns the address of a server on loopback, which ends with the test.
+// serving returns the address of a server on loopback that ends with the test.
 func serving(t *testing.T, h http.Handler) string {
 	t.Helper()
 	l, err := Listen("metrics-address", "127.0.0.1:0")
@@ -42,11 +42,11 @@ func scrape(t *testing.T, address string) {
 	}
 	defer r.Body.Close()
 	if body, err := io.ReadAll(r.Body); err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("%d, %v: %s", r.StatusCode, err, body)
+		t.Fatalf("scrape: status = %d, error %v: %s", r.StatusCode, err, body)
 	}
 }
 
-// Connections that send nothing, or half a header, do not keep others from an answer.
+// Connections that send nothing, or half a header, do not prevent replies to others.
 func TestSilentConnectionsAreBounded(t *testing.T) {
 	mux := http.NewServeMux()
 	HandleMetrics(mux, prometheus.NewRegistry())
@@ -72,11 +72,11 @@ func TestSilentConnectionsAreBounded(t *testing.T) {
 		}
 	}
 	if open > Connections {
-		t.Errorf("%d silent connections are open, expected %d at most", open, Connections)
+		t.Errorf("%d silent connections are open, want at most %d", open, Connections)
 	}
 }
 
-// gatherer counts how often it was asked, and by how many at once.
+// gatherer counts its calls, and the most concurrent ones.
 type gatherer struct{ asked, at, most atomic.Int32 }
 
 func (g *gatherer) Gather() ([]*dto.MetricFamily, error) {
@@ -87,7 +87,7 @@ func (g *gatherer) Gather() ([]*dto.MetricFamily, error) {
 	return []*dto.MetricFamily{{Name: &name}}, nil
 }
 
-func TestMetricsAreGatheredOnceAtATime(t *testing.T) {
+func TestMetricsGatheringIsPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gatherer{}
 		p := &paced{metrics: g}
@@ -99,41 +99,41 @@ func TestMetricsAreGatheredOnceAtATime(t *testing.T) {
 			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // inside a synctest bubble
 		}
 		if n := g.asked.Load(); n > int32(time.Since(begun)/gatherPause)+1 || n < 5 {
-			t.Errorf("gathered %d times in %s", n, time.Since(begun))
+			t.Errorf("metrics were gathered %d times in %s", n, time.Since(begun))
 		}
 		if n := g.most.Load(); n != 1 {
-			t.Errorf("%d gatherings at once", n)
+			t.Errorf("%d concurrent gatherings, want 1", n)
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // inside a synctest bubble
 		synctest.Wait()
 	})
 }
 
-// A scrape gets no values from before its request.
-func TestMetricsAreOfAfterTheScrape(t *testing.T) {
+// A scrape never gets values from before its request.
+func TestScrapeGetsFreshMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gatherer{}
 		p := &paced{metrics: g}
 		go func() { _, _ = p.Gather() }()
-		synctest.Wait() // that one is under way
+		synctest.Wait() // the first gathering is running
 		f, err := p.Gather()
 		if err != nil || f[0].GetName() != "2" {
-			t.Errorf("%v, %v", f, err)
+			t.Errorf("Gather() = %v, %v, want the second gathering", f, err)
 		}
 	})
 }
 
-// stuck never answers.
+// stuck is a gatherer that blocks until it is closed.
 type stuck chan struct{}
 
 func (s stuck) Gather() ([]*dto.MetricFamily, error) { <-s; return nil, nil }
 
-func TestAScrapeOfStuckMetricsFails(t *testing.T) {
+func TestScrapeOfStuckMetricsFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := make(stuck)
 		p := &paced{metrics: s}
 		if _, err := p.Gather(); !errors.Is(err, errGathering) {
-			t.Errorf("err = %v", err)
+			t.Errorf("Gather() = %v, want errGathering", err)
 		}
 		close(s)
 	})

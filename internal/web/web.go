@@ -1,4 +1,4 @@
-// Package web has what the HTTP servers of Berth's programs share.
+// Package web is the common part of the HTTP servers of Berth's programs.
 package web
 
 import (
@@ -18,15 +18,15 @@ import (
 )
 
 // Limits of a listener. A request has one of a few paths, and no body unless Options.MaxBody is set;
-// its reply is some kilobytes. A scraper keeps its one connection.
+// its reply has a few kilobytes. A scraper keeps one connection open.
 const (
-	// Connections bounds the connections of a listener: the program needs its other descriptors.
+	// Connections bounds the connections of a listener: the program needs descriptors for other purposes.
 	Connections = 128
 	perPeer     = 8
 
 	headerTimeout = 5 * time.Second  // for a request's header
 	readTimeout   = 10 * time.Second // for the whole request
-	writeTimeout  = 20 * time.Second // from there to the end of the reply; probes take up to 5 s, startup probes 19 s
+	writeTimeout  = 20 * time.Second // from the request to the end of the reply; probes take up to 5 s, startup probes 19 s
 	idleTimeout   = time.Minute      // between requests
 	maxHeader     = 16 << 10         // bytes
 	// work is how long a connection is protected from replacement once its request is complete.
@@ -50,17 +50,17 @@ func Listen(flag, address string) (net.Listener, error) {
 
 // Options configure a server. With the zero value, requests have no bodies.
 type Options struct {
-	// TLS is served where it is set, with HTTP/2.
+	// TLS enables TLS, with HTTP/2.
 	TLS *tls.Config
 	// MaxBody is the maximum size of a request body in bytes. 0: requests with a body are rejected.
 	MaxBody int
-	// Allowed and Preferred are those of listener.Limits.
+	// Allowed and Preferred are passed to listener.Limits.
 	Allowed, Preferred func(netip.Addr) bool
 }
 
-// Serve serves until ctx ends. A nil listener is disabled. On a loopback address it serves this
-// machine's programs only: where route_localnet is on (ip-sysctl), a packet to 127.0.0.1 can come from
-// a pod.
+// Serve serves until ctx ends. A nil listener is disabled. On a loopback address it serves only
+// programs of this machine: where route_localnet is on (ip-sysctl), packets to 127.0.0.1 can come
+// from pods.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	if l == nil {
 		return nil
@@ -73,7 +73,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, o Options) error
 		Handler: &bodies{next: h, most: o.MaxBody}, MaxHeaderBytes: maxHeader,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		// A request that is begun does not count as work: see bodies.
+		// An incomplete request does not count as busy: see bodies.
 		ConnState: func(c net.Conn, s http.ConnState) {
 			if s != http.StateActive {
 				below(c).Working(false)
@@ -89,14 +89,14 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, o Options) error
 		return ended(server.Serve(limited))
 	}
 	server.TLSConfig = o.TLS
-	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // failed handshakes of any peer
+	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // failed handshakes, which any peer can cause
 	return ended(server.ServeTLS(limited, "", ""))
 }
 
-// connKey is by which a request's context has the listener's connection.
+// connKey is the key of the listener's connection in a request's context.
 type connKey struct{}
 
-// below is the listener's connection below one of a server.
+// below returns the listener's connection that a server's connection wraps.
 func below(c net.Conn) *listener.Conn {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
@@ -132,8 +132,8 @@ func HandleProfiles(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 }
 
-// OnLoopback reports whether a listener has a loopback address, where Serve serves this machine's
-// programs only. False for nil.
+// OnLoopback reports whether a listener has a loopback address, where Serve serves only programs of
+// this machine. It is false for nil.
 func OnLoopback(l net.Listener) bool {
 	if l == nil {
 		return false
@@ -168,12 +168,12 @@ func isLocalHost(hostport string) bool {
 	return err == nil && a.IsLoopback()
 }
 
-// WriteJSON replies with a value, indented for people.
+// WriteJSON replies with a value, indented.
 func WriteJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // the client is gone
+	_ = enc.Encode(v) // the client closed the connection
 }
 
 // StartupPatience is how long a startup probe waits, time enough to attach an ENI. Together with a
@@ -182,15 +182,15 @@ const StartupPatience = 14 * time.Second
 
 const (
 	startupEvery = 100 * time.Millisecond // interval of check
-	// startupWaiting bounds the requests that wait: a kubelet has one, and others must not occupy the
-	// listener's connections.
+	// startupWaiting bounds the number of waiting requests: a kubelet makes one, and others must not
+	// occupy the listener's connections.
 	startupWaiting = 4
 )
 
 // HandleStartup answers a startup probe with 200 as soon as check returns nil, and otherwise after
-// StartupPatience, since a program that waits for something outside has started. Beyond startupWaiting
-// it answers at once. The kubelet writes an Event for each failed probe; a probe that waits avoids
-// these, and learns at once when the program is ready.
+// StartupPatience, since a program that waits for something external has started. Beyond startupWaiting
+// it answers immediately. The kubelet writes an Event for each failed probe; a waiting probe avoids
+// these, and reports readiness immediately.
 func HandleStartup(mux *http.ServeMux, path string, check func() error) {
 	waiting := make(chan struct{}, startupWaiting)
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {

@@ -18,10 +18,10 @@ func TestListenNamesTheFlag(t *testing.T) {
 	}
 	defer l.Close()
 	if _, err := Listen("metrics-address", l.Addr().String()); err == nil || !strings.Contains(err.Error(), "--metrics-address "+l.Addr().String()) {
-		t.Errorf("err = %v", err)
+		t.Errorf("Listen() = %v, want error naming the flag", err)
 	}
 	if l, err := Listen("metrics-address", ""); l != nil || err != nil {
-		t.Errorf("empty address: %v, %v", l, err)
+		t.Errorf("Listen() with an empty address = %v, %v, want nil", l, err)
 	}
 }
 
@@ -32,10 +32,10 @@ func TestStartupProbeWaitsUntilReady(t *testing.T) {
 		want        string
 		after       time.Duration
 	}{
-		{"ready at once", 0, 0, "ok\n", 0},
+		{"ready immediately", 0, 0, "ok\n", 0},
 		{"ready later", 2 * time.Second, 0, "ok\n", 2 * time.Second},
 		{"not ready", time.Hour, 0, "started, and not ready yet: no address\n", StartupPatience},
-		{"a check that takes long", time.Hour, 5 * time.Second, "started, and not ready yet: no address\n", 15 * time.Second},
+		{"slow check", time.Hour, 5 * time.Second, "started, and not ready yet: no address\n", 15 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -51,14 +51,14 @@ func TestStartupProbeWaitsUntilReady(t *testing.T) {
 				w := httptest.NewRecorder()
 				mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/startupz", nil))
 				if w.Code != http.StatusOK || w.Body.String() != tt.want || time.Since(began) != tt.after {
-					t.Errorf("%d after %v: %s", w.Code, time.Since(began), w.Body)
+					t.Errorf("status = %d after %v: %s", w.Code, time.Since(began), w.Body)
 				}
 			})
 		})
 	}
 }
 
-// A startup probe whose client went away leaves nothing behind.
+// A startup probe whose client closed the connection stops waiting.
 func TestStartupProbeEndsWithItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mux := http.NewServeMux()
@@ -68,13 +68,13 @@ func TestStartupProbeEndsWithItsRequest(t *testing.T) {
 		began := time.Now()
 		mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodGet, "/startupz", nil))
 		if took := time.Since(began); took != time.Second {
-			t.Errorf("ended after %v", took)
+			t.Errorf("probe ended after %v, want 1s", took)
 		}
 	})
 }
 
-// Other clients of the address cannot occupy its connections with many requests.
-func TestStartupProbesThatWaitAreFew(t *testing.T) {
+// Other clients of the address cannot occupy its connections with startup probes.
+func TestWaitingStartupProbesAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mux := http.NewServeMux()
 		HandleStartup(mux, "/startupz", func() error { return errors.New("no address") })
@@ -86,7 +86,7 @@ func TestStartupProbesThatWaitAreFew(t *testing.T) {
 				w := httptest.NewRecorder()
 				mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/startupz", nil))
 				if w.Code != http.StatusOK || w.Body.String() != "started, and not ready yet: no address\n" {
-					t.Errorf("%d: %s", w.Code, w.Body)
+					t.Errorf("status = %d: %s", w.Code, w.Body)
 				}
 				took <- time.Since(began)
 			}()
@@ -96,7 +96,7 @@ func TestStartupProbesThatWaitAreFew(t *testing.T) {
 			at[<-took]++
 		}
 		if at[0] != asked-startupWaiting || at[StartupPatience] != startupWaiting {
-			t.Errorf("answers after %v, want all but %d at once", at, startupWaiting)
+			t.Errorf("probes by duration = %v, want all but %d answered immediately", at, startupWaiting)
 		}
 	})
 }

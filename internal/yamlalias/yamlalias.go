@@ -1,4 +1,4 @@
-// Package yamlalias finds aliases in YAML that others wrote.
+// Package yamlalias finds aliases in untrusted YAML.
 package yamlalias
 
 import (
@@ -7,10 +7,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// In reports whether a document has aliases (*NAME). To a decoder each is what it stands for, and aliases of aliases make
-// gigabytes of a few kilobytes: documents with aliases must not be decoded. The error is of text that is no YAML.
+// In reports whether a document has aliases (*NAME). A decoder expands them, and nested aliases expand a few kilobytes to
+// gigabytes, so documents with aliases must not be decoded. It returns an error if the text is not YAML.
 func In(document []byte) (bool, error) {
-	var root yaml.Node // has each alias as one node
+	var root yaml.Node // a yaml.Node keeps each alias as one node
 	if err := yaml.Unmarshal(document, &root); err != nil {
 		return false, err
 	}

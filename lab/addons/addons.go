@@ -1,4 +1,4 @@
-// Package addons has the add-ons of the lab's clusters, such as CoreDNS.
+// Package addons holds the add-ons of the lab's clusters, such as CoreDNS.
 package addons
 
 import (
@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Namespace and DNS name the Deployment of the cluster's name service.
+// Namespace and DNS are the namespace and the name of the cluster DNS Deployment.
 const (
 	Namespace = "kube-system"
 	DNS       = "coredns"
@@ -20,22 +20,22 @@ const (
 //go:embed coredns.yaml
 var coreDNS string
 
-// dnsHere is replaced by the Service's address.
+// dnsHere is the placeholder for the address of the DNS Service.
 const dnsHere = "10.96.0.10"
 
-// CoreDNS are the objects of the cluster's name service, as kubeadm installs it, for
-// the domain cluster.local and an address among those of Services. Its image is among those of
-// hack/lab-images.sh. It asks no name server outside: the lab has none.
+// CoreDNS returns the objects of the cluster DNS as kubeadm installs it, for the domain cluster.local
+// and an address of the Service CIDR. hack/lab-images.sh provides its image. It forwards nothing: the
+// lab has no upstream resolver.
 func CoreDNS(address netip.Addr) ([]*unstructured.Unstructured, error) {
 	return objectsOf(strings.ReplaceAll(coreDNS, dnsHere, fmt.Sprintf("%q", address)))
 }
 
-// objectsOf reads documents of YAML.
+// objectsOf decodes YAML documents.
 func objectsOf(text string) (objects []*unstructured.Unstructured, err error) {
 	for _, document := range strings.Split(text, "\n---\n") {
 		o := &unstructured.Unstructured{}
 		if err := yaml.Unmarshal([]byte(document), &o.Object); err != nil {
-			return nil, fmt.Errorf("read an object: %w", err)
+			return nil, fmt.Errorf("decode YAML: %w", err)
 		}
 		objects = append(objects, o)
 	}
@@ -45,15 +45,14 @@ func objectsOf(text string) (objects []*unstructured.Unstructured, err error) {
 //go:embed default-vpc.yaml
 var defaultVPC string
 
-// vpcHere is replaced by the VPC's name.
+// vpcHere is the placeholder for the name of the VPC.
 const vpcHere = "vpc-1a2b3c4d"
 
-// DefaultVPC are the objects by which namespaces that are made without the annotation
-// berth.dev/vpc get one with the name of a VPC, as docs/ports.md has them. They need Kubernetes
-// 1.36.
+// DefaultVPC returns the objects from docs/ports.md that give namespaces created without the annotation
+// berth.dev/vpc a default VPC. They require Kubernetes 1.36.
 func DefaultVPC(name string) (objects []*unstructured.Unstructured, err error) {
 	if objects, err = objectsOf(strings.ReplaceAll(defaultVPC, vpcHere, name)); err != nil {
-		return nil, fmt.Errorf("read the policy of the default VPC: %w", err)
+		return nil, fmt.Errorf("read the default VPC policy: %w", err)
 	}
 	return objects, nil
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/lab/addons"
 )
 
-// The policy of docs/ports.md is the one that clusters of the lab have.
-func TestDefaultVPC(t *testing.T) {
+// The lab installs exactly the policy that docs/ports.md shows.
+func TestDefaultVPCMatchesDocs(t *testing.T) {
 	policy, err := os.ReadFile("default-vpc.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -22,20 +22,20 @@ func TestDefaultVPC(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), "```yaml\n"+string(policy)+"```") {
-		t.Error("docs/ports.md has another policy than default-vpc.yaml")
+		t.Error("docs/ports.md does not contain default-vpc.yaml")
 	}
 	objects, err := addons.DefaultVPC("blue")
 	if err != nil || len(objects) != 2 {
-		t.Fatalf("%d objects, %v", len(objects), err)
+		t.Fatalf("DefaultVPC() = %d objects, %v; want 2", len(objects), err)
 	}
 	text, err := objects[0].MarshalJSON()
 	if err != nil || !strings.Contains(string(text), "'berth.dev/vpc': 'blue'") {
-		t.Errorf("the VPC's name is not in %s, %v", text, err)
+		t.Errorf("policy does not set the VPC name: %s (%v)", text, err)
 	}
 }
 
-// The name service is at the address that it is given, of either family.
-func TestCoreDNS(t *testing.T) {
+// The cluster DNS Service has the requested address, IPv4 or IPv6.
+func TestCoreDNSServiceAddress(t *testing.T) {
 	for _, address := range []string{"10.96.0.10", "fd00:96::a"} {
 		objects, err := addons.CoreDNS(netip.MustParseAddr(address))
 		if err != nil {
@@ -48,11 +48,11 @@ func TestCoreDNS(t *testing.T) {
 			}
 			got, _, err := unstructured.NestedString(o.Object, "spec", "clusterIP")
 			if found = true; err != nil || got != address {
-				t.Errorf("its Service has %q, %v; want %s", got, err, address)
+				t.Errorf("clusterIP of the DNS Service = %q, %v; want %s", got, err, address)
 			}
 		}
 		if !found || len(objects) != 7 {
-			t.Errorf("%d objects, a Service among them: %t", len(objects), found)
+			t.Errorf("CoreDNS() returned %d objects (Service included: %t), want 7 with the Service", len(objects), found)
 		}
 	}
 }

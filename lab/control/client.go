@@ -16,16 +16,16 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// ErrNotRunning says that no lab listens in the directory.
+// ErrNotRunning means that no lab listens in the directory.
 var ErrNotRunning = errors.New("no lab is running")
 
-// Client steers the lab in a directory.
+// Client controls the lab in a directory.
 type Client struct {
 	dir  string
 	http http.Client
 }
 
-// Dial makes a client; nothing is sent yet.
+// Dial returns a client. It does not connect yet.
 func Dial(dir string) *Client {
 	c := &Client{dir: dir}
 	c.http.Transport = &http.Transport{
@@ -56,13 +56,13 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		return fmt.Errorf("%w in %s: start one with vpclab up", ErrNotRunning, c.dir)
 	}
 	if err != nil {
-		return fmt.Errorf("ask the lab in %s: %w", c.dir, err)
+		return fmt.Errorf("connect to the lab in %s: %w", c.dir, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		var f failure
 		if err := json.NewDecoder(resp.Body).Decode(&f); err != nil || f.Error == "" {
-			return fmt.Errorf("the lab answered %s", resp.Status)
+			return fmt.Errorf("the lab replied %s", resp.Status)
 		}
 		return errors.New(f.Error)
 	}
@@ -72,7 +72,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	return json.NewDecoder(resp.Body).Decode(out)
 }
 
-// Status looks at the lab.
+// Status returns the lab's status.
 func (c *Client) Status(ctx context.Context) (s lab.Status, err error) {
 	err = c.get(ctx, "/v1/status", &s)
 	return s, err
@@ -82,26 +82,25 @@ func (c *Client) get(ctx context.Context, path string, out any) error {
 	return c.call(ctx, http.MethodGet, path, nil, out)
 }
 
-// Target finds where a command for "node", "node/pod", "internet", "onprem" or
-// "vpc" runs.
+// Target returns where a command for "node", "node/pod", "internet", "onprem" or "vpc" runs.
 func (c *Client) Target(ctx context.Context, name string) (t Target, err error) {
 	err = c.get(ctx, "/v1/target?name="+url.QueryEscape(name), &t)
 	return t, err
 }
 
-// AddPod makes a pod.
+// AddPod creates a pod.
 func (c *Client) AddPod(ctx context.Context, r PodRequest) (p PodReply, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/pods", r, &p)
 	return p, err
 }
 
-// DelPod removes a pod.
+// DelPod deletes a pod.
 func (c *Client) DelPod(ctx context.Context, node, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/pods/"+url.PathEscape(node)+"/"+url.PathEscape(name), nil, nil)
 }
 
-// Kill kills a program, and starts it again if asked to: a node's berthd by the node's name, an operator or the API
-// server by its own. It returns a description of the program.
+// Kill kills a program, and restarts it on request: a node's berthd by the node's name, an operator or the API
+// server by its own name. It returns a description of the program.
 func (c *Client) Kill(ctx context.Context, name string, restart bool) (what string, err error) {
 	err = c.call(ctx, http.MethodPost, fmt.Sprintf("/v1/programs/%s/kill?restart=%t", url.PathEscape(name), restart), nil, &what)
 	return what, err
@@ -113,25 +112,24 @@ func (c *Client) Start(ctx context.Context, name string) (what string, err error
 	return what, err
 }
 
-// Calls returns the EC2 calls in the lab's log that came after the one that is
-// numbered after, oldest first.
+// Calls returns the EC2 calls in the lab's log after the call numbered after, oldest first.
 func (c *Client) Calls(ctx context.Context, after uint64) (list []vpc.CallRecord, err error) {
 	err = c.get(ctx, fmt.Sprintf("/v1/calls?after=%d", after), &list)
 	return list, err
 }
 
-// Faults describes the faults in force.
+// Faults describes the active faults.
 func (c *Client) Faults(ctx context.Context) (list []string, err error) {
 	err = c.get(ctx, "/v1/faults", &list)
 	return list, err
 }
 
-// AddFault injects a fault into the cloud, in place of one of the same kind and action.
+// AddFault injects a fault into the cloud. It replaces a fault of the same kind and action.
 func (c *Client) AddFault(ctx context.Context, r FaultRequest) error {
 	return c.call(ctx, http.MethodPost, "/v1/faults", r, nil)
 }
 
-// ClearFaults ends the faults of a kind, all when it is empty, and counts them.
+// ClearFaults removes the faults of a kind, or all if it is empty, and returns their number.
 func (c *Client) ClearFaults(ctx context.Context, kind string) (n int, err error) {
 	err = c.call(ctx, http.MethodDelete, "/v1/faults?kind="+url.QueryEscape(kind), nil, &n)
 	return n, err

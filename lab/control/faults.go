@@ -15,30 +15,30 @@ import (
 // Kind is a kind of fault.
 type Kind struct {
 	Name    string
-	Args    string // as a user types them after the name
+	Args    string // arguments after the name, for help
 	Doc     string
 	Example string
 	action  bool   // the first argument is an action
 	value   bool   // an argument follows
-	inject  string // the kind of spec.Fault that this is, which may be counted; "" for what apply does
+	inject  string // the kind of spec.Fault, which supports a count; "" if apply injects the fault
 	apply   func(c *vpc.Cloud, r FaultRequest) (undo func(), err error)
 }
 
-// Kinds lists every kind of fault, in the order in which help shows them.
+// Kinds lists every kind of fault, in the order of the help text.
 var Kinds = []Kind{
-	{"throttle", "ACTION RATE", "limit calls of ACTION to RATE a second (a bucket of one token)", "throttle AssignPrivateIpAddresses 0.5", true, true, "", throttle},
-	{"error", "ACTION CODE", "answer calls of ACTION with the EC2 error CODE", "error CreateNetworkInterface InternalError --count 3", true, true, "error", nil},
-	{"lost-reply", "ACTION", "carry calls of ACTION out and close the connection without a reply", "lost-reply AttachNetworkInterface --count 1", true, false, "lostReply", nil},
-	{"lost-request", "ACTION", "close the connection of calls of ACTION before anything happens", "lost-request 'Describe*' --count 2", true, false, "lostRequest", nil},
-	{"deny", "ACTION", "take the permission for ACTION away from everybody", "deny CreateNetworkInterface", true, false, "", deny},
+	{"throttle", "ACTION RATE", "limit calls of ACTION to RATE per second (a bucket of one token)", "throttle AssignPrivateIpAddresses 0.5", true, true, "", throttle},
+	{"error", "ACTION CODE", "fail calls of ACTION with the EC2 error CODE", "error CreateNetworkInterface InternalError --count 3", true, true, "error", nil},
+	{"lost-reply", "ACTION", "process calls of ACTION, but close the connection without a reply", "lost-reply AttachNetworkInterface --count 1", true, false, "lostReply", nil},
+	{"lost-request", "ACTION", "close the connection of calls of ACTION without any effect", "lost-request 'Describe*' --count 2", true, false, "lostRequest", nil},
+	{"deny", "ACTION", "deny ACTION to all callers", "deny CreateNetworkInterface", true, false, "", deny},
 	{"latency", "ACTION DURATION", "delay calls of ACTION", "latency '*' 500ms", true, true, "", latency},
 	{"outage", "", "make the EC2 endpoint unreachable", "outage", false, false, "", toggle(func(c *vpc.Cloud, on bool) { c.API.Outage(on) })},
 	{"imds-outage", "", "make the metadata service unreachable", "imds-outage", false, false, "", toggle(func(c *vpc.Cloud, on bool) { c.IMDS.Outage(on) })},
-	{"imds-delay", "DURATION", "make the metadata service lag behind EC2", "imds-delay 30s", false, true, "", delay(func(c *vpc.Cloud, d time.Duration) { c.IMDS.SetDelay(d) }, func(s spec.Spec) spec.Duration { return s.IMDS.Delay })},
-	{"describe-delay", "DURATION", "make describe calls see the world of DURATION ago", "describe-delay 5s", false, true, "", delay((*vpc.Cloud).SetConsistencyDelay, func(s spec.Spec) spec.Duration { return s.Consistency.Describe })},
+	{"imds-delay", "DURATION", "delay the data of the metadata service", "imds-delay 30s", false, true, "", delay(func(c *vpc.Cloud, d time.Duration) { c.IMDS.SetDelay(d) }, func(s spec.Spec) spec.Duration { return s.IMDS.Delay })},
+	{"describe-delay", "DURATION", "make describe calls return the state of DURATION ago", "describe-delay 5s", false, true, "", delay((*vpc.Cloud).SetConsistencyDelay, func(s spec.Spec) spec.Duration { return s.Consistency.Describe })},
 }
 
-// KindNamed finds a kind.
+// KindNamed returns the kind with a name.
 func KindNamed(name string) (Kind, error) {
 	var names []string
 	for _, k := range Kinds {
@@ -50,7 +50,7 @@ func KindNamed(name string) (Kind, error) {
 	return Kind{}, fmt.Errorf("fault %q: want one of %v", name, names)
 }
 
-// Request reads the arguments that follow the kind's name.
+// Request parses the arguments that follow the kind's name.
 func (k Kind) Request(args []string, count int) (FaultRequest, error) {
 	r := FaultRequest{Kind: k.Name, Count: count}
 	rest := args
@@ -65,21 +65,21 @@ func (k Kind) Request(args []string, count int) (FaultRequest, error) {
 		return true
 	}
 	if !take(k.action, &r.Action) || !take(k.value, &r.Value) || len(rest) > 0 {
-		return r, fmt.Errorf("fault %s: want %q after it, got %q", k.Name, k.Args, args)
+		return r, fmt.Errorf("fault %s: want arguments %q, got %q", k.Name, k.Args, args)
 	}
 	return r, k.check(r)
 }
 
-// check judges a request of this kind.
+// check validates a request of this kind.
 func (k Kind) check(r FaultRequest) error {
 	covers := func(action string) bool { return vpc.Covers(r.Action, action) }
 	switch {
 	case k.action && !slices.ContainsFunc(ec2api.Actions(), covers):
-		return fmt.Errorf("fault %s: %q covers no action that the lab implements; want one of %v or a pattern", k.Name, r.Action, ec2api.Actions())
+		return fmt.Errorf("fault %s: %q covers no action of the lab; want one of %v or a pattern", k.Name, r.Action, ec2api.Actions())
 	case r.Count < 0:
-		return fmt.Errorf("fault %s: count %d: want the number of calls it affects, 0 for all", k.Name, r.Count)
+		return fmt.Errorf("fault %s: count %d: want the number of calls to affect, 0 for all", k.Name, r.Count)
 	case r.Count > 0 && k.inject == "":
-		return fmt.Errorf("fault %s: a count does not apply; it stays until it is cleared", k.Name)
+		return fmt.Errorf("fault %s: a count does not apply; the fault stays until it is cleared", k.Name)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (k Kind) check(r FaultRequest) error {
 func throttle(c *vpc.Cloud, r FaultRequest) (func(), error) {
 	rate, err := strconv.ParseFloat(r.Value, 64)
 	if err != nil || rate <= 0 {
-		return nil, fmt.Errorf("throttle %s: rate %q: want calls a second, above 0", r.Action, r.Value)
+		return nil, fmt.Errorf("throttle %s: rate %q: want calls per second, above 0", r.Action, r.Value)
 	}
 	c.API.SetRateLimit(r.Action, spec.RateLimit{Bucket: 1, Refill: rate})
 	return func() { c.API.ClearRateLimit(r.Action) }, nil
@@ -114,7 +114,7 @@ func toggle(set func(*vpc.Cloud, bool)) func(*vpc.Cloud, FaultRequest) (func(), 
 	}
 }
 
-// delay is a kind that sets a duration, and restores the spec's.
+// delay returns the apply function of a kind that sets a duration; undo restores the spec's.
 func delay(set func(*vpc.Cloud, time.Duration), normal func(spec.Spec) spec.Duration) func(*vpc.Cloud, FaultRequest) (func(), error) {
 	return func(c *vpc.Cloud, r FaultRequest) (func(), error) {
 		d, err := duration(r)
@@ -134,9 +134,9 @@ func duration(r FaultRequest) (time.Duration, error) {
 	return d, nil
 }
 
-// faults are those in force.
+// faults holds the active faults.
 type faults struct {
-	cloud *vpc.Cloud // nil where there is none
+	cloud *vpc.Cloud // nil if the lab has no EC2
 
 	mu   sync.Mutex // guards list
 	list []activeFault
@@ -156,7 +156,7 @@ func (f *faults) add(r FaultRequest) error {
 		return err
 	}
 	if f.cloud == nil {
-		return fmt.Errorf("fault %s: this lab has no EC2 to misbehave", r.Kind)
+		return fmt.Errorf("fault %s: this lab has no EC2", r.Kind)
 	}
 	f.clear(func(o FaultRequest) bool { return o.Kind == r.Kind && o.Action == r.Action })
 	apply := k.apply
@@ -175,7 +175,7 @@ func (f *faults) add(r FaultRequest) error {
 	return nil
 }
 
-// clear undoes the faults that match.
+// clear removes the faults that match, and returns their number.
 func (f *faults) clear(match func(FaultRequest) bool) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -192,7 +192,7 @@ func (f *faults) clear(match func(FaultRequest) bool) int {
 	return n
 }
 
-// left is how many calls a counted fault still meets.
+// left returns the number of calls that a counted fault will still affect.
 func (f *faults) left(r FaultRequest) int {
 	k, _ := KindNamed(r.Kind)
 	for _, in := range f.cloud.API.Faults() {
@@ -203,7 +203,7 @@ func (f *faults) left(r FaultRequest) int {
 	return 0
 }
 
-// strings describes what is in force.
+// strings describes the active faults.
 func (f *faults) strings() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -19,7 +19,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// slowed is a cloud whose spec already slows it down.
+// slowed returns a cloud whose spec has rate limits, latencies and delays.
 func slowed(t *testing.T) *vpc.Cloud {
 	t.Helper()
 	s := spec.Default()
@@ -34,7 +34,7 @@ func slowed(t *testing.T) *vpc.Cloud {
 	return c
 }
 
-// ask makes a describe call and says what became of it.
+// ask makes a describe call and returns the verdict.
 func ask(c *vpc.Cloud) vpc.Verdict {
 	return c.API.Admit(vpc.Call{Action: "DescribeSubnets", Principal: vpc.Principal{Policy: iam.Allow("*")}})
 }
@@ -48,9 +48,8 @@ func request(t *testing.T, count int, words ...string) FaultRequest {
 	return r
 }
 
-// Every kind of fault does what it says, and clearing it leaves what the spec
-// asked for.
-func TestFaultsComeAndGo(t *testing.T) {
+// Every kind of fault takes effect, and clearing it restores the settings of the spec.
+func TestFaultsApplyUntilCleared(t *testing.T) {
 	for _, tc := range []struct {
 		words []string
 		bites func(c *vpc.Cloud) bool
@@ -70,43 +69,43 @@ func TestFaultsComeAndGo(t *testing.T) {
 			c := slowed(t)
 			f := &faults{cloud: c}
 			r := request(t, 0, tc.words...)
-			for range 2 { // the second takes the place of the first
+			for range 2 { // the second replaces the first
 				ok(t, f.add(r))
 			}
 			if got := f.strings(); !slices.Equal(got, []string{strings.Join(tc.words, " ")}) {
-				t.Errorf("in force: %q", got)
+				t.Errorf("active faults = %q, want %q", got, strings.Join(tc.words, " "))
 			}
 			if !tc.bites(c) {
-				t.Error("has no effect")
+				t.Error("fault has no effect")
 			}
 			if n := f.clear(func(FaultRequest) bool { return true }); n != 1 || len(f.strings()) != 0 {
-				t.Errorf("%d cleared, left %q", n, f.strings())
+				t.Errorf("clear() = %d with active faults %q, want 1 and none", n, f.strings())
 			}
-			_ = lag(t, c, (*vpc.Cloud).Described) // by which the bucket fills up again
+			_ = lag(t, c, (*vpc.Cloud).Described) // lets the bucket fill up again
 			var got []bool
-			for range 3 { // the spec's bucket of two
+			for range 3 { // the spec's bucket holds two calls
 				v := ask(c)
 				got = append(got, v.Err == nil)
 				if v.Latency != time.Second || v.LoseReply || v.LoseRequest {
-					t.Errorf("afterwards %+v", v)
+					t.Errorf("verdict after clear() = %+v, want the spec's latency and no fault", v)
 				}
 			}
 			if !slices.Equal(got, []bool{true, true, false}) || c.API.Down() || c.IMDS.Down() {
-				t.Errorf("afterwards calls end as %v, down %v, metadata down %v", got, c.API.Down(), c.IMDS.Down())
+				t.Errorf("after clear(): calls admitted = %v, EC2 down = %v, metadata down = %v; want [true true false] and both up", got, c.API.Down(), c.IMDS.Down())
 			}
 			if d, m := lag(t, c, (*vpc.Cloud).Described), lag(t, c, (*vpc.Cloud).Metadata); d != 2 || m != 3 {
-				t.Errorf("afterwards describe calls lag %d s and metadata %d s, want 2 and 3", d, m)
+				t.Errorf("after clear(): describe calls lag %d s and metadata %d s, want 2 and 3", d, m)
 			}
 		})
 	}
 }
 
-// lag is how many seconds a view is behind.
+// lag returns by how many seconds a view lags.
 func lag(t *testing.T, c *vpc.Cloud, view func(*vpc.Cloud) vpc.View) int {
 	t.Helper()
 	fake, isFake := c.Clock().(*clock.Fake)
 	if !isFake {
-		t.Fatal("not a fake clock")
+		t.Fatalf("clock is %T, want *clock.Fake", c.Clock())
 	}
 	e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: c.Snapshot().Subnets[0].ID})
 	ok(t, err)
@@ -119,20 +118,20 @@ func lag(t *testing.T, c *vpc.Cloud, view func(*vpc.Cloud) vpc.View) int {
 	return -1
 }
 
-// A fault with a count says how many calls are left, and goes with the last.
+// A fault with a count reports the remaining calls, and ends with the last.
 func TestCountedFault(t *testing.T) {
 	c := slowed(t)
 	f := &faults{cloud: c}
 	ok(t, f.add(request(t, 2, "lost-request", "Describe*")))
 	for _, want := range [][]string{{"lost-request Describe* (next 2 calls)"}, {"lost-request Describe* (next 1 calls)"}, {}} {
 		if got := f.strings(); !slices.Equal(got, want) {
-			t.Errorf("in force: %q, want %q", got, want)
+			t.Errorf("active faults = %q, want %q", got, want)
 		}
 		ask(c)
 	}
 }
 
-func TestFaultMistakes(t *testing.T) {
+func TestInvalidFaultRequests(t *testing.T) {
 	for _, tc := range []struct {
 		words []string
 		count int
@@ -148,7 +147,7 @@ func TestFaultMistakes(t *testing.T) {
 		k, err := KindNamed(tc.words[0])
 		ok(t, err)
 		if _, err := k.Request(tc.words[1:], tc.count); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%v, count %d: %v, want %q", tc.words, tc.count, err, tc.want)
+			t.Errorf("%v with count %d: error = %v, want one containing %q", tc.words, tc.count, err, tc.want)
 		}
 	}
 	f := &faults{cloud: slowed(t)}
@@ -157,19 +156,19 @@ func TestFaultMistakes(t *testing.T) {
 		{Kind: "latency", Action: "*", Value: "soon"}, {Kind: "imds-delay", Value: "-1s"}, {Kind: "deny", Action: "Nothing"},
 	} {
 		if err := f.add(r); err == nil {
-			t.Errorf("%+v is accepted", r)
+			t.Errorf("add(%+v) succeeded, want an error", r)
 		}
 	}
 	if got := f.strings(); len(got) != 0 {
-		t.Errorf("in force after mistakes: %q", got)
+		t.Errorf("active faults after invalid requests = %q, want none", got)
 	}
 }
 
-func TestAMachineHasOneSocket(t *testing.T) {
+func TestMachineEnvironmentHasOneSocket(t *testing.T) {
 	t.Parallel()
 	env := machineEnv([]string{"VPCLAB_NODE=node-1", "BERTH_SOCKET=/run/vpclab/lab/nodes/node-1/run/berthd.sock"})
 	i := slices.IndexFunc(env, func(e string) bool { return strings.HasPrefix(e, "BERTH_SOCKET=") })
 	if i < 0 || env[i] != "BERTH_SOCKET=/run/berth/berthd.sock" || !slices.Contains(env, "VPCLAB_NODE=node-1") {
-		t.Errorf("%q: want the machine's own socket first", env)
+		t.Errorf("environment = %q, want the machine's own socket first", env)
 	}
 }

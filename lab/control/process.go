@@ -22,11 +22,10 @@ import (
 // ReportFD is the descriptor on which a spawned lab process reports progress.
 const ReportFD = 3
 
-// failedPrefix begins the last line of a process that stays up after a failure.
+// failedPrefix starts the last line of a process that stays up after a failure.
 const failedPrefix = "failed: "
 
-// ReportEnd ends the progress of a spawned process that stays up: all is
-// ready, or something failed.
+// ReportEnd ends the progress output of a spawned process that stays up, with success or a failure.
 func ReportEnd(w io.WriteCloser, err error) error {
 	line := readyLine
 	if err != nil {
@@ -36,8 +35,8 @@ func ReportEnd(w io.WriteCloser, err error) error {
 	return errors.Join(werr, w.Close())
 }
 
-// Spawn starts this program with args in the background, passes its progress on to show, and waits until the lab is
-// ready. If the lab fails, or ctx ends, the process is ended, and the error holds the end of its log.
+// Spawn starts this program with args in the background, passes its progress to show, and waits until the lab is
+// ready. If the lab fails, or ctx ends, the process ends, and the error contains the end of its log.
 func Spawn(ctx context.Context, dir string, args []string, show func(string)) (pid int, err error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -85,25 +84,25 @@ func Spawn(ctx context.Context, dir string, args []string, show func(string)) (p
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return 0, fmt.Errorf("%w: the lab was removed, its logs are in %s", context.Cause(ctx), dir)
 	}
-	return 0, fmt.Errorf("the lab did not come up: %w\n%s", errors.Join(ctx.Err(), err), proc.Tail(LogPath(dir), 20))
+	return 0, fmt.Errorf("the lab failed to start: %w\n%s", errors.Join(ctx.Err(), err), proc.Tail(LogPath(dir), 20))
 }
 
-// Down removes the lab in dir, whether it runs, hangs or died, and returns what was removed.
+// Down removes the lab in dir, whether it runs, hangs or has crashed, and returns what was removed.
 func Down(ctx context.Context, dir string) ([]string, error) {
 	id := lab.IDOf(dir)
 	var removed []string
-	ask, cancel := context.WithTimeout(ctx, endPatience) // one that hangs does not answer
+	ask, cancel := context.WithTimeout(ctx, endPatience) // a lab that hangs does not reply
 	r, err := Dial(dir).end(ask)
 	cancel()
 	switch {
 	case err == nil:
 		removed = r.Removed
 	case !errors.Is(err, ErrNotRunning) && ctx.Err() == nil:
-		// It answers, but failed: its leftovers are swept below.
-		removed = append(removed, "a lab that could not end by itself: "+err.Error())
+		// It replied with an error: the sweep below removes its leftovers.
+		removed = append(removed, "a lab that failed to remove itself: "+err.Error())
 	}
 	if pid := Holder(dir); pid != 0 {
-		if err != nil { // it is on its way up, or it is a demo: both clean up when they are terminated
+		if err != nil { // it is starting, or is a demo: both clean up on SIGTERM
 			_ = syscall.Kill(pid, syscall.SIGTERM)
 		}
 		if err := endProcess(ctx, dir, pid); err != nil {
@@ -128,16 +127,15 @@ func Down(ctx context.Context, dir string) ([]string, error) {
 	}
 	left, err := ns.List(fabric.Prefix(id))
 	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("these network namespaces are still there: %v", left)
+		err = fmt.Errorf("network namespaces still exist: %v", left)
 	}
 	return removed, err
 }
 
-// endPatience is how long a lab process may take to end by itself.
+// endPatience is how long a lab process may take to end after SIGTERM.
 const endPatience = time.Minute
 
-// endProcess waits for a lab process to end, and kills it when it does not
-// within endPatience.
+// endProcess waits for a lab process to end, and kills it after endPatience.
 func endProcess(ctx context.Context, dir string, pid int) error {
 	patience := time.Now().Add(endPatience)
 	for Holder(dir) == pid {
@@ -148,8 +146,8 @@ func endProcess(ctx context.Context, dir string, pid int) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("lab process %d does not end: %w", pid, ctx.Err())
-		case <-time.After(10 * time.Millisecond): // a foreign process's edge
+			return fmt.Errorf("lab process %d has not ended: %w", pid, ctx.Err())
+		case <-time.After(10 * time.Millisecond): // poll: the process may not be a child of this one
 		}
 	}
 	return nil

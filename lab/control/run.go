@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// readyLine ends the progress that a lab process reports to who started it.
+// readyLine ends the progress output of a lab process.
 const readyLine = "ready"
 
-// Run is the lab process: it raises the lab, reports progress as lines that end with "ready", and serves the control
-// socket until ctx ends or a request ends the lab.
+// Run is the main function of a lab process: it starts the lab, reports progress as lines that end with "ready", and
+// serves the control socket until ctx ends or a request ends the lab.
 func Run(ctx context.Context, o lab.Options, report io.WriteCloser) error {
 	defer report.Close()
 	o.Progress = func(s string) { fmt.Fprintln(report, s) }
@@ -39,7 +39,7 @@ func Run(ctx context.Context, o lab.Options, report io.WriteCloser) error {
 	return errors.Join(Serve(ctx, l, func() error { return ReportEnd(report, nil) }), l.Close())
 }
 
-// Serve answers on the lab's control socket until ctx ends or a request ends the lab. It calls ready once it accepts
+// Serve serves the lab's control socket until ctx ends or a request ends the lab. It calls ready once it accepts
 // requests.
 func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	s := newServer(l)
@@ -51,7 +51,7 @@ func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(ln) }()
 	if err := ready(); err != nil {
-		slog.Warn("ready not reported to the starter", "err", err)
+		slog.Warn("failed to report readiness", "err", err)
 	}
 	select {
 	case err := <-ended:
@@ -59,13 +59,13 @@ func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	case <-ctx.Done():
 	case <-s.down:
 	}
-	// The answer to the request that ended the lab goes out first.
+	// Send the reply to the request that ended the lab before closing the socket.
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	return srv.Shutdown(stop)
 }
 
-// Lock makes this process the only lab of a directory. The kernel releases the lock with the process.
+// Lock makes this process the only lab of a directory. The kernel releases the lock when the process ends.
 func Lock(dir string) (release func(), err error) {
 	f, err := os.OpenFile(lockPath(dir), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -78,7 +78,7 @@ func Lock(dir string) (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// Holder is the process that runs the lab of a directory, 0 when none does.
+// Holder returns the PID of the process that runs the lab of a directory, or 0.
 func Holder(dir string) int {
 	f, err := os.OpenFile(lockPath(dir), os.O_RDWR, 0)
 	if err != nil {

@@ -22,14 +22,14 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// podTimeout bounds the making of a pod whose request names no time.
+// podTimeout limits the creation of a pod if the request has no timeout.
 const podTimeout = 90 * time.Second
 
-// server answers for one lab.
+// server serves one lab.
 type server struct {
 	lab    *lab.Lab
 	faults *faults
-	down   chan struct{} // closed when the lab was ended by request
+	down   chan struct{} // closed when a request has ended the lab
 	podSeq atomic.Int64
 }
 
@@ -94,7 +94,7 @@ func (s *server) status(r *http.Request) (any, error) {
 	return st, err
 }
 
-// target finds "node" or "node/pod", or one of the outside hosts.
+// target returns the target named "node", "node/pod", or one of the outside hosts.
 func (s *server) target(r *http.Request) (any, error) {
 	name := r.URL.Query().Get("name")
 	switch name {
@@ -137,7 +137,7 @@ func (s *server) target(r *http.Request) (any, error) {
 	return t, nil
 }
 
-// machineTarget makes a whole machine a target, with its files and programs.
+// machineTarget returns a whole machine as a target, with its files and programs.
 func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
 	if inPod {
 		return nil, errKubectl
@@ -154,8 +154,8 @@ func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
 	return t, nil
 }
 
-// machineEnv replaces what differs on a machine with files of its own. Of two variables of one name programs take the
-// first.
+// machineEnv replaces variables that a machine with its own files sets differently. If a variable occurs twice,
+// programs use the first.
 func machineEnv(env []string) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "BERTH_SOCKET=") })
 	return append(env, "PATH="+host.Path, "BERTH_SOCKET=/run/berth/berthd.sock")
@@ -198,7 +198,7 @@ func (s *server) addPod(r *http.Request) (any, error) {
 	return reply, nil
 }
 
-// podName chooses a name that the node has not.
+// podName chooses an unused name on the node.
 func (s *server) podName(n *node.Node) string {
 	for {
 		name := fmt.Sprintf("pod-%d", s.podSeq.Add(1))
@@ -238,7 +238,7 @@ func (s *server) kill(r *http.Request) (any, error) {
 	return p.String(), p.start(r.Context())
 }
 
-// pullPlug is kill for a whole machine.
+// pullPlug powers off a whole machine.
 func (s *server) pullPlug(r *http.Request, h *host.Host) (any, error) {
 	if !h.On() {
 		return nil, fmt.Errorf("%s is off", h.Name)
@@ -267,18 +267,17 @@ func (s *server) start(r *http.Request) (any, error) {
 	return p.String(), p.ready(ctx)
 }
 
-// program is what kill and start act on.
+// program is a program that requests can kill and start.
 type program struct {
 	*proc.Process
 	start func(context.Context) error
 	ready func(context.Context) error // returns when the started program is ready
 }
 
-// program finds one: a node's berthd by the node's name, an operator or the API
-// server by its own.
+// program returns a program: a node's berthd by the node's name, an operator or the API server by its own name.
 func (s *server) program(name string) (program, error) {
 	if k := s.lab.Kube; k != nil && name == k.APIServer.String() {
-		started := func(context.Context) error { return nil } // is ready
+		started := func(context.Context) error { return nil } // the program is ready
 		return program{k.APIServer, k.StartAPIServer, started}, nil
 	}
 	start := func(p *proc.Process) func(context.Context) error {
@@ -296,7 +295,7 @@ func (s *server) program(name string) (program, error) {
 	return program{n.Process, start(n.Process), n.WaitReady}, nil
 }
 
-// calls lists the log behind the call that the query names.
+// calls lists the log after the call in the query.
 func (s *server) calls(r *http.Request) (any, error) {
 	if s.lab.Cloud == nil {
 		return nil, fmt.Errorf("there are no EC2 calls in %s mode", s.lab.Mode)
@@ -318,13 +317,13 @@ func (s *server) addFault(r *http.Request) (any, error) {
 	return struct{}{}, s.faults.add(q)
 }
 
-// clearFaults clears those of the kind that the query names, or all.
+// clearFaults clears the faults of the kind in the query, or all.
 func (s *server) clearFaults(r *http.Request) (any, error) {
 	kind := r.URL.Query().Get("kind")
 	return s.faults.clear(func(f FaultRequest) bool { return kind == "" || f.Kind == kind }), nil
 }
 
-// end closes the lab and reports what that removed; then the process exits.
+// end closes the lab and returns what was removed; then the process exits.
 func (s *server) end(*http.Request) (any, error) {
 	removed, err := ns.List(fabric.Prefix(s.lab.ID))
 	if err != nil {

@@ -23,20 +23,20 @@ import (
 var branchProofs = []proof{
 	in(inOperator, "a pod's first interface is a branch with its own group", branchUp),
 	in(inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm),
-	in(inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups),
+	in(inOperator, "no traffic reaches it, even from its node, until allowed", branchGroups),
 	in(inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled),
 	in(inOperator, "its branch is deleted with the pod, the trunk is not", branchGone),
 	in(inOperator, "kernel, records, objects and EC2 agree about branches", agreement),
 }
 
-// The pods of the branches demo, and the type of its nodes.
+// Pods of the branches demo, and the instance type of its nodes.
 const (
-	vault    = "vault"    // its group allows nobody at first
+	vault    = "vault"    // its group initially allows nothing
 	neighbor = "neighbor" // on the vault's node, with an address of the node's ENIs
-	// nextVault is another pod like the vault, on the same node.
+	// nextVault is another pod with the group of the vault, on the same node.
 	nextVault = "next-vault"
 	stranger  = "stranger" // like neighbor, on another node
-	// branchType is an instance type that may have a trunk.
+	// branchType is an instance type that supports trunks.
 	branchType = "m5.large"
 )
 
@@ -56,7 +56,7 @@ func branchLab(o lab.Options) lab.Options {
 	}
 }
 
-// lacksVLANs returns why this machine cannot show branches, or nil.
+// lacksVLANs returns why this machine cannot run the branches demo, or nil.
 func lacksVLANs() error {
 	out, err := exec.Command("unshare", "--net", "sh", "-c", "ip link add under type veth peer name peer && ip link add link under name over type vlan id 1").CombinedOutput()
 	if bytes.Contains(out, []byte("Unknown device type")) || bytes.Contains(out, []byte("not supported")) {
@@ -76,11 +76,11 @@ type branches struct {
 
 // branchOf waits until a pod's PodNIC is Active, and returns its branch.
 func (s *branches) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
-	await(ctx, "the branch of pod "+p.Name, func() {
+	await(ctx, "branch of pod "+p.Name, func() {
 		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Snapshot().ENIs
 		i := slices.IndexFunc(nics, func(n v1alpha1.PodNIC) bool { return n.Status.Pod != nil && n.Status.Pod.UID == p.UID })
 		if i < 0 || nics[i].Status.Phase != v1alpha1.PhaseActive {
-			fail("it has no PodNIC that is Active")
+			fail("no PodNIC is Active")
 		}
 		k := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.ID == nics[i].Status.PortID })
 		if k < 0 || enis[k].Trunk == nil {
@@ -106,24 +106,24 @@ func branchUp(ctx context.Context, s *stage) string {
 	took := since(began)
 	e := s.branches.branchOf(ctx, p)
 	if own := append([]netip.Addr{e.Primary}, e.IPv6...); !slices.Equal(e.Groups, []string{group}) || len(own) != 2 || !slices.Equal(p.Addrs, own) {
-		fail("pod %s has %v, and its branch %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
+		fail("pod %s has %v, and its branch has %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
 	}
 	for i, name := range []string{neighbor, stranger} {
 		must(s.nodes[i].AddPod(ctx, name, node.PodOptions{}))
 	}
-	return fmt.Sprintf("%s and %s by VLAN %d of the trunk, after %s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took)
+	return fmt.Sprintf("%s with %s on VLAN %d of the trunk, after %s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took)
 }
 
 // branchWarm adds another pod with that group while EC2 is down, and deletes it.
 func branchWarm(ctx context.Context, s *stage) string {
 	first := must(s.nodes[0].Pod(vault))
 	groups := s.branches.branchOf(ctx, first).Groups
-	await(ctx, "a branch for the next pod of "+s.nodes[0].Name, func() {
+	await(ctx, "branch for the next pod of "+s.nodes[0].Name, func() {
 		if !slices.ContainsFunc(must(s.lab.Ports.Ports(ctx)), func(p portcloud.Port) bool {
 			_, warm := p.WarmFor()
 			return warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, groups)
 		}) {
-			fail("no warm branch")
+			fail("no warm branch exists")
 		}
 	})
 	s.lab.Cloud.API.Outage(true)
@@ -132,7 +132,7 @@ func branchWarm(ctx context.Context, s *stage) string {
 	next := s.branches.addVault(ctx, nextVault, groups[0])
 	took := since(began)
 	if next.Addr() == first.Addr() {
-		fail("%s and %s both have %s", vault, nextVault, next.Addr())
+		fail("pods %s and %s both have %s", vault, nextVault, next.Addr())
 	}
 	s.lab.Cloud.API.Outage(false)
 	check(s.nodes[0].DelPod(ctx, nextVault))
@@ -157,10 +157,10 @@ func (c caller) ask(ctx context.Context) error {
 func (s *branches) callers() (list []caller) {
 	for who, netns := range map[string]string{
 		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
-		"a pod of its node": must(s.nodes[0].Pod(neighbor)).Netns(), "a pod of another": must(s.nodes[1].Pod(stranger)).Netns(),
+		"a pod on its node": must(s.nodes[0].Pod(neighbor)).Netns(), "a pod on another node": must(s.nodes[1].Pod(stranger)).Netns(),
 	} {
 		for _, a := range must(s.nodes[0].Pod(vault)).Addrs {
-			list = append(list, caller{fmt.Sprintf("%s by %s", who, ipfamily.Of(a)), netns, a})
+			list = append(list, caller{fmt.Sprintf("%s over %s", who, ipfamily.Of(a)), netns, a})
 		}
 	}
 	return list
@@ -171,7 +171,7 @@ func branchGroups(ctx context.Context, s *stage) string {
 	callers := s.branches.callers()
 	for _, c := range callers {
 		if c.ask(ctx) == nil {
-			fail("%s gets a reply, although the group does not allow it", c.who)
+			fail("%s gets a reply although the group does not allow it", c.who)
 		}
 	}
 	group := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
@@ -179,7 +179,7 @@ func branchGroups(ctx context.Context, s *stage) string {
 	for _, c := range callers {
 		await(ctx, c.who+" gets a reply", func() { check(c.ask(ctx)) })
 	}
-	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers))
+	return fmt.Sprintf("%d requests over IPv4 and IPv6: none answered, then all", len(callers))
 }
 
 // branchKilled calls the pod while no program of Berth runs.
@@ -197,7 +197,7 @@ func branchKilled(ctx context.Context, s *stage) string {
 	}
 	revive(ctx, s.lab, s.lab.Operators()...)
 	check(errors.Join(s.nodes[0].Start(), s.nodes[0].WaitReady(ctx)))
-	return fmt.Sprintf("%d of %d answers meanwhile", answers, answers)
+	return fmt.Sprintf("%d of %d requests answered in the meantime", answers, answers)
 }
 
 // branchGone deletes the pod.
@@ -208,7 +208,7 @@ func branchGone(ctx context.Context, s *stage) string {
 	has := func(id string) bool {
 		return slices.ContainsFunc(s.lab.Snapshot().ENIs, func(o vpc.ENI) bool { return o.ID == id })
 	}
-	await(ctx, "the branch", func() {
+	await(ctx, "deletion of the branch", func() {
 		if has(e.ID) {
 			fail("EC2 still has %s", e.ID)
 		}
@@ -216,5 +216,5 @@ func branchGone(ctx context.Context, s *stage) string {
 			fail("EC2 has no trunk %s", e.Trunk.TrunkID)
 		}
 	})
-	return fmt.Sprintf("%s deleted %s after the pod, cooled", e.ID, since(began))
+	return fmt.Sprintf("%s deleted %s after the pod, including its cooling period", e.ID, since(began))
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// coolingPeriods are shorter in modes whose proofs wait until addresses have cooled.
+// coolingPeriods are shorter in modes with proofs that wait for their end.
 var coolingPeriods = map[lab.Mode]time.Duration{
 	lab.NodeMode: 30 * time.Second, lab.OperatorMode: 4 * time.Second, lab.PoolMode: 4 * time.Second,
 }
 
-// cooling deletes two pods, checks that their addresses are cooling, and adds two others. It retries if the addresses
-// have cooled by then.
+// cooling deletes two pods, checks that their addresses are cooling, and adds two others. It retries if the cooling
+// period has ended by then.
 func cooling(ctx context.Context, s *stage) (figures string) {
 	for try := 1; ; try++ {
 		began := time.Now()
@@ -66,10 +66,10 @@ func (s *stage) cool(ctx context.Context, try int) string {
 		}
 		fresh = append(fresh, p.Addr())
 	}
-	return fmt.Sprintf("%v cool for %.0f s more; new pods got %v", freed, remaining, fresh)
+	return fmt.Sprintf("%v are cooling for %.0f s more; new pods got %v", freed, remaining, fresh)
 }
 
-// throttled launches a node while EC2 admits few calls, and adds as many pods as its ENIs have addresses for.
+// throttled launches a node while EC2 throttles calls, and adds as many pods as its ENIs have addresses for.
 func throttled(ctx context.Context, s *stage) string {
 	cloud := s.lab.Cloud
 	const rate = 2.0 // calls per second and action
@@ -91,7 +91,7 @@ func throttled(ctx context.Context, s *stage) string {
 		fail("%d ENIs were created for %d pods, which need %d", made, pods, maxENIs-1)
 	}
 	if 2*refused > calls {
-		fail("%d of %d calls were throttled: the limiter does not learn", refused, calls)
+		fail("%d of %d calls were throttled: the limiter does not adapt", refused, calls)
 	}
 	return fmt.Sprintf("a new node and its %d pods in %.1f s at %.0f calls/s per action; %d calls, %d refused; %d ENIs",
 		pods, took.Seconds(), rate, calls, refused, maxENIs)
@@ -127,7 +127,7 @@ func metadataBlocked(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("the node gets %s from %v, its pods get nothing; with --block-metadata=false pods get it too", id, hosts)
 }
 
-// agreement waits until the lab is at rest and all of its views agree.
+// agreement waits until the lab is idle and all of its views agree.
 func agreement(ctx context.Context, s *stage) string {
 	check(oracle.Wait(ctx, s.lab))
 	pods := 0
@@ -136,7 +136,7 @@ func agreement(ctx context.Context, s *stage) string {
 	}
 	switch {
 	case s.lab.Mode == lab.PortMode:
-		return fmt.Sprintf("%d pods, %d PodNICs, %d ports with those of users; no leak, no duplicate",
+		return fmt.Sprintf("%d pods, %d PodNICs, %d ports including users' ports; no leak, no duplicate",
 			pods, len(must(s.lab.Kube.PodNICs(ctx))), len(must(s.lab.Ports.Ports(ctx))))
 	case s.lab.Site != nil:
 		return fmt.Sprintf("%d pods, %d routes, no leak, no duplicate", pods, len(must(s.lab.Site.Routes(ctx))))

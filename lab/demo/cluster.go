@@ -69,9 +69,9 @@ const (
 )
 
 // web is a Deployment of HTTP servers that return their names, its Service, and a client pod. The servers keep serving
-// for a while after SIGTERM to lose no request, since proxies learn of the termination later. They are spread evenly
-// over the nodes, with at most half of them on one: otherwise the first Ready node would get all. With Leave they are
-// evicted from a lost node within seconds, where Kubernetes' default is five minutes.
+// for a while after SIGTERM to lose no request, because proxies learn of the termination later. They are spread evenly
+// over the nodes, with at most half of them on one: otherwise the first Ready node would get all. With Leave, they are
+// evicted from a lost node within seconds; Kubernetes' default is five minutes.
 const web = `
 apiVersion: apps/v1
 kind: Deployment
@@ -180,7 +180,7 @@ func (s *Cluster) sh(ctx context.Context, script string) string {
 // shut fails if the client gets a reply from an address.
 func (s *Cluster) shut(ctx context.Context, address string) {
 	if attempt(func() { s.sh(ctx, "curl -s -m 2 "+hostname(address)) }) == nil {
-		fail("%s responds, although its group does not allow it", address)
+		fail("%s responds although its group does not allow it", address)
 	}
 }
 
@@ -256,7 +256,7 @@ func withoutPlugin(ctx context.Context, st *stage) string {
 		for _, n := range s.nodes {
 			c := s.ready(ctx, n.Name)
 			if message = c.Message; c.Status != corev1.ConditionFalse {
-				fail("%s: want condition Ready to be False: %+v", n.Name, c)
+				fail("%s: condition Ready = %+v, want False", n.Name, c)
 			}
 		}
 	})

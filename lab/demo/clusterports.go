@@ -42,7 +42,7 @@ func addressOf(n v1alpha1.PodNIC) string {
 	return address
 }
 
-// podsWithNICs has the requested NICs by pod name.
+// podsWithNICs maps pod names to the requested NICs.
 const podsWithNICs = `
 {{range $name, $nics := .Pods}}
 apiVersion: v1
@@ -77,7 +77,7 @@ func clusterSamples(ctx context.Context, st *stage) string {
 			link := fmt.Sprintf("eth%d", i)
 			inside, nic := s.kubectl(ctx, "exec", p.name, "--", "ip", "-o", "addr", "show", "dev", link), nics[link]
 			if len(nic.Status.Addresses) == 0 || !strings.HasPrefix(nic.Status.Addresses[0].CIDR, want) || !strings.Contains(inside, "inet "+nic.Status.Addresses[0].CIDR+" ") {
-				fail("%s of pod %s has %v by its PodNIC, want %q, and inside:\n%s", link, p.name, nic.Status.Addresses, want, inside)
+				fail("%s of pod %s: PodNIC has %v, want %q; inside:\n%s", link, p.name, nic.Status.Addresses, want, inside)
 			}
 		}
 		if p.name == "pod5" {
@@ -91,7 +91,7 @@ func clusterSamples(ctx context.Context, st *stage) string {
 	return fmt.Sprintf("5 pods with 6 NICs Ready after %s; a closed group keeps callers out", took)
 }
 
-// wrongPod requests the address of its subnet's gateway.
+// wrongPod requests the gateway address of its subnet.
 const wrongPod = `
 apiVersion: v1
 kind: Pod
@@ -169,7 +169,7 @@ func byPolicy(ctx context.Context, st *stage) string {
 		fail("the annotation %s is %q", v1alpha1.AnnotationNICPolicy, by)
 	}
 	s.kubectl(ctx, "delete", "deployment/vault", "nicpolicy/vault", "--timeout=60s")
-	return fmt.Sprintf("%s by %s: closed, and open once its group allows callers", addressOf(nic), by)
+	return fmt.Sprintf("%s with %s: closed, and open once its group allows callers", addressOf(nic), by)
 }
 
 // database is a StatefulSet whose pod uses a user's PodNIC.

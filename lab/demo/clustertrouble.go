@@ -21,7 +21,7 @@ import (
 // pauseBetween is the pause between two requests.
 const pauseBetween = 50 * time.Millisecond
 
-// UnderCalls calls do while the client calls the Service by name, and a host outside calls a NodePort. A call without
+// UnderCalls runs do while the client calls the Service by name, and a host outside calls a NodePort. A call without
 // a reply is an error.
 func (s *Cluster) UnderCalls(ctx context.Context, node string, do func()) (figures string, err error) {
 	err = attempt(func() { figures = s.during(ctx, node, func() string { do(); return node }) })
@@ -63,7 +63,7 @@ func (s *Cluster) during(ctx context.Context, node string, do func() string) str
 		}
 	}
 	if outside == 0 || len(inside) == 0 {
-		fail("%d calls from outside, %d from a pod: want some of both", outside, len(inside))
+		fail("%d calls from outside, %d from a pod: want some of each", outside, len(inside))
 	}
 	if len(lost) > 0 {
 		fail("%d of %d calls were lost: %w", len(lost), outside+len(inside), errors.Join(lost[:min(len(lost), enough)]...))
@@ -88,7 +88,7 @@ func rolled(ctx context.Context, st *stage) string {
 		if s.lab.Mode != lab.NodeMode {
 			what = append(what, "deployment/berth-operator")
 		}
-		// Changes a value, as a new version would. Helm creates a new revision.
+		// Changes a value, as a new version would, so that Helm creates a new revision.
 		change := map[string]any{"podAnnotations": map[string]any{"vpclab/rolled": began.Format(time.RFC3339)}}
 		check(s.lab.Chart.Install(ctx, map[string]any{"daemon": change, "operator": change}))
 		for _, w := range what {

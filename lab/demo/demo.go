@@ -1,6 +1,6 @@
 // Package demo demonstrates Berth on the lab: through the real plugin and daemon, pods get addresses of the VPC, or of
-// a data centre's pools, and reach each other, the nodes and the outside while EC2 misbehaves and daemons are killed.
-// Each claim is a proof that passes with figures, or fails. Only the cloud is simulated.
+// a data centre's pools, and reach each other, the nodes and the outside while EC2 fails and daemons are killed. Each
+// claim is a proof that passes with figures, or fails. Only the cloud is simulated.
 package demo
 
 import (
@@ -102,11 +102,11 @@ func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 	return figures, err
 }
 
-// errFailed means that all proofs ran, but not all passed.
-var errFailed = errors.New("not every proof passed")
+// errFailed means that all proofs ran, but some failed.
+var errFailed = errors.New("some proofs failed")
 
-// Run starts a lab, runs every proof and removes the lab, or with Keep serves it until ctx ends. It returns an error if
-// a proof failed or could not run.
+// Run starts a lab, runs every proof and removes the lab, or with Keep serves it until ctx ends. It returns an error
+// if a proof failed or could not run.
 func Run(ctx context.Context, o Options) error {
 	o, err := o.complete()
 	if err != nil {
@@ -161,17 +161,17 @@ func Run(ctx context.Context, o Options) error {
 func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	switch {
 	case o.Kubelets != nil:
-		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
+		t.say("Starting a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Nodes, o.Mode)
 	case o.Egress:
-		t.say("Raising a data centre with %d nodes, whose pods reach the outside by gateways ...", o.Nodes)
+		t.say("Starting a data centre with %d nodes, whose pods reach the outside through gateways ...", o.Nodes)
 	case o.Mode == lab.PoolMode:
-		t.say("Raising a data centre with %d nodes on this machine ...", o.Nodes)
+		t.say("Starting a data centre with %d nodes on this machine ...", o.Nodes)
 	case o.Mode == lab.PortMode:
-		t.say("Raising an OpenStack with %d nodes on this machine ...", o.Nodes)
+		t.say("Starting an OpenStack with %d nodes on this machine ...", o.Nodes)
 	case ofBranches(o):
-		t.say("Raising a VPC with %d nodes (%s) that have trunks on this machine ...", o.Nodes, o.InstanceType)
+		t.say("Starting a VPC with %d nodes (%s) that have trunks on this machine ...", o.Nodes, o.InstanceType)
 	default:
-		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Nodes, o.InstanceType)
+		t.say("Starting a VPC with %d nodes (%s) on this machine ...", o.Nodes, o.InstanceType)
 	}
 	if o.Kubelets == nil && o.PodFamilies() == ipfamily.OnlyIPv6 {
 		t.say("%s", aboutIPv6)
@@ -204,7 +204,7 @@ func (o Options) branches() (more bool, lacks error) {
 	return true, lacksVLANs()
 }
 
-// complete adds the options that the demo needs. Those of the caller take precedence.
+// complete adds the options that the demo needs. The caller's options take precedence.
 func (o Options) complete() (Options, error) {
 	if o.Lab.Mode == "" {
 		o.Lab.Mode = lab.NodeMode
@@ -248,11 +248,11 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// quickLeases are operator arguments by which a dead leader is replaced sooner.
+// quickLeases are operator arguments that make a new leader replace a dead one sooner.
 var quickLeases = []string{"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 
-// settings shorten the demo: a shorter cooling period, and earlier release of excess addresses and orphans, and repair
-// of changes by other software.
+// settings shorten the demo: a shorter cooling period, and earlier release of excess addresses and orphans, and earlier
+// repair of changes by other software.
 var settings = map[lab.Mode]struct{ daemon, operator []string }{
 	lab.NodeMode: {daemon: []string{onPremisesUntranslated}},
 	lab.OperatorMode: {
@@ -296,7 +296,7 @@ func done(o Options, err error) error {
 	return o.Done(err)
 }
 
-// play runs the proofs in order. The reporter records failures; play returns an error if ctx ended.
+// play runs the proofs in order. The reporter records failures; play returns an error if ctx ends.
 func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
 	for i, p := range proofsOf(s.lab.Options) {

@@ -31,10 +31,10 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 			t.Errorf("%s still exists", dir)
 		}
 		if left, err := ns.List(fabric.Prefix(lab.IDOf(dir))); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
+			t.Errorf("namespaces after the demo = %v, %v; want none", left, err)
 		}
 	})
-	// Longer than the demo's Leases, so that a leader stays the leader when a busy machine stalls.
+	// Longer than the demo's Leases, so that the leader stays leader when a busy machine stalls.
 	leases := []string{"--lease-duration=10s", "--renew-deadline=8s"}
 	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
 }
@@ -53,7 +53,7 @@ func prove(t *testing.T, o Options, out *bytes.Buffer, proofs int) {
 	}
 }
 
-// TestEveryProofPasses runs one demo per test slice. With TestAnInterruptedDemoCleansUp, a slice starts one control
+// TestEveryProofPasses runs one demo per test slice. With TestInterruptedDemoCleansUp, a slice starts one control
 // plane for demos.
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
@@ -86,33 +86,33 @@ func TestEveryProofPasses(t *testing.T) {
 			}
 			prove(t, o, &out, proofs)
 			if got := strings.Count(out.String(), "NOT RUN: "); got != omitted || omitted > 0 != strings.Contains(out.String(), "  NOT RUN    1\n") {
-				t.Errorf("%d NOT RUN, want %d, and the summary to count it:\n%s", got, omitted, &out)
+				t.Errorf("%d proofs NOT RUN, want %d, and the same number in the summary:\n%s", got, omitted, &out)
 			}
 		})
 	}
 }
 
-func TestNoBranchesOfIPv6Alone(t *testing.T) {
+func TestBranchesDemoNeedsIPv4(t *testing.T) {
 	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
 	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches demo needs IPv4") {
-		t.Errorf("got %v", err)
+		t.Errorf("complete() = %v, want error about IPv4", err)
 	}
 }
 
-func TestWhatToAskTheInternet(t *testing.T) {
+func TestNextStepsUseAddressFamilies(t *testing.T) {
 	for families, want := range map[ipfamily.Set]string{
 		"": " curl -s 203.0.113.10:8080/ ", ipfamily.Dual: " curl -s 203.0.113.10:8080/ ", ipfamily.OnlyIPv6: " curl -s 'http://[2001:db8:ffff::10]:8080/' ",
 	} {
 		var out bytes.Buffer
 		PrintNext(&out, "vpclab", lab.Status{Dir: lab.DefaultDir, Mode: lab.NodeMode, Families: families, Nodes: []lab.NodeStatus{{Name: "node-1"}}})
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q: want%s\n%s", families, want, &out)
+			t.Errorf("families %q: output lacks%s\n%s", families, want, &out)
 		}
 	}
 }
 
-// TestProofsNotice breaks the subject of a proof: the proof fails, and the next ones pass.
-func TestProofsNotice(t *testing.T) {
+// TestProofsDetectFailures breaks the subject of a proof: that proof fails, and the following ones pass.
+func TestProofsDetectFailures(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		families    ipfamily.Set
@@ -132,16 +132,16 @@ func TestProofsNotice(t *testing.T) {
 			o.Lab.IPFamilies, o.Lab.DaemonArgs = tc.families, []string{tc.arg}
 			err := Run(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tc.failed) {
-				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)
+				t.Errorf("Run() = %v, want failure of %q\n%s", err, tc.failed, &out)
 			}
 			if !strings.Contains(out.String(), "✓ pod to on-premises") || !strings.Contains(out.String(), "✗") {
-				t.Errorf("want a check mark for on-premises and a cross:\n%s", &out)
+				t.Errorf("output lacks a check mark for on-premises or a cross:\n%s", &out)
 			}
 		})
 	}
 }
 
-func TestAnInterruptedDemoCleansUp(t *testing.T) {
+func TestInterruptedDemoCleansUp(t *testing.T) {
 	t.Parallel()
 	// If TestEveryProofPasses runs in node mode, use one of the other modes, which have a control plane.
 	turns := map[lab.Mode][]int{lab.NodeMode: {1, 2, 3, 6, 7, 8, 9}, lab.OperatorMode: {0}, lab.PoolMode: {4}, lab.PortMode: {5}}
@@ -163,7 +163,7 @@ func TestAnInterruptedDemoCleansUp(t *testing.T) {
 				return out.Write(b)
 			})
 			if err := Run(ctx, o); err == nil {
-				t.Error("an interrupted demo claims success")
+				t.Error("interrupted demo returned no error")
 			}
 		})
 	}
@@ -173,13 +173,13 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-func TestFailureToStartIsReported(t *testing.T) {
+func TestStartFailureIsReported(t *testing.T) {
 	var out bytes.Buffer
 	o := options(t, &out)
 	o.Lab.BinDir = t.TempDir() // no berthd to start
 	err := Run(t.Context(), o)
 	if err == nil || !strings.Contains(err.Error(), "berthd") {
-		t.Errorf("got %v", err)
+		t.Errorf("Run() = %v, want error about berthd", err)
 	}
 	_ = os.RemoveAll(o.Lab.Dir) // a lab that failed to start leaves its logs
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// The names of the egress demo.
+// Names of the egress demo.
 const (
 	gatewayNamespace = "egress"
 	internetEgress   = "internet"
@@ -35,14 +35,14 @@ var egressClients = []string{"shop", "bank"}
 
 // egressProofs are the proofs of a lab with egress.
 var egressProofs = []proof{
-	in(inPool, "an Egress has two gateways, with addresses of their own pool", egressReady),
+	in(inPool, "an Egress has two gateways, with addresses from their own pool", egressReady),
 	in(inPool, "clients of two namespaces are seen as gateways, others as themselves", clientsAndOthers),
 	in(inPool, "other destinations are unaffected; destinations change live", editDestinations),
 	in(inPool, "three gateways share a client's connections", scaleGateways),
 	in(inPool, "a pod that may not use the Egress does not start; its error says why", refusedClient),
 	in(inPool, "berth-egress killed with -9 under traffic: no connection ends", killGatewayProgram),
 	in(inPool, "a gateway's pod is deleted: its connections finish, new ones use others", deleteGateway),
-	in(inPool, "the Egress is deleted: pods are seen as themselves, nothing is left", deleteEgress),
+	in(inPool, "the Egress is deleted: pods are seen as themselves, nothing remains", deleteEgress),
 }
 
 // internetKey is the name of the demo's Egress.
@@ -59,8 +59,8 @@ func (s *egress) edit(ctx context.Context, change func(*v1alpha1.Egress)) {
 	check(s.lab.Kube.EditEgress(ctx, internetKey, change))
 }
 
-// gateways waits until the Egress has n ready gateways and none that terminates, and returns their
-// addresses and names.
+// gateways waits until the Egress has n ready gateways and none that terminates, and returns their addresses and
+// names.
 func (s *egress) gateways(ctx context.Context, n int) map[netip.Addr]string {
 	return must(s.lab.Kube.WaitGateways(ctx, internetKey, n))
 }
@@ -111,7 +111,7 @@ func (s *egress) client(namespace string) *node.Pod {
 	return nil
 }
 
-// seenAs returns the source of a pod's new connection as a host outside sees it.
+// seenAs returns the source address of a pod's new connection as seen by a host outside.
 func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr) netip.Addr {
 	one, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -120,9 +120,9 @@ func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr) net
 	return r.You
 }
 
-// seen waits until a host outside sees a pod's connections from one of the addresses, or from its own if there are none.
+// seen waits until a host outside sees a pod's connections from one of the addresses, or from its own if none are given.
 func seen(ctx context.Context, p *node.Pod, to netip.Addr, by map[netip.Addr]string) {
-	await(ctx, fmt.Sprintf("how %s sees pod %s/%s", to, p.Namespace, p.Name), func() {
+	await(ctx, fmt.Sprintf("source of pod %s/%s at %s", to, p.Namespace, p.Name), func() {
 		for _, network := range []string{"tcp", "udp"} {
 			as := seenAs(ctx, p, network, to)
 			if by == nil && !slices.Contains(p.Addrs, as) {
@@ -172,7 +172,7 @@ func scaleGateways(ctx context.Context, s *stage) string {
 	ready, p := time.Since(began), s.egress.client("shop")
 	for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
 		used := map[string]int{}
-		await(ctx, "all three gateways to be used", func() {
+		await(ctx, "use of all three gateways", func() {
 			for range 10 {
 				used[addrs[seenAs(ctx, p, "tcp", to)]]++
 			}
@@ -199,7 +199,7 @@ func refusedClient(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%.160q", text[max(0, strings.LastIndex(text, "failed (")):])
 }
 
-// fromClients starts conversations of the clients with the hosts outside, over both families.
+// fromClients starts conversations between the clients and the hosts outside, over both families.
 func (s *egress) fromClients(ctx context.Context, t *traffic, networks ...string) {
 	for _, namespace := range egressClients {
 		for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
@@ -236,7 +236,7 @@ func deleteGateway(ctx context.Context, s *stage) string {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: internetKey.Namespace, Name: one.Name}}
 		checkf(s.lab.Kube.Client.Delete(ctx, pod), "delete pod %s", one.Name)
 		// Until clients no longer use it, and for some time after that.
-		await(ctx, "clients to leave the gateway", func() {
+		await(ctx, "clients leaving the gateway", func() {
 			left := true
 			for range 10 {
 				began := time.Now()
@@ -252,7 +252,7 @@ func deleteGateway(ctx context.Context, s *stage) string {
 		return ""
 	})
 	s.egress.gateways(ctx, 3)
-	return fmt.Sprintf("%d conversations lost nothing; %d new connections, the slowest %s; a new gateway replaced it", t.talks, asked, ms(worst))
+	return fmt.Sprintf("no message lost in %d conversations; %d new connections, the slowest %s; a new gateway replaced it", t.talks, asked, ms(worst))
 }
 
 func deleteEgress(ctx context.Context, s *stage) string {
@@ -268,7 +268,7 @@ func deleteEgress(ctx context.Context, s *stage) string {
 	took := time.Since(began)
 	await(ctx, "gateways", func() {
 		if left := s.lab.Gateways(internetKey); len(left) > 0 {
-			fail("%d gateways run", len(left))
+			fail("%d gateways are running", len(left))
 		}
 	})
 	return fmt.Sprintf("after %s", ms(took))

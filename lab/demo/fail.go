@@ -33,7 +33,7 @@ func must[V any](v V, err error) V {
 	return v
 }
 
-// attempt calls do and returns its failure. Each goroutine that may fail needs one.
+// attempt calls do and returns its failure. Each goroutine that may fail must use it.
 func attempt(do func()) (err error) {
 	defer func() {
 		switch r := recover().(type) {
@@ -55,7 +55,7 @@ func await(ctx context.Context, what string, is func()) {
 	}
 }
 
-// start calls do in a goroutine, which ends before the proof does. Wait returns once do has returned, and fails if do
+// start calls do in a goroutine, which ends before the proof does. wait returns once do has returned, and fails if do
 // failed.
 func (s *stage) start(do func()) (wait func()) {
 	done := make(chan error, 1)

@@ -40,7 +40,7 @@ func labSpec(nodes int, instanceType string) spec.Spec {
 func join(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
 		if o := must(s.lab.Kube.NodeNetwork(ctx, n.Name)); o.Spec.InstanceID != n.InstanceID {
-			fail("NodeNetwork %s is of %s, want %s", o.Name, o.Spec.InstanceID, n.InstanceID)
+			fail("NodeNetwork %s belongs to %s, want %s", o.Name, o.Spec.InstanceID, n.InstanceID)
 		}
 	}
 	cloud := s.lab.Cloud
@@ -76,7 +76,7 @@ func burst(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
 		check(lab.BindPods(ctx, n, names("pod", s.size.pods)...))
 	}
-	await(ctx, "addresses for pods that are bound but have no sandbox", func() {
+	await(ctx, "addresses for bound pods without a sandbox", func() {
 		after = available()
 		if want := len(s.nodes) * (s.size.pods + watermark); after < want {
 			fail("%d addresses, want %d", after, want)
@@ -86,8 +86,8 @@ func burst(ctx context.Context, s *stage) string {
 		len(s.nodes)*s.size.pods, len(s.nodes), before, after, since(began))
 }
 
-// addressesOf counts the available addresses of a NodeNetwork in the demo's main family. In dual stack, IPv6 addresses
-// come as a prefix, whose number of addresses is not comparable.
+// addressesOf counts the available addresses of a NodeNetwork in the demo's main family. In dual stack, a prefix
+// provides the IPv6 addresses, whose number is not comparable.
 func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
 	for text := range o.Spec.IPAM.Available {
 		address, _, _ := strings.Cut(text, "/")
@@ -103,7 +103,7 @@ func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, is func(*v1alpha
 	await(ctx, "NodeNetwork "+n.Name, func() { is(must(s.lab.Kube.NodeNetwork(ctx, n.Name))) })
 }
 
-// awaitCondition waits until a node's NodeNetwork has a condition, with a word in its message.
+// awaitCondition waits until a node's NodeNetwork has a condition whose message contains a word.
 func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, word string) {
 	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
 		for _, c := range o.Status.Conditions {
@@ -111,7 +111,7 @@ func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, 
 				return
 			}
 		}
-		fail("it is not %s=%s: %+v", kind, status, o.Status.Conditions)
+		fail("condition is not %s=%s: %+v", kind, status, o.Status.Conditions)
 	})
 }
 
@@ -162,12 +162,12 @@ func withoutAPI(ctx context.Context, s *stage) string {
 	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
 		used := o.Status.IPAM.Used
 		if used[p.Addr().String()].UID != p.UID || used[leaving.Addr().String()].UID == leaving.UID {
-			fail("used: %v", used)
+			fail("addresses in use: %v", used)
 		}
 	})
 	shown := time.Since(began)
 	revive(ctx, s.lab)
-	return fmt.Sprintf("%s; its NodeNetwork shows it %s after the API server is back", served, ms(shown))
+	return fmt.Sprintf("%s; its NodeNetwork shows the change %s after the API server is back", served, ms(shown))
 }
 
 // serveWithoutAPI kills the API server, adds a pod, deletes another, and starts the server. It returns how long ADD
@@ -190,9 +190,9 @@ func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leavi
 // fullSubnet launches a node whose object allows only a nearly full subnet, reads its condition, and allows another.
 func fullSubnet(ctx context.Context, s *stage) string {
 	cloud := s.lab.Cloud
-	// The node and its ENI take 2 of the 7 remaining addresses.
+	// The node and its ENI use 2 of the 7 remaining addresses.
 	pods, room, filled := 6, 5, 3
-	if s.lead() == ipfamily.IPv6 { // IPv6 addresses do not run out, but each ENI takes an IPv4 address
+	if s.lead() == ipfamily.IPv6 { // IPv6 addresses do not run out, but each ENI needs an IPv4 address
 		pods, room, filled = 7, 6, 8
 	}
 	filler := must(cloud.ENIs.Create(vpc.CreateRequest{
@@ -211,7 +211,7 @@ func fullSubnet(ctx context.Context, s *stage) string {
 	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "True", "subnet")
 	await(ctx, "pods of "+n.Name, func() {
 		if got := len(n.Pods()); got != room {
-			fail("%d are running, want %d", got, room)
+			fail("%d pods are running, want %d", got, room)
 		}
 	})
 	running, reason := len(n.Pods()), ""
@@ -244,7 +244,7 @@ func scrapped(ctx context.Context, s *stage) string {
 	enis, began := len(enisOf(s.lab, n)), time.Now()
 	check(s.lab.Cloud.Instances.Terminate(n.InstanceID))
 	s.nodes = s.nodes[:len(s.nodes)-1]
-	await(ctx, "nothing is left of "+n.Name, func() {
+	await(ctx, "removal of "+n.Name, func() {
 		switch _, err := s.lab.Kube.NodeNetwork(ctx, n.Name); {
 		case err == nil:
 			fail("its NodeNetwork still exists")
@@ -258,7 +258,7 @@ func scrapped(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s, its NodeNetwork and %d ENIs are gone after %s", n.Name, enis, since(began))
 }
 
-// shrink deletes all pods but one of a full node and follows its object until the last ENI is gone.
+// shrink deletes all pods but one of a full node, and watches its object until the last ENI is deleted.
 func shrink(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	enis := len(enisOf(s.lab, n))

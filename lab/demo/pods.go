@@ -16,8 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// onSeveralENIs adds the pods, all at once on every node, and checks that each
-// node has some on a secondary ENI.
+// onSeveralENIs adds the pods, all at once on every node, and checks that each node has some on a secondary ENI.
 func onSeveralENIs(ctx context.Context, s *stage) string {
 	took := s.add(ctx, nil, names("pod", s.size.pods))
 	onPrimary := 0
@@ -37,7 +36,7 @@ func onSeveralENIs(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary)
 }
 
-// names returns pod names with a common stem: web-1, web-2 and so on.
+// names returns pod names with a common prefix: web-1, web-2 and so on.
 func names(stem string, count int) []string {
 	var out []string
 	for i := range count {
@@ -67,12 +66,12 @@ func (s *stage) add(ctx context.Context, n *node.Node, names []string) []time.Du
 	return took
 }
 
-// spread describes sorted times.
+// spread formats sorted durations.
 func spread(took []time.Duration) string {
 	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
 }
 
-// lead is the family of requests: IPv4 if pods have it.
+// lead returns the family of requests: IPv4 if pods have it.
 func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
 
 func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
@@ -113,7 +112,7 @@ func (s *stage) onSecondary(n *node.Node) *node.Pod {
 	return n.Pods()[i]
 }
 
-// next returns another node like the first.
+// next returns the spec of another node like the first.
 func (s *stage) next() spec.Instance {
 	i := s.lab.Cloud.Spec().Instances[0]
 	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}

@@ -19,10 +19,10 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// claimGrace is how long a claim lasts: longer than stalls of a busy machine.
+// claimGrace is the duration of a claim: longer than stalls of a busy machine.
 const claimGrace = 12 * time.Second
 
-// Pools of the demo in addition to the default one: public has room for two pods,
+// Pools of the demo in addition to the default one: public has addresses for two pods,
 // and pods in tenant's namespace may select lent by annotation.
 const (
 	publicPool = "public"
@@ -39,7 +39,7 @@ func demoPools() []v1alpha1.AddressPool {
 // pools gives access to the blocks of a lab in pool mode, in the API and at the router.
 type pools struct{ lab *lab.Lab }
 
-// blocksOf returns the blocks of a node, of one pool or, with "", of all.
+// blocksOf returns the blocks of a node in one pool, or in all pools if pool is "".
 func (s *pools) blocksOf(ctx context.Context, n *node.Node, pool string) []v1alpha1.AddressBlock {
 	return slices.DeleteFunc(must(s.lab.Kube.Blocks(ctx)), func(b v1alpha1.AddressBlock) bool {
 		return b.NodeName != n.Name || pool != "" && b.PoolName != pool
@@ -76,7 +76,7 @@ func firstBlocks(ctx context.Context, s *stage) string {
 			list = append(list, n.Name+" "+b.IPv4)
 		}
 	}
-	return strings.Join(list, ", ") + "; by BGP"
+	return strings.Join(list, ", ") + "; learned by BGP"
 }
 
 // fromSeveralBlocks adds the pods, all at once on every node: more than one block holds.
@@ -86,12 +86,12 @@ func fromSeveralBlocks(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 2 {
-				fail("pod %s of %s has %v, want both families", p.Name, n.Name, p.Addrs)
+				fail("pod %s on %s has %v, want both families", p.Name, n.Name, p.Addrs)
 			}
 		}
 		blocks := s.pools.settledBlocks(ctx, n)
 		if len(blocks) < 2 {
-			fail("%s has %d block for %d pods", n.Name, len(blocks), s.size.pods)
+			fail("%s has %d blocks for %d pods, want more than one", n.Name, len(blocks), s.size.pods)
 		}
 		total += len(blocks)
 	}
@@ -140,7 +140,7 @@ func annotatedNamespace(ctx context.Context, s *stage) string {
 		a.ask(ctx, "outside", s.lab.OutsidePath(), port(p.Addr()), site.OutsideHost)
 		check(errors.Join(a.errs...))
 	})
-	return a.result("namespace edge: %s of pool %s, a block of one", p.Addr(), publicPool)
+	return a.result("namespace edge: %s from pool %s, in a block of one address", p.Addr(), publicPool)
 }
 
 // annotatedPod selects a pool by a pod's annotation, in a namespace that the pool allows and in another.
@@ -152,14 +152,14 @@ func annotatedPod(ctx context.Context, s *stage) string {
 	if _, err := n.AddPod(ctx, "may-not", node.PodOptions{Annotations: chosen, Once: true}); err == nil || !strings.Contains(err.Error(), "podNamespaces") {
 		fail("a pod of namespace default selected pool %s: want an error that names spec.podNamespaces, got %v", lentPool, err)
 	}
-	return fmt.Sprintf("%s of pool %s in namespace %s; rejected in default", p.Addr(), lentPool, tenant)
+	return fmt.Sprintf("%s from pool %s in namespace %s; rejected in default", p.Addr(), lentPool, tenant)
 }
 
 // poolWithoutAPI adds and deletes pods while the API server is down.
 func poolWithoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	check(lab.BindPods(ctx, n, "no-api"))
-	// The daemon's watch is ordered: once it has this pod, it has the other.
+	// The daemon's watch is ordered: once it has seen this pod, it has seen the other.
 	must(n.AddPod(ctx, "before", node.PodOptions{}))
 	check(s.lab.WaitReports(ctx))
 	figures := s.serveWithoutAPI(ctx, n, "no-api", n.Pods()[0].Name)
@@ -183,7 +183,7 @@ func killPoolOperator(ctx context.Context, s *stage) (figures string) {
 	return figures
 }
 
-// exhausted takes the last block of a pool, asks for one more, and appends a subnet to the pool.
+// exhausted takes the last block of a pool, requests one more, and appends a subnet to the pool.
 func exhausted(ctx context.Context, s *stage) string {
 	edge := node.PodOptions{Namespace: "edge"}
 	must(s.nodes[1].AddPod(ctx, "edge", edge))
@@ -192,7 +192,7 @@ func exhausted(ctx context.Context, s *stage) string {
 	await(ctx, "the pool is exhausted", func() {
 		p = must(s.lab.Kube.AddressPool(ctx, publicPool))
 		if !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionExhausted) {
-			fail("its conditions are %+v", p.Status.Conditions)
+			fail("conditions of the pool: %+v", p.Status.Conditions)
 		}
 	})
 	began := time.Now()
@@ -215,7 +215,7 @@ func blockReturns(ctx context.Context, s *stage) string {
 	check(n.DelPod(ctx, "edge"))
 	await(ctx, "the block is released", func() {
 		if len(s.pools.blocksOf(ctx, n, publicPool)) > 0 {
-			fail("it exists")
+			fail("block still exists")
 		}
 		if attempt(func() { s.pools.announced(ctx, blocks[0]) }) == nil {
 			fail("the router still has its route")
@@ -257,8 +257,8 @@ func nodeGone(ctx context.Context, s *stage) string {
 	check(errors.Join(s.lab.RemoveNode(n.Name), s.lab.RemoveNodeObject(ctx, n.Name)))
 	await(ctx, "its blocks are released", func() {
 		if left := s.pools.blocksOf(ctx, n, ""); len(left) > 0 {
-			fail("%d exist", len(left))
+			fail("%d blocks still exist", len(left))
 		}
 	})
-	return fmt.Sprintf("%d blocks of %s released %s after its last sign of life", len(blocks), n.Name, since(began))
+	return fmt.Sprintf("%d blocks of %s released %s after its last heartbeat", len(blocks), n.Name, since(began))
 }

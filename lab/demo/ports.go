@@ -57,13 +57,13 @@ func (s *ports) add(ctx context.Context, p vpcPod) *node.Pod {
 			fail("pod %s has %v on %s, want %s", p.name, addrs, link, want)
 		}
 		if nic := s.nicOf(ctx, pod, link); nic.Status.MAC != mac {
-			fail("pod %s has the MAC address %s on %s, its port %s", p.name, mac, link, nic.Status.MAC)
+			fail("pod %s has MAC address %s on %s, but its port has %s", p.name, mac, link, nic.Status.MAC)
 		}
 	}
 	return pod
 }
 
-// addAll adds pods at once.
+// addAll adds several pods in parallel.
 func (s *ports) addAll(ctx context.Context, pods ...vpcPod) []*node.Pod {
 	made, errs := make([]*node.Pod, len(pods)), make(chan error, len(pods))
 	for i, p := range pods {
@@ -77,7 +77,7 @@ func (s *ports) addAll(ctx context.Context, pods ...vpcPod) []*node.Pod {
 	return made
 }
 
-// addPort creates a port in the first VPC as a user does.
+// addPort creates a port in the first VPC, as a user does.
 func (s *ports) addPort(ctx context.Context, name, ip string) portcloud.Port {
 	v := s.lab.VPCs[0]
 	return must(s.lab.Ports.AddPort(ctx, portcloud.Port{
@@ -113,7 +113,7 @@ func (s *ports) pods(names ...string) (all []*node.Pod) {
 		}
 	}
 	if len(all) != len(names) {
-		fail("want pods %v, found %d", names, len(all))
+		fail("found %[2]d pods, want %[1]v", names, len(all))
 	}
 	return all
 }
@@ -147,13 +147,13 @@ func linkOf(p *node.Pod, name string) (mac string, addrs []string, err error) {
 	return mac, addrs, err
 }
 
-// tcp sends a request by TCP. The destination must see the pod's address.
+// tcp sends a request over TCP. The destination must see the pod's address.
 func tcp(ctx context.Context, p *node.Pod, to netip.Addr, within time.Duration) error {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	r, err := echo.Ask(one, p.Inside(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
 	if err == nil && r.You != p.Addr() {
-		err = fmt.Errorf("seen as %s, want %s", r.You, p.Addr())
+		err = fmt.Errorf("source seen as %s, want %s", r.You, p.Addr())
 	}
 	return err
 }
@@ -171,7 +171,7 @@ func notReached(ctx context.Context, p *node.Pod, to netip.Addr) {
 	check(ctx.Err())
 }
 
-// Reached waits until a pod gets a reply from an address, which sees the pod's own address.
+// Reached waits until a pod gets a reply from an address, which must see the pod's own address.
 func Reached(ctx context.Context, p *node.Pod, to netip.Addr) error {
 	return attempt(func() { reached(ctx, p, to) })
 }
@@ -219,7 +219,7 @@ func samplePods(ctx context.Context, st *stage) string {
 	for _, p := range st.ports.addAll(ctx, st.ports.samples(ctx, true)...) {
 		list = append(list, p.Name+" "+p.Addr().String())
 	}
-	return fmt.Sprintf("%s, at once in %s", strings.Join(list, ", "), since(began))
+	return fmt.Sprintf("%s, all together in %s", strings.Join(list, ", "), since(began))
 }
 
 // vpcPodsTalk sends requests from each pod of blue to each pod whose group allows it.
@@ -236,7 +236,7 @@ func vpcPodsTalk(ctx context.Context, s *stage) string {
 			}
 		}
 	}
-	return a.result("%d pairs on one node and across nodes", pairs)
+	return a.result("%d pairs of pods on one node and across nodes", pairs)
 }
 
 // groups calls a pod whose security group allows nothing, and again once the group allows it.
@@ -330,17 +330,17 @@ func usersPort(ctx context.Context, s *ports) string {
 	given := s.addPort(ctx, "users-own", "192.168.0.60")
 	p := s.add(ctx, vpcPod{name: "given", node: 1, vpc: s.blue(), nics: "- portID: " + given.ID, have: []string{"192.168.0.60/24"}})
 	if o := s.nicOf(ctx, p, "eth0").Status; o.PortID != given.ID || o.MAC != given.MAC || o.Made {
-		fail("pod %s has port %s with %s, made: %t; want %s with %s", p.Name, o.PortID, o.MAC, o.Made, given.ID, given.MAC)
+		fail("pod %s has port %s with %s, created by Berth: %t; want %s with %s", p.Name, o.PortID, o.MAC, o.Made, given.ID, given.MAC)
 	}
 	s.remove(ctx, p)
 	await(ctx, "port "+given.ID, func() {
 		switch now, there := s.port(ctx, given.ID); {
 		case !there:
-			fail("it does not exist")
+			fail("the port does not exist")
 		case now.Host != "" || now.Device != given.Device || now.Owner != given.Owner:
-			fail("it is bound to %q for %q of %q", now.Host, now.Device, now.Owner)
+			fail("the port is bound to %q for %q of %q", now.Host, now.Device, now.Owner)
 		case now.MAC != given.MAC || now.Name != given.Name:
-			fail("it is %s with %s, was %s with %s", now.Name, now.MAC, given.Name, given.MAC)
+			fail("the port is %s with %s, was %s with %s", now.Name, now.MAC, given.Name, given.MAC)
 		}
 	})
 	check(s.lab.Ports.RemovePort(ctx, given.ID))
@@ -364,17 +364,17 @@ func hotPlug(ctx context.Context, s *ports) string {
 	var nic *v1alpha1.PodNIC
 	await(ctx, "the PodNIC of net1 is Plugged", func() {
 		if nic = s.nicOf(ctx, p, "net1"); !meta.IsStatusConditionTrue(nic.Status.Conditions, v1alpha1.ConditionPlugged) {
-			fail("its conditions are %+v", nic.Status.Conditions)
+			fail("conditions: %+v", nic.Status.Conditions)
 		}
 	})
 	began = time.Now()
 	annotate("[{}]")
-	await(ctx, "nothing is left of net1", func() {
+	await(ctx, "removal of net1", func() {
 		if _, there := s.port(ctx, nic.Status.PortID); there {
-			fail("its port %s still exists", nic.Status.PortID)
+			fail("port %s still exists", nic.Status.PortID)
 		}
 		if _, _, err := linkOf(p, "net1"); err == nil {
-			fail("pod %s still has it", p.Name)
+			fail("pod %s still has the interface", p.Name)
 		}
 	})
 	gone := since(began)
@@ -383,7 +383,7 @@ func hotPlug(ctx context.Context, s *ports) string {
 	}
 	reached(ctx, asker, p.Addr())
 	s.remove(ctx, pods...)
-	return fmt.Sprintf("a pod responds at %s %s after the NIC was annotated; net1 is gone %s after the annotation was removed", added, answered, gone)
+	return fmt.Sprintf("the pod responds at %s %s after the NIC was annotated; net1 is gone %s after the annotation was removed", added, answered, gone)
 }
 
 // PortDeleted deletes the port of a running pod in the cloud. The pod gets a new port with the same MAC address, and
@@ -399,10 +399,10 @@ func portDeleted(ctx context.Context, s *ports) string {
 	await(ctx, "another port for "+p.Name, func() {
 		now := s.nicOf(ctx, p, "eth0").Status
 		if id = now.PortID; id == "" || id == before.PortID || now.MAC != before.MAC {
-			fail("its port is %q with %s", now.PortID, now.MAC)
+			fail("the port is %q with %s", now.PortID, now.MAC)
 		}
 	})
 	reached(ctx, asker, p.Addr())
 	s.remove(ctx, pods...)
-	return fmt.Sprintf("port %.8s in place of %.8s; %s responds again after %s", id, before.PortID, p.Addr(), since(began))
+	return fmt.Sprintf("port %.8s replaced %.8s; %s responds again after %s", id, before.PortID, p.Addr(), since(began))
 }

@@ -14,7 +14,7 @@ type proof struct {
 	modes    []lab.Mode // modes in which it runs
 	name     string
 	try      func(context.Context, *stage) string
-	families []ipfamily.Set // pods' families with which it runs; nil: all
+	families []ipfamily.Set // sets of pod families for which it runs; nil: all
 }
 
 func in(modes []lab.Mode, name string, try func(context.Context, *stage) string) proof {
@@ -28,7 +28,7 @@ func (p proof) with(families ...ipfamily.Set) proof {
 }
 
 var (
-	routed     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // pods' addresses are routed between nodes
+	routed     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // pod addresses are routed between nodes
 	withVPC    = []lab.Mode{lab.NodeMode, lab.OperatorMode}
 	inNode     = []lab.Mode{lab.NodeMode}
 	inOperator = []lab.Mode{lab.OperatorMode}
@@ -46,7 +46,7 @@ var proofs = []proof{
 	in(inPort, "a VPC with the same addresses is not reached", inPorts(otherVPC)),
 	in(inPort, "a PodNIC keeps its address on another node", inPorts(fixedNIC)),
 	in(inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic),
-	in(inPort, "a NIC is added to a running pod, answers, and is removed", inPorts(hotPlug)),
+	in(inPort, "a NIC is added to a running pod, responds, and is removed", inPorts(hotPlug)),
 	in(inPort, "a port deleted in the cloud is created again", inPorts(portDeleted)),
 	in(inPort, "a user's port survives its pod", inPorts(usersPort)),
 	in(inPort, "operator killed with -9: a standby creates the next ports", killPortOperator),
@@ -59,21 +59,21 @@ var proofs = []proof{
 
 	in(withVPC, "pod to pod on one node, within and across its ENIs", podToPodOnOneNode),
 	in(withVPC, "pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes),
-	in(inPool, "pods to pods, nodes and the outside, by IPv4 and IPv6", everyFamily),
+	in(inPool, "pods to pods, nodes and the outside, over IPv4 and IPv6", everyFamily),
 	in(routed, "pod to node and node to pod", podsAndNodes),
 	in(withVPC, "pod to internet, seen as the node's primary address", toInternet).with(ipfamily.OnlyIPv4, ipfamily.Dual),
 	in(withVPC, "dual stack: reached by both, IPv6 seen as the pod's own", everyFamily).with(ipfamily.Dual),
 	in(withVPC, "pod to internet, with its own address", toInternet).with(ipfamily.OnlyIPv6),
-	in(withVPC, "pod to the internet of IPv4, seen as the node", everyFamily).with(ipfamily.OnlyIPv6),
+	in(withVPC, "pod to the IPv4 internet, seen as the node", everyFamily).with(ipfamily.OnlyIPv6),
 	in(withVPC, "pod to on-premises host and back, with its own address", onPremises),
 	in(inPool, "the outside to pods, by their own addresses", fromOutside),
 	in(inPool, "a packet to a free address is rejected, and does not loop", freeAddress),
-	in(withVPC, "a service address is DNATed, the source is kept", service),
-	in(withVPC, "traffic to the primary interface is answered by it", nodePort),
+	in(withVPC, "a service address is DNATed, the source address is kept", service),
+	in(withVPC, "traffic to the primary interface is answered through it", nodePort),
 
 	in(inPool, "a namespace's annotation chooses the pool", annotatedNamespace),
-	in(inPool, "a pod's own annotation counts where the pool allows it", annotatedPod),
-	in(routed, "a deleted pod's address cools and is not reused", cooling),
+	in(inPool, "a pod's annotation chooses the pool if it is allowed", annotatedPod),
+	in(routed, "a deleted pod's address cools down before reuse", cooling),
 	in([]lab.Mode{lab.NodeMode, lab.PoolMode}, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic),
 
 	in(inPool, "operator killed with -9: a standby allocates the next block", killPoolOperator),
@@ -115,7 +115,7 @@ func proofsOf(o lab.Options) []proof {
 	})
 }
 
-// inPorts adapts a function about pods with ports to a proof.
+// inPorts adapts a function for pods with ports to a proof.
 func inPorts(try func(context.Context, *ports) string) func(context.Context, *stage) string {
 	return func(ctx context.Context, s *stage) string { return try(ctx, s.ports) }
 }

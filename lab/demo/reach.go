@@ -28,11 +28,11 @@ type asks struct {
 // enough is the number of failures that suffices to understand the cause.
 const enough = 4
 
-// answerWithin is the timeout of a request: longer than stalls of a busy machine, but not much longer, as each lost
-// request takes that long.
+// answerWithin is the timeout of a request: longer than stalls of a busy machine, but not much longer, because each
+// lost request takes that long.
 const answerWithin = 20 * time.Second
 
-// within returns the timeout of the next request: short after a failure, when further ones only add detail.
+// within returns the timeout of the next request. It is short after a failure, when further failures only add detail.
 func (a *asks) within() time.Duration {
 	if len(a.errs) > 0 {
 		return 500 * time.Millisecond
@@ -40,7 +40,7 @@ func (a *asks) within() time.Duration {
 	return answerWithin
 }
 
-// ask sends a request by TCP and by UDP from a namespace. The destination must see the given source.
+// ask sends a request over TCP and UDP from a namespace. The destination must see the given source.
 func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wantSource netip.Addr) {
 	for _, network := range []string{"tcp", "udp"} {
 		if len(a.errs) >= enough {
@@ -61,12 +61,12 @@ func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wan
 	}
 }
 
-// pod is ask from a pod.
+// pod is like ask, from a pod.
 func (a *asks) pod(ctx context.Context, p *node.Pod, to, wantSource netip.Addr) {
 	a.ask(ctx, p.Node+"/"+p.Name, p.Inside(), port(to), wantSource)
 }
 
-// long exchanges a text by TCP in packets that are larger than the path MTU beyond the VPC, to which the sender must
+// long exchanges a text over TCP in packets that are larger than the path MTU beyond the VPC, so that the sender must
 // adapt.
 func (a *asks) long(ctx context.Context, p *node.Pod, to netip.Addr) {
 	if len(a.errs) >= enough {
@@ -76,7 +76,7 @@ func (a *asks) long(ctx context.Context, p *node.Pod, to netip.Addr) {
 	defer cancel()
 	text := strings.Repeat("x", 30000)
 	if r, err := p.Ask(one, "tcp", to, text); err != nil || r.Text != text {
-		a.errs = append(a.errs, fmt.Errorf("%s/%s to %s: %d bytes of %d came back: %w", p.Node, p.Name, to, len(r.Text), len(text), err))
+		a.errs = append(a.errs, fmt.Errorf("%s/%s to %s: %d of %d bytes returned: %w", p.Node, p.Name, to, len(r.Text), len(text), err))
 	}
 }
 
@@ -101,11 +101,11 @@ func (s *stage) everyPod() iter.Seq2[int, *node.Pod] {
 	}
 }
 
-// after returns the node that is a number of places further, in a circle.
+// after returns the node n places further, wrapping around.
 func (s *stage) after(i, places int) *node.Node { return s.nodes[(i+places)%len(s.nodes)] }
 
-// pairs sends requests from each pod to each other pod of its node, or of the node some places further, and counts
-// pairs of ENIs.
+// pairs sends requests from each pod to each other pod of its node, or of the node n places further, and counts pairs
+// of ENIs.
 func (s *stage) pairs(ctx context.Context, places int) string {
 	var a asks
 	enis := map[[2]int]bool{}
@@ -161,7 +161,7 @@ func onPremises(ctx context.Context, s *stage) string {
 	return a.result("no SNAT towards %s", s.onPrem())
 }
 
-// everyFamily sends requests to pods, nodes and hosts outside in each family, including one without pod addresses.
+// everyFamily sends requests to pods, nodes and hosts outside in each family, even without pod addresses in it.
 func everyFamily(ctx context.Context, s *stage) string {
 	answers, p := must(oracle.Reach(ctx, s.lab)), s.first(s.nodes[0])
 	var seen []string
@@ -180,13 +180,13 @@ func fromOutside(ctx context.Context, s *stage) string {
 			a.ask(ctx, "outside", s.lab.OutsidePath(), port(to), outside[i])
 		}
 	}
-	return a.result("by the router, no NAT")
+	return a.result("through the router, no NAT")
 }
 
 // defaultFamilies are the default families of the demo's pods with ENI addresses.
 const defaultFamilies = ipfamily.Dual
 
-// familiesIn returns the families of a mode; empty if they follow from the mode's addresses.
+// familiesIn returns the families of a mode; empty if the mode's addresses determine them.
 func familiesIn(m lab.Mode) ipfamily.Set {
 	if !m.HasEC2() {
 		return ""
@@ -194,19 +194,19 @@ func familiesIn(m lab.Mode) ipfamily.Set {
 	return defaultFamilies
 }
 
-// The hosts outside a VPC, by family.
+// Hosts outside a VPC, by family.
 var (
 	internetHosts = [ipfamily.Number]netip.Addr{fabric.InternetHost, fabric.InternetHost6}
 	onPremHosts   = [ipfamily.Number]netip.Addr{fabric.OnPremHost, fabric.OnPremHost6}
 )
 
-// aboutIPv6 explains what is special about IPv6-only pods and about their nodes in this demo.
+// aboutIPv6 explains IPv6-only pods and their nodes in this demo.
 const aboutIPv6 = `Pods are IPv6-only: the runtime gets one address, of an ENI, by which the VPC, the
 on-premises network and the internet see them. They reach IPv4 hosts as their node, from an
 address that is valid on the node only. Nodes of this type get single IPv6 addresses, which
 run out; a node of a Nitro type, which gets a whole /80, joins later.`
 
-// The node that supports prefixes, and its pods: more than its ENIs have IPv4 addresses.
+// Node that supports prefixes, and its pods: more than its ENIs have IPv4 addresses.
 const (
 	nitroType = "t3.small"
 	nitroPods = 12
@@ -227,5 +227,5 @@ func nitro(ctx context.Context, s *stage) string {
 	if len(used) != 1 {
 		fail("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
 	}
-	return a.result("%s, a %s: %d pods on one ENI, where %d ENIs have IPv4 for %d", n.Name, nitroType, nitroPods, maxENIs, sizes[lab.NodeMode].addresses)
+	return a.result("%s, a %s: %d pods on one ENI, where %d ENIs provide IPv4 for %d", n.Name, nitroType, nitroPods, maxENIs, sizes[lab.NodeMode].addresses)
 }

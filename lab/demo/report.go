@@ -25,7 +25,7 @@ type reporter struct {
 	mu      sync.Mutex // guards all below
 	out     io.Writer
 	results []result
-	omitted int // demos that were not run
+	omitted int // demos that did not run
 }
 
 type result struct {
@@ -70,7 +70,7 @@ func (t *reporter) verdict(name, figures string, took time.Duration, err error) 
 	t.say("  ✓ %-56s %s", name, figures)
 }
 
-// summary prints the table and returns what failed.
+// summary prints the table and returns the failures.
 func (t *reporter) summary() error {
 	passed := 0
 	var failed []error
@@ -104,7 +104,7 @@ func (t *reporter) next(program string, l *lab.Lab) {
 	if l.Kube != nil {
 		s.Kubeconfig = l.Kube.Kubeconfig
 	}
-	t.say("The lab stays up. Where to go next:")
+	t.say("The lab stays up. Next steps:")
 	PrintNext(t.out, program, s)
 }
 
@@ -131,13 +131,13 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 		routes = [2]string{at("exec", node+" -- ip route show table 119"), "what BIRD announces"}
 	case port:
 		shown, kinds = "VPCs, nodes, PodNICs with their ports, pods", "vpcs,podnics"
-		routes = [2]string{at("pod add", node+" db --annotation 'berth.dev/nics=[{ip: 192.168.0.99}]'"), "a pod with an address of its own"}
+		routes = [2]string{at("pod add", node+" db --annotation 'berth.dev/nics=[{ip: 192.168.0.99}]'"), "a pod with a specific address"}
 	}
 	var rows [][2]string
 	if s.Kubeconfig != "" {
 		rows = append(rows, [][2]string{
 			{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl get " + kinds + ", if you have kubectl"},
-			{at("kill", "operator-1"), "kill -9 an operator; start brings it back"},
+			{at("kill", "operator-1"), "kill -9 an operator; start restarts it"},
 			{at("kill", "kube-apiserver"), "the same for the API server"},
 		}...)
 	}
@@ -150,7 +150,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...)
 	if !pool && !port {
 		rows = append(rows, [][2]string{
-			{at("exec", node+"/web -- curl -s "+internetURL(s.Families)), "ask the internet who you are"},
+			{at("exec", node+"/web -- curl -s "+internetURL(s.Families)), "see which address the internet sees"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
 			{at("fault", "throttle '*' 0.2"), "inject faults into EC2; see fault list, fault clear"},
 		}...)
@@ -180,7 +180,7 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 		{at("exec", node+" -- ctr -n k8s.io containers ls"), "a command on a node, with its files"},
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
 		{at("kill", node), "power a node off; start boots it again"},
-		{at("kill", "kube-apiserver"), "kill -9 the API server; start brings it back"},
+		{at("kill", "kube-apiserver"), "kill -9 the API server; start restarts it"},
 		{at("down", ""), "remove everything"},
 	}
 	if s.Mode != lab.PoolMode && s.Mode != lab.PortMode {
@@ -191,16 +191,16 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 
 // after prints commands to try once the lab is removed.
 func (t *reporter) after(program string) {
-	t.say("The lab is removed. Where to go next:")
+	t.say("The lab is removed. Next steps:")
 	printTable(t.out, [][2]string{
-		{program + " demo --keep", "the same, and leave the lab up to look around"},
-		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
+		{program + " demo --keep", "the same, and keep the lab up"},
+		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each node for itself"},
 		{"make demo MODE=branches", "per-pod security groups, in a virtual machine"},
-		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
-		{program + " demo --mode port", "ports of an OpenStack's networks, made and bound for each pod"},
+		{program + " demo --mode pool", "addresses from pools, announced by BGP, instead of a cloud's"},
+		{program + " demo --mode port", "ports of OpenStack networks, created and bound for each pod"},
 		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},
-		{program + " up --nodes 3", "a lab of your own; it says how to go on"},
-		{program + " help", "what else there is"},
+		{program + " up --nodes 3", "your own lab; it prints the next steps"},
+		{program + " help", "all commands"},
 		{"docs/README.md", "how to install and configure Berth"},
 	})
 }

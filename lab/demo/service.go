@@ -14,10 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// The demo's service addresses by family, outside the VPC as usual.
+// Service addresses of the demo by family, outside the VPC as usual.
 var serviceAddrs = [ipfamily.Number]netip.AddrPort{netip.MustParseAddrPort("172.20.0.10:7777"), netip.MustParseAddrPort("[fd00:172:20::10]:7777")}
 
-// nodePortNumber is open in the lab's default security group.
+// nodePortNumber is allowed by the lab's default security group.
 const nodePortNumber = 30777
 
 // service adds to every node the rule that kube-proxy would add for a service with one endpoint, and calls the service

@@ -31,7 +31,7 @@ func (t *traffic) converse(ctx context.Context, path, network string, to netip.A
 	t.running.Go(func() {
 		defer conn.Close()
 		for i := 0; ctx.Err() == nil && t.question(conn, i); i++ {
-			<-time.After(2 * time.Millisecond) // pace of the conversation
+			<-time.After(2 * time.Millisecond) // pause between messages of the conversation
 		}
 	})
 }
@@ -62,7 +62,7 @@ func (t *traffic) flow(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			fail("no further replies: %w", ctx.Err())
-		case <-time.After(5 * time.Millisecond): // about the interval of replies
+		case <-time.After(5 * time.Millisecond): // about the interval between replies
 		}
 	}
 }
@@ -78,7 +78,7 @@ func underTraffic(ctx context.Context, do func(context.Context, *traffic) string
 	return figures, t
 }
 
-// fromPods starts conversations of each pod of a node with a remote pod, and by UDP with a host outside if there is one.
+// fromPods starts conversations of each pod of a node with a remote pod, and over UDP with a host outside if there is one.
 func (t *traffic) fromPods(ctx context.Context, n *node.Node, outside, far netip.Addr) {
 	for _, p := range n.Pods() {
 		t.converse(ctx, p.Netns(), "tcp", far)
@@ -112,5 +112,5 @@ func killUnderTraffic(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d replies in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures)
 }
 
-// answersEach is the number of replies that each phase of a crash must bring.
+// answersEach is the number of replies required in each phase of a crash.
 const answersEach = 1000

@@ -20,7 +20,7 @@ func (o Options) databaseSocket() string { return o.in(databaseDir, "sql") }
 
 // startDatabase starts MariaDB with empty databases. Its clients wait until it accepts connections.
 //
-// It has no system tables (mariadb-install-db takes seconds to create them), and so neither users nor
+// It has no system tables (mariadb-install-db takes seconds to create them), and therefore neither users nor
 // privileges: it accepts any user on its socket, which only root can open. Its data need not survive a
 // crash of the machine, so it does not sync to disk.
 func (c *programs) startDatabase() error {
@@ -48,13 +48,13 @@ func (c *programs) startDatabase() error {
 
 const (
 	brokerPort = 5672
-	// Erlang's ports, other than those of a RabbitMQ that runs on the machine.
+	// Ports of Erlang, different from those of a RabbitMQ on the machine.
 	epmdPort = 4379
 	distPort = 25673
 )
 
 // startRabbit starts RabbitMQ and returns once it accepts connections. Erlang's port mapper is started
-// separately, as RabbitMQ would leave it running. RUNNING_UNDER_SYSTEMD makes the start script exec the
+// separately, because RabbitMQ would leave it running. RUNNING_UNDER_SYSTEMD makes the start script exec the
 // server: otherwise the script would wait for the server, and leave it running when the script is killed.
 func (c *programs) startRabbit(ctx context.Context) error {
 	if err := os.MkdirAll(c.in(rabbitDir, "mnesia"), 0o755); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// Addresses of services and nodes are in the block for network benchmarks (RFC 2544), which nothing else in
-// a lab uses. A node's number determines its addresses.
+// Addresses of services and nodes are in the block for network benchmarks (RFC 2544), which the lab does not
+// use otherwise. A node's number determines its addresses.
 var (
 	services    = netip.MustParsePrefix("198.18.0.1/24") // of all services
 	tunnelsNet  = netip.MustParsePrefix("198.18.1.0/24")
@@ -23,9 +23,9 @@ var (
 )
 
 const (
-	bridgeLink = "vpc-ground" // the bridge, in the services' namespace
-	nodeLink   = "vpc0"       // of a node, to the services
-	tunnelLink = "vpc1"       // of a node, below Open vSwitch
+	bridgeLink = "vpc-ground" // bridge in the services' namespace
+	nodeLink   = "vpc0"       // link of a node to the services
+	tunnelLink = "vpc1"       // link of a node below Open vSwitch
 	groundMTU  = 1500         // bytes
 )
 

@@ -121,8 +121,8 @@ func (k *keystone) initialize(ctx context.Context) error {
 // User is a user of Keystone's domain Default, for the project called Project.
 type User struct{ Name, Password, Project string }
 
-// AddUser creates a user with the role member in the project and further roles, such as Role. It returns an
-// error without Keystone.
+// AddUser creates a user with the role member in the project and further roles, such as Role. It fails
+// without Keystone.
 func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User, error) {
 	u := User{Name: name, Password: secret(), Project: projectName}
 	if c.keystone == nil {

@@ -39,8 +39,8 @@ func (n *Node) running() []*proc.Process {
 }
 
 // Join makes a network namespace a node, with links to the services and the other nodes, Open vSwitch with
-// br-int, and the agent that programs it. Join returns once Neutron binds ports to the node. The caller owns
-// the namespace, and calls Leave before or after its removal.
+// br-int, and the agent that programs it. It returns once Neutron binds ports to the node. The caller owns
+// the namespace, and calls Leave before or after removing it.
 func (c *Cloud) Join(ctx context.Context, name, netns string) (*Node, error) {
 	if !validName.MatchString(name) {
 		return nil, fmt.Errorf("node name %q: expected at most %d lower-case letters, digits and dashes", name, longestName)

@@ -4,8 +4,8 @@
 // that die with their parent. Their packages are the group neutron of hack/deps.sh.
 //
 // Services run in one network namespace, on a separate bridge. Each node is a network namespace with two
-// links to that bridge: one by which it reaches the services, and one below Open vSwitch for tunnels to the
-// other nodes. Packets are switched in user space, since Open vSwitch's kernel module is not available
+// links to that bridge: one to reach the services, and one below Open vSwitch for tunnels to the other
+// nodes. Packets are switched in user space, because Open vSwitch's kernel module is not available
 // everywhere.
 //
 //	openstack.go  options and the start order
@@ -37,7 +37,7 @@ import (
 // Backend implements Neutron's networks on nodes.
 type Backend string
 
-// The backends.
+// Backends.
 const (
 	OVN Backend = "ovn" // ML2 driver ovn: OVN's controller on each node, Geneve tunnels
 	// Agent is the ML2 driver openvswitch: Neutron's agent on each node, with the firewall iptables_hybrid,
@@ -52,14 +52,14 @@ type Options struct {
 	Dir string
 	// Netns is the path of the network namespace of the services; empty: that of the caller.
 	Netns    string
-	Backend  Backend // OVN when empty
+	Backend  Backend // default OVN
 	Keystone bool    // requests to Neutron need a token
-	// AgentDown is how long a silent agent counts as alive, in whole seconds; 30 s if zero.
+	// AgentDown is how long a silent agent is considered alive, in whole seconds; 0: 30 s.
 	AgentDown time.Duration
-	Progress  func(string) // called with one line per step, by several goroutines; may be nil
+	Progress  func(string) // called with one line per step, from several goroutines; may be nil
 }
 
-// Cloud is a running instance. Its methods may be called concurrently.
+// Cloud is a running instance. It is safe for concurrent use.
 type Cloud struct {
 	Options
 	ground   *ground
@@ -93,18 +93,18 @@ func (o Options) complete() (Options, error) {
 		return o, errors.New("OpenStack's nodes are network namespaces: root is required")
 	}
 	if o.Dir == "" {
-		return o, errors.New("directory of OpenStack: none given")
+		return o, errors.New("directory of OpenStack: not set")
 	}
 	dir, err := filepath.Abs(o.Dir)
 	if err != nil {
 		return o, fmt.Errorf("directory of OpenStack: %w", err)
 	}
 	if strings.ContainsFunc(dir, unusual) {
-		return o, fmt.Errorf("directory of OpenStack: %s: expected letters, digits and -_./ only, as it is part of configurations", dir)
+		return o, fmt.Errorf("directory of OpenStack: %s: expected letters, digits and -_./ only, because it is part of configurations", dir)
 	}
 	// The longest path of a socket in dir; the kernel accepts 107 bytes (unix(7)).
 	if longest := filepath.Join(dir, nodesDir, strings.Repeat("n", longestName), "br-int.mgmt"); len(longest) > 107 {
-		return o, fmt.Errorf("directory of OpenStack: %s: expected at most %d bytes, as it is part of socket paths", dir, 107-len(longest)+len(dir))
+		return o, fmt.Errorf("directory of OpenStack: %s: expected at most %d bytes, because it is part of socket paths", dir, 107-len(longest)+len(dir))
 	}
 	o.Dir = dir
 	if o.Backend == "" {
@@ -117,7 +117,7 @@ func (o Options) complete() (Options, error) {
 		o.AgentDown = 30 * time.Second
 	}
 	if o.AgentDown < 3*time.Second {
-		return o, fmt.Errorf("AgentDown %v: expected at least 3 s; agents report every third of it", o.AgentDown)
+		return o, fmt.Errorf("AgentDown %v: expected at least 3 s; agents report three times in that period", o.AgentDown)
 	}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -209,7 +209,7 @@ func (c *Cloud) Close() error {
 	return errors.Join(errs...)
 }
 
-// Folders of an instance.
+// Directories of an instance.
 const (
 	logDir      = "log"
 	databaseDir = "mysql"

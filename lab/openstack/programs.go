@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// folders are where Debian installs the programs; not every PATH contains all of them. RabbitMQ's folder
+// folders are Debian's directories of the programs, which not every PATH contains. RabbitMQ's directory
 // comes first: the programs of the same names in /usr/sbin switch to a user who cannot read the instance's
 // files.
 var folders = []string{"/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
@@ -58,10 +58,10 @@ func path(name string) string {
 	return ""
 }
 
-// searched is the PATH of the programs, which start others.
+// searched returns the PATH of the programs, which start others.
 var searched = "PATH=" + strings.Join(folders, ":")
 
-// program is one that the instance runs. What is its common name.
+// program is a process of the instance. what is its common name.
 type program struct {
 	what, name string
 	args, env  []string
@@ -114,7 +114,7 @@ func (o Options) once(ctx context.Context, p program) (string, error) {
 	return out.String(), nil
 }
 
-// end kills programs and their children, the last one first. None has state that must be saved.
+// end kills programs and their children, the last one first. None has state to save.
 func end(programs []*proc.Process) error {
 	var errs []error
 	for _, p := range slices.Backward(programs) {
@@ -123,7 +123,7 @@ func end(programs []*proc.Process) error {
 		if pid == 0 {
 			continue
 		}
-		// A program is the leader of a process group (package proc), in which its children stay.
+		// A program is the leader of a process group (package proc), which contains its children.
 		if err := unix.Kill(-pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 			errs = append(errs, fmt.Errorf("kill the children of %s: %w", p, err))
 		}

@@ -68,7 +68,7 @@ type Port struct {
 	Device  string   `json:"device_id,omitempty"`
 	Owner   string   `json:"device_owner,omitempty"`
 	Host    string   `json:"binding:host_id,omitempty"`
-	Status  string   `json:"status,omitempty"` // DOWN, BUILD, ACTIVE, ERROR; Neutron's
+	Status  string   `json:"status,omitempty"` // DOWN, BUILD, ACTIVE, ERROR; set by Neutron
 
 	Project string `json:"project_id"`
 }
@@ -155,7 +155,7 @@ func (c *Cloud) SetQuota(ctx context.Context, ports int) error {
 	return c.network(ctx, "PUT", "quotas/"+c.Project(), map[string]any{"quota": map[string]any{"port": ports}}, nil)
 }
 
-// agent is a host's agent as Neutron knows it.
+// agent is a host's agent in Neutron.
 type agent struct {
 	Host  string `json:"host"`
 	Alive bool   `json:"alive"`

@@ -40,7 +40,7 @@ type server struct {
 	process  *proc.Process // nil before start
 }
 
-// start starts the server and returns once it accepts ports. Tokens is appended to its configuration.
+// start starts the server and returns once it accepts ports. tokens is appended to its configuration.
 func (c *server) start(ctx context.Context, tokens string) error {
 	began := time.Now()
 	if err := os.MkdirAll(c.programs.in(lockDir), 0o755); err != nil {

@@ -17,7 +17,7 @@ import (
 // Addresses verifies the addresses of a whole cluster's pods, and returns the number of pods. It compares
 // the addresses with each other, with berthd's report on each node, and with EC2's state of the nodes, or in
 // port mode with PodNICs, the cloud's ports and the nodes' OVSDBs. It ignores the nodes in without, such as
-// one that is powered off. The cluster must be at rest: pods that are starting or terminating are an error.
+// one that is powered off. The cluster must be idle: pods that are starting or terminating are an error.
 func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, err error) {
 	if l.Mode == lab.PortMode {
 		return portsAgree(ctx, l, without)
@@ -42,8 +42,8 @@ func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, er
 	return pods, nil
 }
 
-// agree compares a node's pods with its daemon and with EC2. Holder maps addresses of other nodes' pods to
-// the pods; agree adds those of this node.
+// agree compares a node's pods with its daemon and with EC2. holder maps addresses of other nodes' pods to the pods;
+// agree adds those of this node.
 func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, holder map[netip.Addr]string) error {
 	doc, err := lab.Document(ctx, n)
 	if err != nil {
@@ -72,13 +72,13 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 		for _, ip := range p.Status.PodIPs {
 			address, err := netip.ParseAddr(ip.IP)
 			if err != nil {
-				return fmt.Errorf("pod %s has the address %q", name, ip.IP)
+				return fmt.Errorf("pod %s has the invalid address %q", name, ip.IP)
 			}
 			if !l.PodFamilies().Has(ipfamily.Of(address)) {
 				return fmt.Errorf("pod %s has the address %s, want %s", name, address, l.PodFamilies())
 			}
 			if other := holder[address]; other != "" {
-				return fmt.Errorf("%s is the address of pods %s and %s", address, other, name)
+				return fmt.Errorf("%s is the address of both pods %s and %s", address, other, name)
 			}
 			holder[address] = name
 			if reported[address] != name {

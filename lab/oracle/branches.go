@@ -22,8 +22,8 @@ import (
 )
 
 // In operator mode a pod's first interface may be a branch interface, to which its node routes
-// (docs/ports.md, "Branch interfaces of EC2"). Such a pod has no address of the node's ENIs. Its state on the
-// node consists of two links, and of rules, routes and nftables chains named after them.
+// (docs/ports.md, "Branch interfaces of EC2"). Such a pod has no address of the node's ENIs. Its state on the node
+// consists of two links, and of rules, routes and nftables chains named after them.
 
 // routedPods returns the UIDs of pods whose first interface is a branch to which the node routes.
 func routedPods(ctx context.Context, l *lab.Lab) (map[string]bool, error) {
@@ -60,7 +60,7 @@ func (f *findings) checkRoutedPod(k kernelState, p *node.Pod, s podState) {
 			f.wrong("pod %s has %s, an address of an ENI of this node, but its first interface should be a branch", p.Name, a)
 		}
 		if link, ok := k.addrs[a]; ok {
-			f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)
+			f.wrong("pod %s has %s, which the node also has on %s", p.Name, a, link)
 		}
 		if i, ok := k.routes[a]; ok {
 			f.wrong("pod %s has a branch as its first interface, and a route to %s leads to link %d", p.Name, a, i)
@@ -162,8 +162,8 @@ func (k *branchKernel) takeRoutes(table int, to netip.Prefix, link int) int {
 // routes reports whether the node routes to a PodNIC of a pod.
 func (c *portNode) routes(n *v1alpha1.PodNIC) bool { return !c.first && isRouted(n) }
 
-// checkRouted compares a pod's first interface, if it is a branch, with the node's state, and removes what it
-// finds from that state. Link is the VLAN link.
+// checkRouted compares a pod's first interface, if it is a branch, with the node's state, and removes what it finds from
+// that state. link is the VLAN link.
 func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) error {
 	if !c.routes(n) {
 		return nil

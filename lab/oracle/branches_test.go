@@ -86,7 +86,7 @@ func routedNode(mode plug.Enforcing, dual bool) (c *portNode, p *node.Pod, n *v1
 }
 
 // The oracle reports missing state of a pod whose first interface is a branch, and leaked state.
-func TestRoutedPodsOnTheNode(t *testing.T) {
+func TestRoutedPodState(t *testing.T) {
 	takeRuleOf := func(family, priority int, iif string) func(*portNode, *podLink) {
 		return func(c *portNode, _ *podLink) {
 			c.branches.takeRules(func(r netlink.Rule) bool { return r.Family == family && r.Priority == priority && r.IifName == iif })
@@ -101,51 +101,51 @@ func TestRoutedPodsOnTheNode(t *testing.T) {
 			do   func(c *portNode, in *podLink)
 			want string
 		}{
-			"as it should be":      {"", func(*portNode, *podLink) {}, ""},
-			"the subnet's prefix":  {"", func(_ *portNode, in *podLink) { in.addrs[0] = "10.0.1.9/24" }, "interface eth0 has"},
-			"another address":      {"", func(_ *portNode, in *podLink) { in.addrs[0] = "10.0.1.8/32" }, "interface eth0 has"},
-			"another MAC address":  {"", func(_ *portNode, in *podLink) { in.mac = "0a:00:00:00:00:02" }, "interface eth0 has"},
-			"another link's end":   {"", func(_ *portNode, in *podLink) { in.peer = 8 }, "is link 8 of the node"},
-			"no veth on the node":  {"", func(c *portNode, _ *podLink) { delete(c.links, "bthabc") }, "in the kernel: false"},
-			"no VLAN on the node":  {"", func(c *portNode, _ *podLink) { delete(c.links, "vlabc") }, "in the kernel: false"},
-			"a link of no pod":     {"", func(c *portNode, _ *podLink) { c.links["vlother"] = true }, "link vlother is leaked"},
-			"no rule of the pod":   {plug.Strict, takeRule(datapath.RuleBranchOut, "bthabc"), "0 policy rules of mode strict by bthabc for 10.0.1.9/24"},
-			"no rule of the VLAN":  {plug.Strict, takeRule(datapath.RuleBranchOut, "vlabc"), "0 policy rules of mode strict by vlabc for 10.0.1.9/24"},
-			"no standard rule":     {plug.Standard, takeRule(datapath.RuleBranchStandard, "bthabc"), "0 policy rules of mode standard by bthabc"},
-			"no shared rule":       {plug.Strict, takeRule(datapath.RuleBranchNone, ""), "0 rules with priority 16"},
-			"no shared one":        {plug.Standard, takeRule(datapath.RuleBranchPod, ""), "0 rules with priority 511"},
-			"no local rule":        {plug.Standard, takeRule(0, ""), "0 rules with priority 0"},
-			"no local rule behind": {plug.Strict, takeRule(datapath.RuleLocal, ""), "0 rules with priority 20"},
-			"no route to the pod":  {"", func(c *portNode, _ *podLink) { c.branches.routes = c.branches.routes[1:] }, "table 19107 has 0 routes to 10.0.1.9/32"},
-			"no default route": {"", func(c *portNode, _ *podLink) {
+			"consistent state":                     {"", func(*portNode, *podLink) {}, ""},
+			"wrong subnet prefix":                  {"", func(_ *portNode, in *podLink) { in.addrs[0] = "10.0.1.9/24" }, "interface eth0 has"},
+			"wrong address":                        {"", func(_ *portNode, in *podLink) { in.addrs[0] = "10.0.1.8/32" }, "interface eth0 has"},
+			"wrong MAC address":                    {"", func(_ *portNode, in *podLink) { in.mac = "0a:00:00:00:00:02" }, "interface eth0 has"},
+			"wrong peer link":                      {"", func(_ *portNode, in *podLink) { in.peer = 8 }, "is link 8 of the node"},
+			"veth missing on the node":             {"", func(c *portNode, _ *podLink) { delete(c.links, "bthabc") }, "in the kernel: false"},
+			"VLAN missing on the node":             {"", func(c *portNode, _ *podLink) { delete(c.links, "vlabc") }, "in the kernel: false"},
+			"leaked link":                          {"", func(c *portNode, _ *podLink) { c.links["vlother"] = true }, "link vlother is leaked"},
+			"pod rule missing":                     {plug.Strict, takeRule(datapath.RuleBranchOut, "bthabc"), "0 policy rules of mode strict by bthabc for 10.0.1.9/24"},
+			"VLAN rule missing":                    {plug.Strict, takeRule(datapath.RuleBranchOut, "vlabc"), "0 policy rules of mode strict by vlabc for 10.0.1.9/24"},
+			"standard rule missing":                {plug.Standard, takeRule(datapath.RuleBranchStandard, "bthabc"), "0 policy rules of mode standard by bthabc"},
+			"shared rule missing":                  {plug.Strict, takeRule(datapath.RuleBranchNone, ""), "0 rules with priority 16"},
+			"shared rule of mode standard missing": {plug.Standard, takeRule(datapath.RuleBranchPod, ""), "0 rules with priority 511"},
+			"local rule missing":                   {plug.Standard, takeRule(0, ""), "0 rules with priority 0"},
+			"second local rule missing":            {plug.Strict, takeRule(datapath.RuleLocal, ""), "0 rules with priority 20"},
+			"route to the pod missing":             {"", func(c *portNode, _ *podLink) { c.branches.routes = c.branches.routes[1:] }, "table 19107 has 0 routes to 10.0.1.9/32"},
+			"default route missing": {"", func(c *portNode, _ *podLink) {
 				c.branches.routes = append(c.branches.routes[:3], c.branches.routes[4:]...)
 			}, "table 19107 has 0 routes to 0.0.0.0/0"},
-			"a chain less":        {"", func(c *portNode, _ *podLink) { c.branches.chains = c.branches.chains[1:] }, "2 chains"},
-			"a chain of no pod":   {"", func(c *portNode, _ *podLink) { c.branches.chains = append(c.branches.chains, "to_vlan_other") }, "to_vlan_other is leaked"},
-			"a mode that is none": {"", func(c *portNode, _ *podLink) { c.modes["eni-1"] = "" }, "enforcing mode"},
-			"the local rule of both": {plug.Strict, func(c *portNode, _ *podLink) {
+			"chain missing": {"", func(c *portNode, _ *podLink) { c.branches.chains = c.branches.chains[1:] }, "2 chains"},
+			"leaked chain":  {"", func(c *portNode, _ *podLink) { c.branches.chains = append(c.branches.chains, "to_vlan_other") }, "to_vlan_other is leaked"},
+			"invalid mode":  {"", func(c *portNode, _ *podLink) { c.modes["eni-1"] = "" }, "enforcing mode"},
+			"local rule of both modes": {plug.Strict, func(c *portNode, _ *podLink) {
 				c.branches.rules = append(c.branches.rules, netlink.Rule{Family: unix.AF_INET})
 			}, "1 rules with priority 0"},
-			"no rule of IPv6":        {plug.Strict, takeRuleOf(unix.AF_INET6, datapath.RuleBranchOut, "bthabc"), "0 policy rules of mode strict by bthabc for 2001:db8::9/64"},
-			"no shared rule of IPv6": {plug.Strict, takeRuleOf(unix.AF_INET6, datapath.RuleBranchNone, ""), "0 rules with priority 16 of family 10"},
-			"no local rule of IPv6":  {plug.Standard, takeRuleOf(unix.AF_INET6, 0, ""), "0 rules with priority 0 of family 10"},
-			"a rule of IPv6 too many": {plug.Strict, func(c *portNode, _ *podLink) {
+			"IPv6 rule missing":        {plug.Strict, takeRuleOf(unix.AF_INET6, datapath.RuleBranchOut, "bthabc"), "0 policy rules of mode strict by bthabc for 2001:db8::9/64"},
+			"shared IPv6 rule missing": {plug.Strict, takeRuleOf(unix.AF_INET6, datapath.RuleBranchNone, ""), "0 rules with priority 16 of family 10"},
+			"local IPv6 rule missing":  {plug.Standard, takeRuleOf(unix.AF_INET6, 0, ""), "0 rules with priority 0 of family 10"},
+			"excess IPv6 rule": {plug.Strict, func(c *portNode, _ *podLink) {
 				c.branches.rules = append(c.branches.rules, netlink.Rule{Family: unix.AF_INET6, Priority: datapath.RuleBranchOut, IifName: "vlabc"})
 			}, "1 policy rules of mode strict by vlabc for 2001:db8::9/64, want 0"},
-			"no IPv6 in the pod": {"", func(_ *portNode, in *podLink) { in.addrs = in.addrs[:1] }, "interface eth0 has"},
-			"no IPv6 at EC2": {"", func(c *portNode, _ *podLink) {
+			"IPv6 missing in the pod": {"", func(_ *portNode, in *podLink) { in.addrs = in.addrs[:1] }, "interface eth0 has"},
+			"IPv6 missing in EC2": {"", func(c *portNode, _ *podLink) {
 				p := c.ports["eni-1"]
 				p.Addresses = p.Addresses[:1]
 				c.ports["eni-1"] = p
 			}, "port eni-1 has"},
-			"no default route of IPv6": {"", func(c *portNode, _ *podLink) { c.branches.routes = c.branches.routes[:7] }, "table 19107 has 0 routes to ::/0"},
-			"a rule of no pod": {"", func(c *portNode, _ *podLink) {
+			"IPv6 default route missing": {"", func(c *portNode, _ *podLink) { c.branches.routes = c.branches.routes[:7] }, "table 19107 has 0 routes to ::/0"},
+			"leaked rule": {"", func(c *portNode, _ *podLink) {
 				c.branches.rules = append(c.branches.rules, netlink.Rule{Family: unix.AF_INET, Priority: datapath.RuleBranchOut, IifName: "bthother"})
 			}, `by "bthother" is leaked`},
-			"a rule of the other mode": {plug.Strict, func(c *portNode, _ *podLink) {
+			"rule of the other mode": {plug.Strict, func(c *portNode, _ *podLink) {
 				c.branches.rules = append(c.branches.rules, netlink.Rule{Family: unix.AF_INET, Priority: datapath.RuleBranchStandard, IifName: "bthabc"})
 			}, `by "bthabc" is leaked`},
-			"a route of no pod": {"", func(c *portNode, _ *podLink) {
+			"leaked route": {"", func(c *portNode, _ *podLink) {
 				c.branches.routes = append(c.branches.routes, netlink.Route{Table: datapath.BranchTableBase + 8, LinkIndex: 6})
 			}, "table 19108 is leaked"},
 		} {
@@ -163,37 +163,37 @@ func TestRoutedPodsOnTheNode(t *testing.T) {
 				text += err.Error() + "\n"
 			}
 			if (text != "") != (tc.want != "") || !strings.Contains(text, tc.want) {
-				t.Errorf("%s, %s: found %q, want %q", mode, what, text, tc.want)
+				t.Errorf("%s, %s: findings = %q, want %q", mode, what, text, tc.want)
 			}
 		}
 	}
 }
 
 // An IPv4-only branch has no IPv6 state, regardless of the addresses of its ENI.
-func TestRoutedPodsOfOneFamily(t *testing.T) {
+func TestRoutedPodIPv4Only(t *testing.T) {
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 		c, p, n, in := routedNode(mode, false)
 		err := c.checkNIC(p, n, in)
 		c.checkLeaks()
 		if err != nil || len(c.errs) > 0 {
-			t.Errorf("%s: %v, %v", mode, err, c.errs)
+			t.Errorf("%s: error %v, findings %v; want none", mode, err, c.errs)
 		}
 	}
 }
 
 // A pod whose first interface is a branch has neither addresses of its node's ENIs nor routes in the pod table.
-func TestRoutedPodsHaveNothingOfTheNodes(t *testing.T) {
+func TestRoutedPodHasNoNodeAddress(t *testing.T) {
 	own, branch := netip.MustParseAddr("10.0.0.20"), netip.MustParseAddr("10.0.1.9")
 	for what, tc := range map[string]struct {
 		k    kernelState
 		has  netip.Addr
 		want string
 	}{
-		"as it should be":   {kernelState{}, branch, ""},
-		"an ENI's address":  {kernelState{}, own, "an address of an ENI of this node"},
-		"a route to it":     {kernelState{routes: map[netip.Addr]int{branch: 5}}, branch, "a route to 10.0.1.9"},
-		"the node has it":   {kernelState{addrs: map[netip.Addr]string{branch: "lo"}}, branch, "the node has on lo"},
-		"its link is known": {kernelState{links: map[int]string{5: "bthabc"}}, branch, ""},
+		"consistent state":     {kernelState{}, branch, ""},
+		"address of an ENI":    {kernelState{}, own, "an address of an ENI of this node"},
+		"route to the address": {kernelState{routes: map[netip.Addr]int{branch: 5}}, branch, "a route to 10.0.1.9"},
+		"address on the node":  {kernelState{addrs: map[netip.Addr]string{branch: "lo"}}, branch, "the node also has on lo"},
+		"expected link":        {kernelState{links: map[int]string{5: "bthabc"}}, branch, ""},
 	} {
 		f := findings{node: &node.Node{Options: node.Options{Name: "a"}}, enis: []vpc.ENI{{Secondary: []netip.Addr{own}}}}
 		f.checkRoutedPod(tc.k, &node.Pod{Name: "web"}, podState{peer: 5, addrs: []netip.Addr{tc.has}})
@@ -202,7 +202,7 @@ func TestRoutedPodsHaveNothingOfTheNodes(t *testing.T) {
 			text += err.Error() + "\n"
 		}
 		if (text != "") != (tc.want != "") || !strings.Contains(text, tc.want) || len(tc.k.links) > 0 {
-			t.Errorf("%s: found %q, want %q", what, text, tc.want)
+			t.Errorf("%s: findings = %q, want %q", what, text, tc.want)
 		}
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// egressView is a snapshot of Egresses, pods and namespaces in the API, the desired state derived from it
-// (by docs/egress.md, not by the product's planners), and the inconsistencies found.
+// egressView is a snapshot of Egresses, pods and namespaces in the API, the desired state derived from it (from
+// docs/egress.md, not from the product's planners), and the inconsistencies found.
 type egressView struct {
 	egresses   map[string]*v1alpha1.Egress // by namespace/name
 	namespaces map[string]*corev1.Namespace
@@ -46,10 +46,9 @@ func (v *egressView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// Egress compares the desired state of Egresses, pods and namespaces with EgressClients, slices, the Egresses'
-// statuses and objects, berthd's records, and the network namespaces of pods and gateways. These must contain
-// exactly the desired tunnels, ports, routes, rules and nftables. It is part of Check, and like Check expects a
-// lab at rest.
+// Egress compares the desired state of Egresses, pods and namespaces with EgressClients, slices, the Egresses' statuses
+// and objects, berthd's records, and the network namespaces of pods and gateways. These must contain exactly the desired
+// tunnels, ports, routes, rules and nftables. It is part of Check, and like Check expects an idle lab.
 func Egress(ctx context.Context, l *lab.Lab) []error {
 	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {
@@ -78,9 +77,9 @@ func running(l *lab.Lab) map[string]*node.Pod {
 	return all
 }
 
-// EgressObjects is the part of Egress that needs no lab: it verifies Egresses' statuses, EgressClients and
-// slices. Running has the running pods by UID, with ContainerID and Addrs. Gateways returns the number of
-// running gateways of an Egress.
+// EgressObjects is the part of Egress that needs no lab: it verifies Egresses' statuses, EgressClients and slices. running
+// contains the running pods by UID, with ContainerID and Addrs. gateways returns the number of running gateways of an
+// Egress.
 func EgressObjects(ctx context.Context, api client.Reader, running map[string]*node.Pod, gateways func(types.NamespacedName) int) []error {
 	v, err := viewEgress(ctx, api, running)
 	if err != nil {
@@ -139,13 +138,13 @@ func (v *egressView) checkStatus(ref string, running int) {
 	e := v.egresses[ref]
 	wrong := func(format string, args ...any) { v.wrong("Egress "+ref+": "+format, args...) }
 	if e.DeletionTimestamp != nil {
-		wrong("it is being deleted")
+		wrong("being deleted")
 	}
 	if e.Status.ObservedGeneration != e.Generation {
-		wrong("status.observedGeneration is %d, the generation is %d", e.Status.ObservedGeneration, e.Generation)
+		wrong("status.observedGeneration is %d, but the generation is %d", e.Status.ObservedGeneration, e.Generation)
 	}
 	if want := int(*e.Spec.Replicas); len(v.gateways[ref]) != want || running != want {
-		wrong("it has %d pods and %d running gateways, want %d", len(v.gateways[ref]), running, want)
+		wrong("%d pods and %d running gateways, want %d", len(v.gateways[ref]), running, want)
 	}
 	var want, have []string
 	for _, p := range v.gateways[ref] {
@@ -165,7 +164,7 @@ func (v *egressView) checkStatus(ref string, running int) {
 	slices.Sort(want)
 	slices.Sort(have)
 	if !slices.Equal(have, want) {
-		wrong("its status names gateways %v, its pods are %v", have, want)
+		wrong("status names gateways %v, but the pods are %v", have, want)
 	}
 	refused := 0
 	for _, of := range v.refused {
@@ -174,7 +173,7 @@ func (v *egressView) checkStatus(ref string, running int) {
 		}
 	}
 	if got := [3]int32{e.Status.ReadyGateways, e.Status.Clients, e.Status.RefusedClients}; got != [3]int32{*e.Spec.Replicas, int32(len(v.served[ref])), int32(refused)} {
-		wrong("its status counts %d gateways, %d clients and %d refused, want %d, %d and %d", got[0], got[1], got[2], *e.Spec.Replicas, len(v.served[ref]), refused)
+		wrong("status counts %d gateways, %d clients and %d refused, want %d, %d and %d", got[0], got[1], got[2], *e.Spec.Replicas, len(v.served[ref]), refused)
 	}
 	is := func(condition string, want bool) {
 		if meta.IsStatusConditionTrue(e.Status.Conditions, condition) != want {

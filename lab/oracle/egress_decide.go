@@ -148,8 +148,8 @@ func (v *egressView) ranked(p *corev1.Pod, refs []string, refused map[string]str
 	return ranks, selected
 }
 
-// use selects the Egresses of a pod that do not overlap, by rank and then by age. An Egress never takes over a part of
-// the destinations of one selected before it.
+// use selects the Egresses of a pod that do not overlap, by rank and then by age. An Egress never takes over a part of the
+// destinations of one selected before it.
 func (v *egressView) use(uid string, ranks [3][]*v1alpha1.Egress) {
 	older := func(a, b *v1alpha1.Egress) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -186,8 +186,8 @@ func destinations(e *v1alpha1.Egress) (out []netip.Prefix) {
 	return out
 }
 
-// overlap reports whether a pod that uses one Egress cannot also use another. With weaker, the other one may not
-// contain any part of the first one's destinations.
+// overlap reports whether a pod that uses one Egress cannot also use another. With weaker, the other one must not contain
+// any part of the first one's destinations.
 func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
 	for _, p := range destinations(e) {
 		for _, q := range destinations(used) {

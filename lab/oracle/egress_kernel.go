@@ -52,7 +52,7 @@ func (v *egressView) checkNode(n *node.Node) {
 	for _, p := range n.Pods() {
 		o := v.objects[p.UID]
 		if o == nil {
-			v.wrong("pod %s/%s runs but has no object", n.Name, p.Name)
+			v.wrong("pod %s/%s is running but has no object", n.Name, p.Name)
 			continue
 		}
 		c := podCheck{egressView: v, name: fmt.Sprintf("pod %s on %s", key(o), n.Name), pod: p, uses: v.uses[p.UID]}
@@ -104,7 +104,7 @@ func (c *podCheck) record(r attachment.Record) {
 	var have, want []string
 	if r.Egress != nil {
 		if r.Egress.State != attachment.EgressSetUp {
-			c.wrong("the state of egress in its record is %s", r.Egress.State)
+			c.wrong("egress state in its record is %s", r.Egress.State)
 		}
 		for _, e := range r.Egress.Egresses {
 			var gateways []string
@@ -278,7 +278,7 @@ func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 	return ids
 }
 
-// destination verifies the routes to a destination of an Egress, which lead to any of its tunnels' ends. By reports
+// destination verifies the routes to a destination of an Egress, which lead to any of its tunnels' ends. by reports
 // whether a route uses the tunnel; take removes an existing route.
 func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Addr, by func(egressRoute) bool, take func(func(egressRoute) bool) bool) {
 	table := specificTable
@@ -294,7 +294,7 @@ func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Ad
 		return in && by(r) && there(r) && r.metric == viaMetric
 	}
 	if (len(to) > 0 || e.Spec.OriginatingOnly) && !take(leads) {
-		c.wrong("no route leads to %s by Egress %s, %v (table %d)", d, key(e), to, table)
+		c.wrong("no route leads to %s through Egress %s, %v (table %d)", d, key(e), to, table)
 	}
 }
 
@@ -424,7 +424,7 @@ func (c *podCheck) chosen(a netip.Addr, ids numbered, choices string) (out []net
 func (c *podCheck) gateway(of string) {
 	e := c.egresses[of]
 	if len(c.uses) > 0 {
-		c.wrong("a gateway uses %d Egresses", len(c.uses))
+		c.wrong("gateway uses %d Egresses", len(c.uses))
 	}
 	c.same("nftables table", c.state.tables, []string{tunnel.Table})
 	c.tunnels(0)
@@ -451,7 +451,7 @@ func (c *podCheck) gateway(of string) {
 			}
 		}
 		if !maps.Equal(have, want) {
-			c.wrong("it serves %v, want %v", have, want)
+			c.wrong("gateway serves %v, want %v", have, want)
 		}
 		c.destinations(e, a.Is6(), "destinations-"+digit)
 	}

@@ -30,7 +30,7 @@ func viewOf(egresses ...*v1alpha1.Egress) *egressView {
 	return v
 }
 
-// egressAt returns an Egress of namespace gate that is created at the given number of seconds.
+// egressAt returns an Egress of namespace gate created at the given number of seconds.
 func egressAt(name string, younger int, change func(*v1alpha1.EgressSpec), to ...string) *v1alpha1.Egress {
 	e := &v1alpha1.Egress{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "gate", Name: name, CreationTimestamp: metav1.Unix(int64(younger), 0)},
@@ -42,8 +42,8 @@ func egressAt(name string, younger int, change func(*v1alpha1.EgressSpec), to ..
 	return e
 }
 
-// The Egresses that pods use, by docs/egress.md, "Who may use it" and "What is refused".
-func TestWhoUsesWhichEgress(t *testing.T) {
+// The Egresses that pods use, according to docs/egress.md, "Who may use it" and "What is refused".
+func TestEgressesOfPods(t *testing.T) {
 	open := func(s *v1alpha1.EgressSpec) { s.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}} }
 	red := func(s *v1alpha1.EgressSpec) {
 		s.Clients = &v1alpha1.EgressClientSelector{
@@ -55,7 +55,7 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 		egressAt("net", 2, open, "0.0.0.0/0"), egressAt("dc", 3, open, "203.0.113.0/24"), egressAt("host", 1, red, "203.0.113.8/32"), egressAt("own", 0, nil, "192.0.2.0/24"),
 	}
 	for what, tt := range map[string]struct {
-		namespace  string // shop if empty
+		namespace  string // default shop
 		annotation string
 		labels     map[string]string
 		phase      corev1.PodPhase
@@ -63,18 +63,18 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 		uses       string
 		refused    map[string]string
 	}{
-		"none":           {uses: "[]"},
-		"selected":       {labels: map[string]string{"tier": "web"}, uses: "[host]"},
-		"no consent":     {namespace: "closed", labels: map[string]string{"tier": "web"}, unknown: true, uses: "[]"},
-		"part of net":    {annotation: "net", labels: map[string]string{"tier": "web"}, uses: "[net]", refused: map[string]string{"gate/host": "Overlaps"}},
-		"named":          {annotation: "net, dc", uses: "[net dc]"},
-		"named is first": {annotation: "dc", labels: map[string]string{"tier": "web"}, uses: "[dc]", refused: map[string]string{"gate/host": "Overlaps"}},
-		"not allowed":    {annotation: "own,net", uses: "[net]", refused: map[string]string{"gate/own": "NotAllowed"}},
-		"selected too":   {annotation: "host", labels: map[string]string{"tier": "web"}, uses: "[host]"},
-		"not found":      {annotation: "no", uses: "[]", refused: map[string]string{"gate/no": "NotFound"}},
-		"twice":          {annotation: "net,net", uses: "[]", refused: map[string]string{"gate/": "Invalid"}},
-		"a gateway":      {annotation: "net", labels: map[string]string{v1alpha1.LabelEgress: "dc"}, uses: "[]", refused: map[string]string{"gate/net": "Invalid"}},
-		"ended":          {annotation: "net", phase: corev1.PodFailed, unknown: true, uses: "[]"},
+		"none":       {uses: "[]"},
+		"selected":   {labels: map[string]string{"tier": "web"}, uses: "[host]"},
+		"no consent": {namespace: "closed", labels: map[string]string{"tier": "web"}, unknown: true, uses: "[]"},
+		"named Egress overlaps the selecting one": {annotation: "net", labels: map[string]string{"tier": "web"}, uses: "[net]", refused: map[string]string{"gate/host": "Overlaps"}},
+		"named":                   {annotation: "net, dc", uses: "[net dc]"},
+		"named precedes selected": {annotation: "dc", labels: map[string]string{"tier": "web"}, uses: "[dc]", refused: map[string]string{"gate/host": "Overlaps"}},
+		"not allowed":             {annotation: "own,net", uses: "[net]", refused: map[string]string{"gate/own": "NotAllowed"}},
+		"named and selected":      {annotation: "host", labels: map[string]string{"tier": "web"}, uses: "[host]"},
+		"not found":               {annotation: "no", uses: "[]", refused: map[string]string{"gate/no": "NotFound"}},
+		"twice":                   {annotation: "net,net", uses: "[]", refused: map[string]string{"gate/": "Invalid"}},
+		"gateway":                 {annotation: "net", labels: map[string]string{v1alpha1.LabelEgress: "dc"}, uses: "[]", refused: map[string]string{"gate/net": "Invalid"}},
+		"ended":                   {annotation: "net", phase: corev1.PodFailed, unknown: true, uses: "[]"},
 	} {
 		v := viewOf(all...)
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cmp.Or(tt.namespace, "shop"), Name: "p", UID: "u", Labels: tt.labels}, Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: tt.phase}}
@@ -88,12 +88,12 @@ func TestWhoUsesWhichEgress(t *testing.T) {
 		}
 		refused, known := v.refused["u"]
 		if got := fmt.Sprint(names); got != tt.uses || known == tt.unknown || !maps.Equal(refused, tt.refused) {
-			t.Errorf("%s: uses %s, refused %v, known %t", what, got, refused, known)
+			t.Errorf("%s: uses %s, refused %v, EgressClient %t; want %s, %v, %t", what, got, refused, known, tt.uses, tt.refused, !tt.unknown)
 		}
 	}
 }
 
-func TestWayOf(t *testing.T) {
+func TestEgressOfDestination(t *testing.T) {
 	uses := []*v1alpha1.Egress{egressAt("net", 0, nil, "0.0.0.0/0"), egressAt("dc", 0, nil, "203.0.113.0/24", "10.9.0.0/16")}
 	for to, want := range map[string]string{"203.0.113.9": "dc", "8.8.8.8": "net", "10.1.2.3": "", "10.9.1.1": "dc", "2001:db8::1": ""} {
 		got := ""
@@ -101,7 +101,7 @@ func TestWayOf(t *testing.T) {
 			got = by.Name
 		}
 		if got != want {
-			t.Errorf("%s goes by %q, want %q", to, got, want)
+			t.Errorf("Egress for %s = %q, want %q", to, got, want)
 		}
 	}
 }
@@ -114,9 +114,9 @@ func TestVerdictChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := verdictChain(value); got != "choose-0-4" {
-		t.Errorf("leads to %q", got)
+		t.Errorf("verdictChain() = %q, want choose-0-4", got)
 	}
 	if got := verdictChain([]byte{1}); got != "" {
-		t.Errorf("no value leads to %q", got)
+		t.Errorf("verdictChain(invalid) = %q, want none", got)
 	}
 }

@@ -24,8 +24,8 @@ const (
 
 // EgressTraffic verifies connections to the outside from each pod that is not a gateway, over both families, and
 // several from each client. The outside must see a gateway's address if an Egress of the pod covers the destination,
-// and the pod's own address otherwise. If the Egress has no gateway, there must be no reply. The lab must be at rest.
-// An Egress whose tunnels lead to a Service is skipped: a lab without kubelets has no kube-proxy.
+// and the pod's own address otherwise. If the Egress has no gateway, there must be no reply. The lab must be idle. An
+// Egress whose tunnels lead to a Service is skipped: a lab without kubelets has no kube-proxy.
 func EgressTraffic(ctx context.Context, l *lab.Lab) error {
 	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {
@@ -50,7 +50,7 @@ func EgressTraffic(ctx context.Context, l *lab.Lab) error {
 	return errors.Join(v.errs...)
 }
 
-// talks returns an error unless a pod is seen by the expected address.
+// talks returns an error unless the outside sees a pod with the expected address.
 func (v *egressView) talks(ctx context.Context, p *node.Pod, to netip.Addr) error {
 	six := to.Is6()
 	if !ofFamily(p.Addrs, six).IsValid() {
@@ -78,16 +78,16 @@ func (v *egressView) talks(ctx context.Context, p *node.Pod, to netip.Addr) erro
 	}
 	times := map[string]int{"tcp": 1, "udp": 1}
 	if by != nil {
-		times["tcp"] = 2 * len(want) // so that most gateways are used
+		times["tcp"] = 2 * len(want) // enough connections to use most gateways
 	}
 	for network, n := range times {
 		for range n {
 			as, err := ask(network, askWithin)
 			if err != nil {
-				return fmt.Errorf("by %s, by %s: %w", network, wayName(by), err)
+				return fmt.Errorf("over %s, through %s: %w", network, wayName(by), err)
 			}
 			if !slices.Contains(want, as) {
-				return fmt.Errorf("it is seen as %s by %s, want one of %v, by %s", as, network, want, wayName(by))
+				return fmt.Errorf("seen as %s at %s, want one of %v, through %s", as, network, want, wayName(by))
 			}
 		}
 	}
@@ -96,7 +96,7 @@ func (v *egressView) talks(ctx context.Context, p *node.Pod, to netip.Addr) erro
 
 func wayName(e *v1alpha1.Egress) string {
 	if e == nil {
-		return "its own way"
+		return "no Egress"
 	}
 	return "Egress " + key(e).String()
 }

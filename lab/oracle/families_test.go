@@ -23,10 +23,10 @@ func TestCheckFamilies(t *testing.T) {
 		addrs []netip.Addr
 		want  string
 	}{
-		"one family":    {[]netip.Addr{addr("10.0.0.9")}, "has 0 addresses of IPv6, want 1"},
-		"two of one":    {[]netip.Addr{addr("10.0.0.9"), addr("2001:db8:1::1"), addr("2001:db8:1::2")}, "has 2 addresses of IPv6, want 1"},
-		"of two ENIs":   {[]netip.Addr{addr("10.0.0.9"), addr("2001:db8:1::1")}, "which are not on one ENI of this node"},
-		"of the node's": {own, ""},
+		"one family missing":          {[]netip.Addr{addr("10.0.0.9")}, "has 0 addresses of IPv6, want 1"},
+		"two addresses of one family": {[]netip.Addr{addr("10.0.0.9"), addr("2001:db8:1::1"), addr("2001:db8:1::2")}, "has 2 addresses of IPv6, want 1"},
+		"addresses of two ENIs":       {[]netip.Addr{addr("10.0.0.9"), addr("2001:db8:1::1")}, "which are not on one ENI of this node"},
+		"addresses of the node":       {own, ""},
 	} {
 		f := findings{node: &node.Node{}, mode: lab.NodeMode, families: ipfamily.Dual, enis: enis}
 		f.checkFamilies(&node.Pod{Name: "x"}, tc.addrs)
@@ -35,23 +35,23 @@ func TestCheckFamilies(t *testing.T) {
 			said = append(said, err.Error())
 		}
 		if text := strings.Join(said, "\n"); tc.want == "" && text != "" || !strings.Contains(text, tc.want) {
-			t.Errorf("%s: reported %q, want %q", name, text, tc.want)
+			t.Errorf("%s: findings = %q, want %q", name, text, tc.want)
 		}
 	}
 	f := findings{node: &node.Node{}, mode: lab.NodeMode, families: ipfamily.Dual, enis: enis}
 	for _, a := range own {
 		if f.owns(a) {
-			t.Errorf("%s, the node's own address, counts as a pod address", a)
+			t.Errorf("owns(%s) = true for the node's own address, want false", a)
 		}
 	}
 }
 
 // A detached ENI is leaked unless it is a branch.
 func TestCheckENIs(t *testing.T) {
-	books := vpc.Snapshot{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
-	errs := checkENIs(books)
+	snapshot := vpc.Snapshot{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
+	errs := checkENIs(snapshot)
 	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "eni-loose") {
-		t.Errorf("got %v", errs)
+		t.Errorf("checkENIs() = %v, want only eni-loose", errs)
 	}
 }
 
@@ -75,13 +75,13 @@ func TestCheckNetworks(t *testing.T) {
 	all := errors.Join(append(errs, f.errs...)...).Error()
 	for _, want := range []string{
 		"10.0.0.77 is available in two NodeNetworks: node-1 and node-2",
-		"NodeNetwork gone is left over",
+		"NodeNetwork gone still exists",
 		"10.0.0.77 is available, but EC2 has not assigned it",
 		"10.0.0.78 is releasing but not available",
 		"10.0.0.5 is in use or cooling, but not in status.ipam.used",
 	} {
 		if !strings.Contains(all, want) {
-			t.Errorf("no report contains %q:\n%s", want, all)
+			t.Errorf("no finding contains %q:\n%s", want, all)
 		}
 	}
 }

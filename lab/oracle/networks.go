@@ -34,7 +34,7 @@ func compareNetworks(objects []v1alpha1.NodeNetwork, nodes []*node.Node, exists 
 		o := &objects[i]
 		byName[o.Name] = o
 		if !slices.ContainsFunc(nodes, func(n *node.Node) bool { return n.Name == o.Name }) && !exists(o.Spec.InstanceID) {
-			errs = append(errs, fmt.Errorf("NodeNetwork %s is left over: its instance %s is gone", o.Name, o.Spec.InstanceID))
+			errs = append(errs, fmt.Errorf("NodeNetwork %s still exists, but its instance %s is gone", o.Name, o.Spec.InstanceID))
 		}
 		for a := range o.Spec.IPAM.Available {
 			if other, taken := owner[a]; taken {
@@ -56,11 +56,11 @@ func exists(l *lab.Lab, instanceID string) bool {
 func (f *findings) checkNetwork(doc introspect.Document, held map[netip.Addr]*node.Pod) {
 	o := f.network
 	if o == nil {
-		f.wrong("it has no NodeNetwork")
+		f.wrong("node has no NodeNetwork")
 		return
 	}
 	if o.Spec.InstanceID != f.node.InstanceID {
-		f.wrong("its NodeNetwork is of instance %s, want %s", o.Spec.InstanceID, f.node.InstanceID)
+		f.wrong("NodeNetwork is for instance %s, want %s", o.Spec.InstanceID, f.node.InstanceID)
 	}
 	f.checkAvailable(o)
 	f.checkUsed(o, doc, held)
@@ -85,7 +85,7 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		if !ok {
 			f.wrong("NodeNetwork: ENI %s, which EC2 has attached, is not in status.eni", e.ID)
 		} else if int(known.DeviceIndex) != e.Attachment.DeviceIndex || known.MAC != e.MAC.String() {
-			f.wrong("NodeNetwork: ENI %s is %+v, EC2 has index %d and MAC %s", e.ID, known, e.Attachment.DeviceIndex, e.MAC)
+			f.wrong("NodeNetwork: ENI %s is %+v, but EC2 has index %d and MAC %s", e.ID, known, e.Attachment.DeviceIndex, e.MAC)
 		}
 		things, count := f.availableOf(e, o)
 		for _, a := range things {
@@ -97,7 +97,7 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		if got, ok := o.Spec.IPAM.Available[a]; !ok {
 			f.wrong("NodeNetwork: %s, which EC2 has assigned to %s, is not available", a, eni)
 		} else if got.Resource != eni {
-			f.wrong("NodeNetwork: %s is on %s, in EC2 on %s", a, got.Resource, eni)
+			f.wrong("NodeNetwork: %s is on %s, but in EC2 on %s", a, got.Resource, eni)
 		}
 	}
 	for a, got := range o.Spec.IPAM.Available {
@@ -111,7 +111,7 @@ func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
 		}
 	}
 	if int(o.Status.ENI.Available) != total && !f.families.Has(ipfamily.IPv6) { // see checkTotals
-		f.wrong("NodeNetwork: status.eni.available is %d, EC2 has assigned %d", o.Status.ENI.Available, total)
+		f.wrong("NodeNetwork: status.eni.available is %d, but EC2 has assigned %d", o.Status.ENI.Available, total)
 	}
 }
 
@@ -151,7 +151,7 @@ func (f *findings) serving(o *v1alpha1.NodeNetwork) []vpc.ENI {
 func (f *findings) checkUsed(o *v1alpha1.NodeNetwork, doc introspect.Document, held map[netip.Addr]*node.Pod) {
 	s := o.Status.IPAM
 	if s.InstanceID != f.node.InstanceID {
-		f.wrong("NodeNetwork: status.ipam is of instance %q, want %s", s.InstanceID, f.node.InstanceID)
+		f.wrong("NodeNetwork: status.ipam is for instance %q, want %s", s.InstanceID, f.node.InstanceID)
 	}
 	cooling := map[netip.Addr]bool{}
 	for _, c := range doc.Cooling {
@@ -205,7 +205,7 @@ func addrs[V any](m map[netip.Addr]V) (out []netip.Addr) {
 	return out
 }
 
-// checkFamilies verifies that a pod with ENI addresses has one of each family of the lab's pods, all on one ENI, since
+// checkFamilies verifies that a pod with ENI addresses has one of each family of the lab's pods, all on one ENI, because
 // the node sends a pod's packets through one uplink. The families of a pool's pods depend on the pool.
 func (f *findings) checkFamilies(p *node.Pod, addrs []netip.Addr) {
 	if !f.mode.HasEC2() {
@@ -243,14 +243,14 @@ func (f *findings) takeNodeLocal(k kernelState, p *node.Pod, s podState) (own []
 		}
 		local = append(local, a)
 		if other := f.local[a]; other != nil {
-			f.wrong("node-local address %s is in two pods: %s and %s", a, other.Name, p.Name)
+			f.wrong("node-local address %s is in both pods %s and %s", a, other.Name, p.Name)
 		}
 		f.local[a] = p
 		if i, ok := k.routes[a]; !ok || i != s.peer {
 			f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
 		}
 	}
-	has := f.hasLocal && !f.routed[p.UID] // such a pod has only its branch
+	has := f.hasLocal && !f.routed[p.UID] // such a pod only has its branch
 	switch {
 	case has && (len(local) != 1 || ipfamily.Of(local[0]) != f.localFamily):
 		f.wrong("pod %s has node-local addresses %v, want one of %s", p.Name, local, f.localFamily)

@@ -23,12 +23,12 @@ type kernelState struct {
 	links       map[int]string        // pod links by index
 	addrs       map[netip.Addr]string // link names by the node's own addresses
 	routes      map[netip.Addr]int    // link indexes by address, in the pod table
-	oddRoutes   []string              // of the pod table, but not host routes
+	oddRoutes   []string              // routes of the pod table other than host routes
 	tables      map[int]bool          // device indexes of ENI tables that hold routes
-	exported    map[netip.Prefix]bool // of the export table
-	unreachable map[netip.Prefix]bool // routes of that type, in any table
+	exported    map[netip.Prefix]bool // destinations in the export table
+	unreachable map[netip.Prefix]bool // destinations of unreachable routes, in any table
 	rules       map[string]int        // number of copies of each of Berth's rules
-	ruleIndex   map[string]int        // device index of the table of an ENI rule
+	ruleIndex   map[string]int        // by ENI rule: device index of its table
 }
 
 // observeKernel reads the namespace at path.
@@ -121,7 +121,7 @@ func (k *kernelState) observeRoutes(h *netlink.Handle, family int) error {
 	return nil
 }
 
-// again repeats a listing that was interrupted by changes of the kernel's tables.
+// again repeats a list request that was interrupted by changes of the kernel's tables.
 func again[T any](list func() ([]T, error)) ([]T, error) {
 	for {
 		out, err := list()

@@ -296,7 +296,7 @@ func (s egressState) addresses(set string) (out []netip.Addr) {
 }
 
 // verdictChain returns the chain to which an element of a verdict map leads. It decodes the raw value, which the
-// nftables library does not (NFTA_VERDICT_CHAIN, linux/netfilter/nf_tables.h). It returns "" for other values.
+// nftables library does not decode (NFTA_VERDICT_CHAIN, linux/netfilter/nf_tables.h). It returns "" for other values.
 func verdictChain(value []byte) (chain string) {
 	ad, err := mdnetlink.NewAttributeDecoder(value)
 	if err != nil {

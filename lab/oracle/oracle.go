@@ -42,8 +42,8 @@ import (
 //     has exactly the links, rules, routes and nftables chains of such pods;
 //   - with egress, the conditions of Egress.
 //
-// The lab must be at rest: objects that are being created or removed are reported as violations. Wait waits until
-// the lab is at rest.
+// The lab must be idle: objects that are being created or removed are reported as violations. Wait waits until the lab
+// is idle.
 func Check(ctx context.Context, l *lab.Lab) []error {
 	if l.Mode == lab.PortMode {
 		return checkPorts(ctx, l)
@@ -95,7 +95,7 @@ func Check(ctx context.Context, l *lab.Lab) []error {
 		for _, p := range f.pods {
 			for _, a := range p.Addrs {
 				if other, taken := owner[a]; taken {
-					errs = append(errs, fmt.Errorf("address %s is in two pods: %s and %s/%s", a, other, p.Node, p.Name))
+					errs = append(errs, fmt.Errorf("address %s is in both pods %s and %s/%s", a, other, p.Node, p.Name))
 				}
 				owner[a] = p.Node + "/" + p.Name
 			}
@@ -104,7 +104,7 @@ func Check(ctx context.Context, l *lab.Lab) []error {
 	return append(errs, checkENIs(books)...)
 }
 
-// Wait repeats Check until it finds nothing. If ctx ends before, it returns the findings of the last check.
+// Wait repeats Check until it finds nothing. If ctx ends first, it returns the findings of the last check.
 func Wait(ctx context.Context, l *lab.Lab) error {
 	for began := time.Now(); ; {
 		err := errors.Join(Check(ctx, l)...)
@@ -114,15 +114,15 @@ func Wait(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// checkENIs looks for leaked ENIs. A branch is released with its trunk. A port may be detached as long as a PodNIC
-// has it, which checkCloud verifies.
+// checkENIs looks for leaked ENIs. A branch is released with its trunk. A port may be detached as long as it has a
+// PodNIC, which checkCloud verifies.
 func checkENIs(books vpc.Snapshot) (errs []error) {
 	for _, e := range books.ENIs {
 		switch {
 		case e.Trunk != nil, e.Attachment == nil && portcloud.IsBerths(e):
 			continue
 		case e.Attachment == nil:
-			errs = append(errs, fmt.Errorf("ENI %s (%s) is leaked: attached to nothing", e.ID, e.Description))
+			errs = append(errs, fmt.Errorf("ENI %s (%s) is leaked: not attached", e.ID, e.Description))
 			continue
 		}
 		i, ok := books.Instance(e.Attachment.InstanceID)
@@ -133,12 +133,12 @@ func checkENIs(books vpc.Snapshot) (errs []error) {
 	return errs
 }
 
-// findings is the check of one node.
+// findings is the check of one node, with the violations found.
 type findings struct {
 	node     *node.Node
 	mode     lab.Mode
 	families ipfamily.Set
-	network  *v1alpha1.NodeNetwork   // in operator mode; nil when there is none
+	network  *v1alpha1.NodeNetwork   // in operator mode; nil if missing
 	blocks   []v1alpha1.AddressBlock // in pool mode
 	pods     []*node.Pod
 	routed   map[string]bool          // UIDs of pods whose first interface is a branch
@@ -147,7 +147,7 @@ type findings struct {
 	// localFamily is the family of the node-local address that each pod has if hasLocal.
 	localFamily ipfamily.Family
 	hasLocal    bool
-	enis        []vpc.ENI // that EC2 has attached
+	enis        []vpc.ENI // attached in EC2
 	errs        []error
 }
 
@@ -164,7 +164,7 @@ func (f *findings) check(ctx context.Context, books vpc.Snapshot) {
 	}
 	k, err := observeKernel(f.node.Netns)
 	if err != nil {
-		f.wrong("read its kernel: %w", err)
+		f.wrong("read its kernel state: %w", err)
 		return
 	}
 	held := f.checkPods(k)
@@ -186,7 +186,7 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 		slices.SortFunc(s.addrs, netip.Addr.Compare)
 		s.addrs = f.takeNodeLocal(k, p, s)
 		if want := slices.SortedFunc(slices.Values(p.Addrs), netip.Addr.Compare); !slices.Equal(s.addrs, want) {
-			f.wrong("pod %s has %v on eth0, ADD returned %v", p.Name, s.addrs, want)
+			f.wrong("pod %s has %v on eth0, but ADD returned %v", p.Name, s.addrs, want)
 		}
 		if k.links[s.peer] == "" {
 			f.wrong("pod %s has no link on the node", p.Name)
@@ -201,7 +201,7 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 				f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
 			}
 			if link, ok := k.addrs[a]; ok {
-				f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)
+				f.wrong("pod %s has %s, which the node also has on %s", p.Name, a, link)
 			}
 			if !f.owns(a) {
 				f.wrong("pod %s has %s, which belongs to no ENI and no block of this node", p.Name, a)
@@ -218,8 +218,8 @@ func (f *findings) owns(a netip.Addr) bool {
 	return f.inBlock(a) || slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return f.forPods(e, a) })
 }
 
-// forPods reports whether an address of an ENI is for pods: neither the ENI's own nor the instance's, which includes
-// the single IPv6 addresses of the primary ENI.
+// forPods reports whether an address of an ENI is for pods: neither the ENI's own nor the instance's, which
+// includes the single IPv6 addresses of the primary ENI.
 func (f *findings) forPods(e vpc.ENI, a netip.Addr) bool {
 	switch {
 	case !e.Owns(a):
@@ -235,10 +235,10 @@ func (f *findings) usesPrimaryOf(e vpc.ENI) bool {
 	return f.network != nil && f.network.EffectiveENI().PrimaryAddresses() && e.Attachment.DeviceIndex > 0
 }
 
-// checkKernel looks for leaked state. Links of pods are no longer in k.
+// checkKernel looks for leaked state. The links of pods have been removed from k.
 func (f *findings) checkKernel(k kernelState, held map[netip.Addr]*node.Pod) {
 	for _, name := range k.links {
-		f.wrong("link %s is leaked: no pod is behind it", name)
+		f.wrong("link %s is leaked: no pod has it", name)
 	}
 	for a := range k.routes {
 		if held[a] == nil && f.local[a] == nil {
@@ -253,7 +253,7 @@ func (f *findings) checkKernel(k kernelState, held map[netip.Addr]*node.Pod) {
 	}
 	for i := range k.tables {
 		if !attached(i) {
-			f.wrong("the table of ENI %d is leaked: none is attached there", i)
+			f.wrong("the table of ENI %d is leaked: no ENI is attached there", i)
 		}
 	}
 	for r, n := range k.rules {
@@ -317,7 +317,7 @@ func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.
 		}
 	}
 	if allocated != len(held) {
-		f.wrong("introspection: %d addresses allocated, pods have %d", allocated, len(held))
+		f.wrong("introspection: %d addresses are allocated, but pods have %d", allocated, len(held))
 	}
 	for _, a := range doc.Available {
 		f.checkSpare(a.Address, "available", held)
@@ -338,15 +338,15 @@ func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.
 
 func (f *findings) checkSpare(a netip.Addr, state string, held map[netip.Addr]*node.Pod) {
 	if p := held[a]; p != nil {
-		f.wrong("introspection: %s is %s but in pod %s", a, state, p.Name)
+		f.wrong("introspection: %s is %s, but in pod %s", a, state, p.Name)
 	}
 	if !f.inBlock(a) && !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) }) {
 		f.wrong("introspection: %s is %s, but belongs to no ENI and no block of this node", a, state)
 	}
 }
 
-// busyOf returns the number of an ENI's used and cooling addresses. It is for ENIs that serve no new pods, whose other
-// addresses do not count.
+// busyOf returns the number of an ENI's used and cooling addresses. It applies to ENIs that serve no new pods, whose
+// other addresses do not count.
 func busyOf(doc introspect.Document, e vpc.ENI) (n int) {
 	for _, a := range doc.Allocated {
 		if e.Owns(a.Address) {
@@ -381,7 +381,7 @@ func (f *findings) checkTotals(doc introspect.Document) {
 		}
 	}
 	if known != assigned && !f.families.Has(ipfamily.IPv6) {
-		f.wrong("introspection: %d addresses in all (%+v), EC2 has assigned %d", known, t, assigned)
+		f.wrong("introspection: %d addresses in total (%+v), but EC2 has assigned %d", known, t, assigned)
 	}
 	for _, d := range doc.ENIs {
 		if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.ID == d.ID }) {

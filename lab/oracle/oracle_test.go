@@ -18,7 +18,7 @@ import (
 )
 
 // The oracle reports leaked state and damaged records.
-func TestInvariantsSeeWhatIsWrong(t *testing.T) {
+func TestOracleReportsLeaks(t *testing.T) {
 	l := harness.Raise(t, lab.Options{Nodes: 1, NoDaemons: true})
 	n := l.Nodes()[0]
 	loose, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: l.Snapshot().Subnets[0].ID})
@@ -31,7 +31,7 @@ func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 		"link bthleaked is leaked", "route to 10.0.3.99 is leaked", "table of ENI 5 is leaked", "no ENI 6 is attached",
 	} {
 		if errs == nil || !strings.Contains(errs.Error(), want) {
-			t.Errorf("%q is not in: %v", want, errs)
+			t.Errorf("no finding contains %q: %v", want, errs)
 		}
 	}
 }

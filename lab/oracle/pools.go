@@ -59,7 +59,7 @@ func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 		c.nodes[n.Name] = true
 	}
 	for _, r := range c.requests {
-		c.wrong("BlockRequest %s of %s for pool %s is left over: %+v", r.Name, r.Spec.NodeName, r.Spec.PoolName, r.Status)
+		c.wrong("BlockRequest %s of %s for pool %s remains: %+v", r.Name, r.Spec.NodeName, r.Spec.PoolName, r.Status)
 	}
 	held := map[string]int64{}
 	for i := range c.blocks {
@@ -86,7 +86,7 @@ func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 func (c *poolView) sound(b *v1alpha1.AddressBlock) error {
 	p := c.pools[b.PoolName]
 	if p == nil {
-		return fmt.Errorf("its pool %s is gone", b.PoolName)
+		return fmt.Errorf("pool %s does not exist", b.PoolName)
 	}
 	layout, err := layoutOf(p)
 	if err != nil {
@@ -186,7 +186,7 @@ func announced(ctx context.Context, l *lab.Lab, c *poolView) []error {
 	if maps.Equal(got, want) {
 		return nil
 	}
-	return []error{fmt.Errorf("the router has routes %v, nodes have blocks %v", got, want)}
+	return []error{fmt.Errorf("the router has routes %v, but nodes have blocks %v", got, want)}
 }
 
 // checkExport compares the node's export table with its blocks.
@@ -198,10 +198,10 @@ func (f *findings) checkExport(k kernelState) {
 		}
 	}
 	if !maps.Equal(k.exported, want) {
-		f.wrong("its export table has %v, its blocks are %v", slices.Collect(maps.Keys(k.exported)), slices.Collect(maps.Keys(want)))
+		f.wrong("export table has %v, but blocks are %v", slices.Collect(maps.Keys(k.exported)), slices.Collect(maps.Keys(want)))
 	}
 	if !maps.Equal(k.unreachable, want) {
-		f.wrong("it has unreachable routes to %v, its blocks are %v", slices.Collect(maps.Keys(k.unreachable)), slices.Collect(maps.Keys(want)))
+		f.wrong("node has unreachable routes to %v, but blocks are %v", slices.Collect(maps.Keys(k.unreachable)), slices.Collect(maps.Keys(want)))
 	}
 }
 
@@ -221,14 +221,14 @@ func (f *findings) checkPools(doc introspect.Document, held map[netip.Addr]*node
 		}
 	}
 	if known != size {
-		f.wrong("introspection: %d addresses in all (%+v), its blocks have %d", known, t, size)
+		f.wrong("introspection: %d addresses in total (%+v), but blocks have %d", known, t, size)
 	}
 	for _, a := range doc.Allocated {
 		if !slices.ContainsFunc(f.blocks, func(b v1alpha1.AddressBlock) bool { return b.Name == a.Block && b.PoolName == a.Pool }) {
-			f.wrong("introspection: %s is of block %q of pool %q, which the node does not have", a.Address, a.Block, a.Pool)
+			f.wrong("introspection: %s is in block %q of pool %q, which the node does not have", a.Address, a.Block, a.Pool)
 		}
 		if p := held[a.Address]; p != nil && a.IPv6.IsValid() && held[a.IPv6] != p {
-			f.wrong("introspection: %s and %s are of different pods", a.Address, a.IPv6)
+			f.wrong("introspection: %s and %s belong to different pods", a.Address, a.IPv6)
 		}
 	}
 }

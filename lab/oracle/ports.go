@@ -39,7 +39,7 @@ type portView struct {
 	vpcs  map[string]bool           // UIDs of the VPC objects
 	// families are the families of an EC2 port's addresses, by name of the VPC object. Other ports have all families.
 	families map[string]ipfamily.Set
-	used     map[string]string // ports in pods of the lab: by whom
+	used     map[string]string // ports in pods of the lab: by which pod
 	errs     []error
 }
 
@@ -47,8 +47,8 @@ func (v *portView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// checkPorts compares six views of the NICs of a lab with ports: pods with their interfaces, PodNICs, the cloud's
-// ports, the ports plugged by the nodes' OVSDBs or agents, kernels, and berthd's records.
+// checkPorts compares six views of the NICs of a lab with ports: pods with their interfaces, PodNICs, the cloud's ports,
+// the ports plugged by the nodes' OVSDBs or agents, kernels, and berthd's records.
 func checkPorts(ctx context.Context, l *lab.Lab) []error {
 	v := &portView{first: l.Mode == lab.PortMode, ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
 	if err := viewPorts(ctx, l, v); err != nil {
@@ -126,19 +126,19 @@ func (v *portView) checkObjects() {
 			continue
 		}
 		if other := holder[id]; other != "" {
-			v.wrong("PodNICs %s and %s have port %s", other, name, id)
+			v.wrong("PodNICs %s and %s both have port %s", other, name, id)
 		}
 		holder[id] = name
 		if _, ok := v.ports[id]; !ok {
 			v.wrong("PodNIC %s: port %s is gone", name, id)
 		}
 		if n.Status.Node != nil && n.Status.Node.State == v1alpha1.NodePlugged && v.used[id] == "" {
-			v.wrong("PodNIC %s is plugged according to node %s, but in no pod", name, n.Status.NodeName)
+			v.wrong("PodNIC %s is plugged according to node %s, but not in any pod", name, n.Status.NodeName)
 		}
 	}
 }
 
-// checkCloud looks for Berth's ports that no PodNIC has.
+// checkCloud looks for Berth's ports without a PodNIC.
 func (v *portView) checkCloud() {
 	for _, id := range slices.Sorted(maps.Keys(v.ports)) {
 		p := v.ports[id]
@@ -147,7 +147,7 @@ func (v *portView) checkCloud() {
 		switch {
 		case i >= 0:
 		case warm && v.vpcs[vpc] && p.Host != "":
-			continue // it waits for a pod of its node
+			continue // it waits for a pod on its node
 		case warm:
 			v.wrong("port %s of the warm pool of VPC %s, at host %q, is leaked: no pod can use it", id, vpc, p.Host)
 		case p.Owner == berthOwner:
@@ -157,10 +157,10 @@ func (v *portView) checkCloud() {
 			continue
 		}
 		if n := &v.nics[i]; !strings.HasSuffix(p.Device, string(n.UID)) {
-			v.wrong("port %s has the device %q, PodNIC %s/%s has it", id, p.Device, n.Namespace, n.Name)
+			v.wrong("port %s has the device %q, but belongs to PodNIC %s/%s", id, p.Device, n.Namespace, n.Name)
 		}
 		if p.Host != "" && v.used[id] == "" {
-			v.wrong("port %s is bound to %s but in no pod", id, p.Host)
+			v.wrong("port %s is bound to %s but not in any pod", id, p.Host)
 		}
 	}
 }
@@ -207,7 +207,7 @@ func (c *portNode) checkLeaks() {
 		c.wrong("%s is plugged in OVSDB or by the agent for port %s, which no pod has", row.Link, id)
 	}
 	for name := range c.links {
-		c.wrong("link %s is leaked: no pod is behind it", name)
+		c.wrong("link %s is leaked: no pod has it", name)
 	}
 	for id, container := range c.records {
 		c.wrong("the record of %.12s holds port %s, which it does not have", container, id)
@@ -289,7 +289,7 @@ func (c *portNode) checkPod(p *node.Pod) error {
 		delete(inside, firstInterface)
 	}
 	for name := range inside {
-		return fmt.Errorf("its interface %s has no PodNIC", name)
+		return fmt.Errorf("interface %s has no PodNIC", name)
 	}
 	return nil
 }
@@ -314,19 +314,19 @@ func (c *portNode) checkNIC(p *node.Pod, n *v1alpha1.PodNIC, in podLink) error {
 	delete(c.rows, id)
 	switch {
 	case n.Status.Phase != v1alpha1.PhaseActive || n.Status.NodeName != p.Node:
-		return fmt.Errorf("it is on %q: %s", n.Status.NodeName, phase(n))
+		return fmt.Errorf("PodNIC is on %q: %s", n.Status.NodeName, phase(n))
 	case port.Host != p.Node || port.Status != "ACTIVE":
 		return fmt.Errorf("port %s is %q on %q", id, port.Status, port.Host)
 	case port.MAC != n.Status.MAC || !slices.Equal(at, bare):
-		return fmt.Errorf("port %s has %s and %v, its status has %s and %v", id, port.MAC, at, n.Status.MAC, bare)
+		return fmt.Errorf("port %s has %s and %v, but its status has %s and %v", id, port.MAC, at, n.Status.MAC, bare)
 	case in.mac != n.Status.MAC || !slices.Equal(in.addrs, want):
 		return fmt.Errorf("interface %s has %s and %v, want %s and %v", n.Status.Interface, in.mac, in.addrs, n.Status.MAC, want)
 	case link == "" || !hasLink:
-		return fmt.Errorf("port %s has the link %q in OVSDB or with the agent, in the kernel: %v", id, link, hasLink)
+		return fmt.Errorf("port %s has the link %q in OVSDB or with the agent; in the kernel: %v", id, link, hasLink)
 	case container != p.ContainerID:
 		return fmt.Errorf("port %s is in the record of %q, want %s", id, container, p.ContainerID)
 	case report == nil || report.State != v1alpha1.NodePlugged || report.PortID != id || report.ContainerID != p.ContainerID:
-		return fmt.Errorf("its status.node is %+v", report)
+		return fmt.Errorf("status.node is %+v", report)
 	}
 	return c.checkRouted(n, in, link)
 }
@@ -343,8 +343,8 @@ func (c *portNode) addressesInPod(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	return cidrs, bare
 }
 
-// offNode are the kinds of plugs without a link of Berth on the node: an agent's link is not Berth's, and a VLAN link
-// is in the pod, unless the node routes to it as the pod's first interface.
+// offNode are the kinds of plugs without a Berth link on the node: an agent's link is not Berth's, and a VLAN link is in
+// the pod, unless the node routes to it as the pod's first interface.
 var offNode = []v1alpha1.PlugType{v1alpha1.PlugNetns, v1alpha1.PlugVLAN}
 
 // addressesOf returns the addresses of a PodNIC, sorted, with and without prefix lengths.

@@ -38,11 +38,11 @@ func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 	return l.Snapshot().InstanceENIs(n.InstanceID)[0].Primary
 }
 
-// Reach sends requests by TCP and UDP from each pod, in each of its families, to the next pod of its node, a pod of the
-// next node, its own node, and the host outside. The destination must see the pod's own address, or outside the
-// address of SeenOutside. In the family of a node-local address, the pod sends requests to the next node and the host
-// outside, which must see the address of the pod's node. Reach returns the number of replies, and an error for each
-// request without the expected reply. It is for labs with routed first interfaces and the daemon's default settings.
+// Reach sends requests over TCP and UDP from each pod, in each of its families, to the next pod of its node, a pod of the
+// next node, its own node, and the host outside. The destination must see the pod's own address, or outside the address
+// of SeenOutside. In the family of a node-local address, the pod sends requests to the next node and the host outside,
+// which must see the address of the pod's node. Reach returns the number of replies, and an error for each request
+// without the expected reply. It is for labs with routed first interfaces and the daemon's default settings.
 func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 	var errs []error
 	nodes := l.Nodes()
@@ -96,7 +96,7 @@ func byNodeLocal(l *lab.Lab, n, next *node.Node) map[netip.Addr]netip.Addr {
 	return to
 }
 
-// inFamily returns the first of addresses in the family of like, or the zero address.
+// inFamily returns the first address in the family of like, or the zero address.
 func inFamily(addrs []netip.Addr, like netip.Addr) netip.Addr {
 	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.Is4() == like.Is4() })
 	if i < 0 {
@@ -116,9 +116,9 @@ func seenBy(ctx context.Context, p *node.Pod, to map[netip.Addr]netip.Addr) (ans
 			cancel()
 			switch {
 			case err != nil:
-				errs = append(errs, fmt.Errorf("%s/%s to %s by %s: %w", p.Node, p.Name, a, network, err))
+				errs = append(errs, fmt.Errorf("%s/%s to %s over %s: %w", p.Node, p.Name, a, network, err))
 			case r.You != as:
-				errs = append(errs, fmt.Errorf("%s/%s to %s by %s: seen as %s, want %s", p.Node, p.Name, a, network, r.You, as))
+				errs = append(errs, fmt.Errorf("%s/%s to %s over %s: seen as %s, want %s", p.Node, p.Name, a, network, r.You, as))
 			default:
 				answers++
 			}
@@ -139,7 +139,7 @@ func nodeLocal(o lab.Options) (f ipfamily.Family, has bool) {
 	}
 }
 
-// nodeLocalOn is nodeLocal for the pods of a node: without an IPv4 address of the node, they have no IPv4 node-local
+// nodeLocalOn is nodeLocal for the pods of a node: on a node without an IPv4 address, they have no IPv4 node-local
 // address.
 func nodeLocalOn(l *lab.Lab, n *node.Node) (f ipfamily.Family, has bool) {
 	f, has = nodeLocal(l.Options)

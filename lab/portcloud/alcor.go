@@ -21,28 +21,27 @@ import (
 )
 
 const (
-	// gatewayPort is where Alcor's API gateway is served, as its own configuration has it.
+	// gatewayPort is the port of Alcor's API gateway, as in Alcor's own configuration.
 	gatewayPort = 9009
 	// alcorProject is the project of all resources.
 	alcorProject = "3dda2801-d675-4688-a63f-dcda8d327f50"
-	// alcorMTU is that of VPCs, in bytes.
+	// alcorMTU is the MTU of VPCs in bytes.
 	alcorMTU = 1450
 )
 
-// Alcor is the strict fake of Alcor. On each node an agent puts ports into namespaces of
-// their VPCs; a hub for each VPC joins the nodes and routes between its subnets. The agents
-// filter nothing.
+// Alcor is the strict fake of Alcor. On each node an agent puts ports into namespaces of their VPCs; a hub for each VPC
+// connects the nodes and routes between its subnets. There is no packet filter.
 type Alcor struct {
-	// Managers keep the state; tests make them fail, return wrong answers and change by themselves.
+	// Managers contains the state; tests inject failures, wrong replies and changes.
 	Managers *alcorfake.Cloud
 
 	options Options
 	server  *http.Server
 
-	mu     sync.Mutex // guards all below; nothing is asked of the kernel under it
+	mu     sync.Mutex // guards all below; never held across kernel calls
 	hubs   map[string]*hub.Hub
 	agents map[string]*host // by name
-	ended  error            // errors of agents that ended
+	ended  error            // errors of agents that have ended
 }
 
 // host is a node with its agent, which may have crashed.
@@ -51,7 +50,7 @@ type host struct {
 	*alcorfake.Agent
 }
 
-// NewAlcor starts one without networks.
+// NewAlcor starts an Alcor without networks.
 func NewAlcor(_ context.Context, o Options) (Cloud, error) {
 	a := &Alcor{Managers: alcorfake.New(alcorfake.Options{}), options: o, hubs: map[string]*hub.Hub{}, agents: map[string]*host{}}
 	ln, err := ns.Listen(o.Netns, netip.AddrPortFrom(o.Address, gatewayPort))
@@ -61,7 +60,7 @@ func NewAlcor(_ context.Context, o Options) (Cloud, error) {
 	a.server = httpreply.Server(a.Managers, o.Log.Handler())
 	a.server.ConnState = reset
 	go func() { _ = a.server.Serve(ln) }()
-	o.Progress(fmt.Sprintf("Alcor, imitated strictly, at %s", a.Access().Endpoint))
+	o.Progress(fmt.Sprintf("Alcor (strict fake) at %s", a.Access().Endpoint))
 	return a, nil
 }
 
@@ -73,14 +72,14 @@ func (a *Alcor) Access() Access {
 	}
 }
 
-// Join implements Cloud. Nodes of a lab share the folder of namespaces, so each has its own
-// prefix besides the one of PodNICs.
+// Join implements Cloud. The nodes of a lab share the directory of namespaces, so each has its own prefix in addition to
+// that of PodNICs.
 func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 	prefix := filepath.Base(h.Netns) + "-" + alcorfake.DefaultPrefix
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.agents[h.Name] != nil {
-		return Joined{}, fmt.Errorf("there is a host %s already", h.Name)
+		return Joined{}, fmt.Errorf("host %s already exists", h.Name)
 	}
 	a.Managers.AddHost(h.Name, alcorfake.Host{})
 	o := alcorfake.AgentOptions{
@@ -90,7 +89,7 @@ func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 			to := a.hubs[vpc]
 			a.mu.Unlock()
 			if to == nil {
-				return fmt.Errorf("no VPC %s", vpc)
+				return fmt.Errorf("VPC %s does not exist", vpc)
 			}
 			return to.Join(h.Netns, bridge, "alcu"+vpc[:11])
 		},
@@ -99,8 +98,7 @@ func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 	return Joined{NetnsPrefixes: []string{alcorfake.DefaultPrefix, prefix}}, nil
 }
 
-// Leave implements Cloud. The node manager goes on to know the host, as it does of one that
-// is off.
+// Leave implements Cloud. The node manager keeps the host, like one that is powered off.
 func (a *Alcor) Leave(host string) error {
 	a.mu.Lock()
 	agent := a.agents[host]
@@ -116,17 +114,17 @@ func (a *Alcor) Leave(host string) error {
 	return err
 }
 
-// host finds one that has joined.
+// host returns a host that has joined.
 func (a *Alcor) host(name string) (*host, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if h := a.agents[name]; h != nil {
 		return h, nil
 	}
-	return nil, fmt.Errorf("no host %s", name)
+	return nil, fmt.Errorf("host %s does not exist", name)
 }
 
-// Crash ends the agent of a host, which leaves what it has made, until Revive.
+// Crash ends the agent of a host without cleanup, until Revive.
 func (a *Alcor) Crash(name string) error {
 	h, err := a.host(name)
 	if err == nil {
@@ -151,7 +149,7 @@ func (a *Alcor) Revive(name string) error {
 // AddNetwork implements Cloud.
 func (a *Alcor) AddNetwork(_ context.Context, n Network) (Network, error) {
 	if n.Routed {
-		return n, fmt.Errorf("network %s: the lab's Alcor has no networks that are routed to the outside", n.Name)
+		return n, fmt.Errorf("network %s: the lab's Alcor does not support networks that are routed to the outside", n.Name)
 	}
 	n.ID = a.Managers.AddNetwork(alcorfake.Network{Name: n.Name, Project: alcorProject, MTU: alcorMTU}).ID
 	n.Subnets = slices.Clone(n.Subnets)
@@ -201,7 +199,7 @@ func (a *Alcor) Ports(context.Context) (all []Port, err error) {
 	return all, nil
 }
 
-// unbound is the tag by which Berth says that a port has no host, which Alcor cannot.
+// unbound is Berth's tag for a port without a host, which Alcor cannot express.
 const unbound = "berth:unbound"
 
 func portOfAlcor(p alcorfake.Port) Port {
@@ -229,8 +227,7 @@ func (a *Alcor) Plugged(_ context.Context, host string) (all []ovn.Interface, er
 	return all, err
 }
 
-// Home are the ports on a host that no pod has: their links are in the VPC's namespace, as the
-// agent has made them.
+// Home returns the ports on a host that no pod uses: their links are in the VPC's namespace, as created by the agent.
 func (a *Alcor) Home(host string) (ports []string, err error) {
 	ends, err := a.ends(host)
 	for _, port := range slices.Sorted(maps.Keys(ends)) {
@@ -256,11 +253,11 @@ func (a *Alcor) Alive() error {
 	errs := []error{a.ended}
 	for host, agent := range a.agents {
 		if err := agent.Err(); err != nil {
-			errs = append(errs, fmt.Errorf("Alcor's agent of %s: %w", host, err))
+			errs = append(errs, fmt.Errorf("Alcor's agent on %s: %w", host, err))
 		}
 	}
 	if odd := a.Managers.Ignored(); len(odd) > 0 {
-		errs = append(errs, fmt.Errorf("requests to Alcor named what it does not have: %q", odd))
+		errs = append(errs, fmt.Errorf("requests to Alcor contained unknown names: %q", odd))
 	}
 	return errors.Join(errs...)
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ovn"
 )
 
-// What Berth writes on ENIs that are ports (docs/ports.md).
+// Berth's tags on ENIs that are ports (docs/ports.md).
 const (
 	tagNIC      = "berth.dev/nic"
 	tagOwner    = "berth.dev/owner"
@@ -29,8 +29,8 @@ const (
 	berthOwner = "compute:berth"
 )
 
-// Branches is the lab's EC2 as one that has ports: ENIs that are branches of the nodes' trunks, or
-// are not attached. The fabric carries their packets, and enforces their security groups.
+// Branches is the lab's EC2 as a provider of ports: ENIs that are branches of the nodes' trunks or available. The fabric
+// carries their packets, and enforces their security groups.
 type Branches struct {
 	ec2 *vpc.Cloud
 
@@ -38,12 +38,12 @@ type Branches struct {
 	hosts map[string]Host // by name
 }
 
-// NewBranches has the ports of the lab's EC2.
+// NewBranches returns the lab's EC2 as a provider of ports.
 func NewBranches(_ context.Context, o Options) (Cloud, error) {
 	if o.EC2 == nil {
 		return nil, errors.New("ports that are branches of ENIs: this lab has no EC2")
 	}
-	o.Progress("ports are branches of the nodes' trunks, in the lab's EC2")
+	o.Progress("ports are branches of the nodes' trunks in the lab's EC2")
 	return &Branches{ec2: o.EC2, hosts: map[string]Host{}}, nil
 }
 
@@ -66,8 +66,7 @@ func (b *Branches) Leave(host string) error {
 	return nil
 }
 
-// AddNetwork implements Cloud. It makes nothing: the network is a VPC that there is, of this name,
-// or the first.
+// AddNetwork implements Cloud. It creates nothing: the network is the existing VPC with this name, or the first one.
 func (b *Branches) AddNetwork(_ context.Context, n Network) (Network, error) {
 	books := b.ec2.Snapshot()
 	i := slices.IndexFunc(books.VPCs, func(v vpc.VPC) bool { return n.Name == "" || v.Name == n.Name })
@@ -87,8 +86,8 @@ func (b *Branches) AddNetwork(_ context.Context, n Network) (Network, error) {
 	return n, nil
 }
 
-// AddGroup implements Cloud, in the first VPC, with the tags of the groups there: those of a
-// cluster its operator may use.
+// AddGroup implements Cloud, in the first VPC, with the tags of the existing groups: an operator may only use those of its
+// cluster.
 func (b *Branches) AddGroup(_ context.Context, name string, in ...Rule) (id string, err error) {
 	books := b.ec2.Snapshot()
 	g := vpc.SecurityGroup{Name: name, Description: name, VPCID: books.VPCs[0].ID}
@@ -128,7 +127,7 @@ func ruleOf(r Rule) vpc.Rule {
 func (b *Branches) AddPort(_ context.Context, p Port) (Port, error) {
 	r := vpc.CreateRequest{Groups: p.Groups, Description: p.Name}
 	if len(p.Addresses) != 1 {
-		return Port{}, fmt.Errorf("a port with %d addresses: want one, of a subnet", len(p.Addresses))
+		return Port{}, fmt.Errorf("port with %d addresses: want one, with a subnet", len(p.Addresses))
 	}
 	r.SubnetID, r.Primary = p.Addresses[0].Subnet, p.Addresses[0].IP
 	e, err := b.ec2.ENIs.Create(r)
@@ -157,11 +156,11 @@ func (b *Branches) Ports(context.Context) (all []Port, err error) {
 	return all, nil
 }
 
-// IsBerths reports whether an ENI is a port of Berth's, by its tags.
+// IsBerths reports whether an ENI is a port of Berth, according to its tags.
 func IsBerths(e vpc.ENI) bool { return e.Tags[tagOwner] == ownerOfNICs }
 
-// portOf is an ENI as a port, with its addresses of both families. The host of a branch is what the node is
-// called that has the trunk.
+// portOf returns an ENI as a port, with its addresses of both families. The host of a branch is the name of the node that
+// has the trunk.
 func portOf(e vpc.ENI, books vpc.Snapshot) Port {
 	p := Port{
 		ID: e.ID, Name: e.Description, Network: e.VPCID, Device: e.Tags[tagNIC], MAC: e.MAC.String(),
@@ -184,14 +183,14 @@ func portOf(e vpc.ENI, books vpc.Snapshot) Port {
 	return p
 }
 
-// Plugged implements Cloud: the VLANs in a host's pods, and those of Berth's on the host itself, which
-// routes to the pods. One that is not the VLAN of its port, or not on the trunk, is an error.
+// Plugged implements Cloud: it returns the VLANs in a host's pods, and Berth's VLANs on the host itself, which routes to
+// the pods. A VLAN that differs from that of its port, or is not on the trunk, is an error.
 func (b *Branches) Plugged(_ context.Context, host string) (all []ovn.Interface, err error) {
 	b.mu.Lock()
 	h, there := b.hosts[host]
 	b.mu.Unlock()
 	if !there {
-		return nil, fmt.Errorf("no host %s", host)
+		return nil, fmt.Errorf("host %s does not exist", host)
 	}
 	pods, err := ns.List(h.Pods)
 	if err != nil {
@@ -209,8 +208,8 @@ func (b *Branches) Plugged(_ context.Context, host string) (all []ovn.Interface,
 	return all, err
 }
 
-// plugged are the VLANs in one of a host's network namespaces, all of which must be of a kind. Their
-// names begin with a prefix.
+// plugged returns the VLANs in one of a host's network namespaces whose names start with a prefix. All of them must have
+// one of the kinds.
 func (b *Branches) plugged(h Host, path, prefix string, kind plug.Kind) (all []ovn.Interface, err error) {
 	vlans, err := vlansIn(path)
 	if err != nil {
@@ -223,7 +222,7 @@ func (b *Branches) plugged(h Host, path, prefix string, kind plug.Kind) (all []o
 		}
 		port, ok := plug.ParseMark(v.Alias)
 		if !ok || port.Kind != kind {
-			return nil, fmt.Errorf("%s%s has the mark %q, want one of %s", prefix, v.Name, v.Alias, kind)
+			return nil, fmt.Errorf("%s%s has the alias %q, want one of %s", prefix, v.Name, v.Alias, kind)
 		}
 		e, _ := books.ENI(port.PortID)
 		if err := carries(h, v, e, books); err != nil {
@@ -234,7 +233,7 @@ func (b *Branches) plugged(h Host, path, prefix string, kind plug.Kind) (all []o
 	return all, nil
 }
 
-// vlansIn are the VLANs in a network namespace; none if it is gone.
+// vlansIn returns the VLANs in a network namespace, or none if it is gone.
 func vlansIn(path string) (vlans []*netlink.Vlan, err error) {
 	err = ns.Netlink(path, func(h *netlink.Handle) error {
 		links, err := h.LinkList()
@@ -249,24 +248,24 @@ func vlansIn(path string) (vlans []*netlink.Vlan, err error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the links of %s: %w", path, err)
+		return nil, fmt.Errorf("list links of %s: %w", path, err)
 	}
 	return vlans, nil
 }
 
-// carries is an error unless a VLAN is that by which a branch's packets come to a host.
+// carries returns an error unless a VLAN carries a branch's packets on a host.
 func carries(h Host, v *netlink.Vlan, e vpc.ENI, books vpc.Snapshot) error {
 	if e.Trunk == nil || e.Trunk.VLAN != v.VlanId {
-		return fmt.Errorf("it is VLAN %d, and EC2 has the branch as %+v", v.VlanId, e.Trunk)
+		return fmt.Errorf("VLAN is %d, but EC2 has the branch as %+v", v.VlanId, e.Trunk)
 	}
 	t, _ := books.ENI(e.Trunk.TrunkID)
 	return ns.Netlink(h.Netns, func(n *netlink.Handle) error {
 		l, err := n.LinkByIndex(v.ParentIndex)
 		if err != nil {
-			return fmt.Errorf("look up its trunk's link on %s: %w", h.Name, err)
+			return fmt.Errorf("find its trunk's link on %s: %w", h.Name, err)
 		}
 		if mac := l.Attrs().HardwareAddr; !strings.EqualFold(mac.String(), t.MAC.String()) {
-			return fmt.Errorf("it is on %s with %s, and its trunk %s has %s", l.Attrs().Name, mac, t.ID, t.MAC)
+			return fmt.Errorf("VLAN is on %s with %s, but its trunk %s has %s", l.Attrs().Name, mac, t.ID, t.MAC)
 		}
 		return nil
 	})

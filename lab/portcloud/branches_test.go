@@ -10,12 +10,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Ports are the ENIs that are attached to nothing, with what EC2 and Berth's tags say of them.
-func TestPortsOfEC2(t *testing.T) {
+// Ports are the ENIs without an attachment, with their state in EC2 and Berth's tags.
+func TestBranchPorts(t *testing.T) {
 	ctx := t.Context()
 	o := Options{Log: slog.New(slog.DiscardHandler), Progress: func(string) {}}
 	if _, err := NewBranches(ctx, o); err == nil {
-		t.Error("without an EC2")
+		t.Error("NewBranches() without EC2 succeeded")
 	}
 	s := spec.Default()
 	s.Delays = spec.Delays{}
@@ -28,17 +28,17 @@ func TestPortsOfEC2(t *testing.T) {
 	n, err := b.AddNetwork(ctx, Network{Name: "lab"})
 	ok(t, err)
 	if len(n.Subnets) != 2 || n.Subnet("a").ID == "" {
-		t.Errorf("the network is %+v", n)
+		t.Errorf("network = %+v, want two subnets", n)
 	}
 	if _, err := b.AddNetwork(ctx, Network{Name: "none"}); err == nil {
-		t.Error("a network that is not there")
+		t.Error("AddNetwork() of an unknown VPC succeeded")
 	}
 	group, err := b.AddGroup(ctx, "web", Rule{Protocol: "tcp", Port: 80}, Rule{Protocol: "udp"})
 	ok(t, err)
 	ok(t, b.Allow(ctx, group, Rule{Protocol: "icmp"}))
 	g, _ := ec2.Snapshot().Group(group)
 	if len(g.Ingress) != 3 || g.Ingress[0].ToPort != 80 || g.Ingress[1].ToPort != 65535 || g.Ingress[2].FromPort != -1 {
-		t.Errorf("the group is %+v", g)
+		t.Errorf("group = %+v, want rules for port 80, all ports and all protocols", g)
 	}
 
 	node := ec2.Snapshot().Instances[0]
@@ -46,7 +46,7 @@ func TestPortsOfEC2(t *testing.T) {
 	p, err := b.AddPort(ctx, in)
 	ok(t, err)
 	if p.Host != "" || p.Status != "DOWN" || p.Owner != "" || p.Groups[0] != group {
-		t.Errorf("the port is %+v", p)
+		t.Errorf("port = %+v, want an unbound port in the group", p)
 	}
 	ok(t, ec2.CreateTags([]string{p.ID}, vpc.Tags{tagNIC: "d", tagOwner: ownerOfNICs}))
 	trunk, err := ec2.ENIs.Create(vpc.CreateRequest{SubnetID: node.SubnetID, Type: "trunk"})
@@ -58,12 +58,12 @@ func TestPortsOfEC2(t *testing.T) {
 	all, err := b.Ports(ctx)
 	ok(t, err)
 	if len(all) != 1 || all[0].ID != p.ID || all[0].Host != node.Name || all[0].Status != "ACTIVE" || all[0].Owner != berthOwner || all[0].Device != "d" {
-		t.Errorf("the ports are %+v", all)
+		t.Errorf("ports = %+v, want the active port of node", all)
 	}
 	ok(t, b.RemovePort(ctx, p.ID))
 	ok(t, b.RemovePort(ctx, p.ID))
 	if all, err = b.Ports(ctx); err != nil || len(all) != 0 {
-		t.Errorf("left are %+v, %v", all, err)
+		t.Errorf("ports after RemovePort() = %+v, %v; want none", all, err)
 	}
 }
 
@@ -79,11 +79,11 @@ func TestUpperHalf(t *testing.T) {
 		"192.168.0.0/24": "[{192.168.0.128 192.168.0.254}]",
 		"10.1.0.0/20":    "[{10.1.8.0 10.1.15.254}]",
 		"10.1.2.16/28":   "[{10.1.2.24 10.1.2.30}]",
-		"10.1.2.16/29":   "[]", // too few to part
+		"10.1.2.16/29":   "[]", // too small to split
 		"fd00::/64":      "[]",
 	} {
 		if got := fmt.Sprint(upperHalf(netip.MustParsePrefix(cidr))); got != want {
-			t.Errorf("%s: %s, want %s", cidr, got, want)
+			t.Errorf("upperHalf(%s) = %s, want %s", cidr, got, want)
 		}
 	}
 }

@@ -18,20 +18,20 @@ import (
 	"github.com/berthnet/berth/lab/network/ovn"
 )
 
-// keystonePort is where Keystone and, behind it, Neutron are served.
+// keystonePort is the port of Keystone and of Neutron behind it.
 const keystonePort = 5000
 
-// The user that operators are.
+// User of the operators.
 const (
 	user     = "berth"
 	password = "only-the-operator-has-this"
 	project  = "berth"
 )
 
-// Model is the strict fake of Neutron and Keystone, whose networks, ports and groups are
-// realised by OVN: a port is ACTIVE when OVN says that it is up on its host.
+// Model is the strict fake of Neutron and Keystone, with OVN for its networks, ports and groups: a port is ACTIVE when OVN
+// reports it as up on its host.
 type Model struct {
-	// Neutron keeps the state; tests make it fail, return wrong answers and change by itself.
+	// Neutron contains the state; tests inject failures, wrong replies and changes.
 	Neutron *neutronfake.Cloud
 	OVN     *ovn.OVN
 
@@ -43,11 +43,11 @@ type Model struct {
 	opening sync.Mutex // held while the uplink is opened
 
 	mu      sync.Mutex     // guards all below
-	trouble error          // the first that the follower met
-	uplinks map[string]int // which router on the uplink a network has, by the network's ID
+	trouble error          // first error of the follower
+	uplinks map[string]int // router number on the uplink, by network ID
 }
 
-// NewModel starts one without networks.
+// NewModel starts a Model without networks.
 func NewModel(ctx context.Context, o Options) (Cloud, error) {
 	m := &Model{Neutron: neutronfake.New(neutronfake.Options{}), options: o, cancel: func() {}, uplinks: map[string]int{}}
 	m.Neutron.Keystone.AddUser(neutronfake.User{Name: user, Password: password, Project: project})
@@ -72,19 +72,18 @@ func (m *Model) raise(ctx context.Context) (err error) {
 	m.server = httpreply.Server(m.Neutron, m.options.Log.Handler())
 	m.server.ConnState = reset
 	go func() { _ = m.server.Serve(ln) }()
-	m.options.Progress(fmt.Sprintf("Neutron and Keystone, imitated strictly, at %s; OVN, real", m.Access().Endpoint))
+	m.options.Progress(fmt.Sprintf("Neutron and Keystone (strict fakes) at %s, with a real OVN", m.Access().Endpoint))
 	return nil
 }
 
-// reset has a connection end by a reset, which leaves no state that would keep the
-// namespace.
+// reset makes connections end with a reset, which leaves no state that would keep the namespace.
 func reset(c net.Conn, state http.ConnState) {
 	if t, ok := c.(*net.TCPConn); ok && state == http.StateNew {
 		_ = t.SetLinger(0)
 	}
 }
 
-// up is what OVN says of a port.
+// up is OVN's status of a port.
 func (m *Model) up(port string, up bool) {
 	if !up {
 		m.Neutron.Unplug(port)
@@ -97,7 +96,7 @@ func (m *Model) up(port string, up bool) {
 	}
 }
 
-// follow has OVN implement Neutron's state, until ctx ends.
+// follow applies Neutron's state to OVN, until ctx ends.
 func (m *Model) follow(ctx context.Context) {
 	for {
 		select {
@@ -106,7 +105,7 @@ func (m *Model) follow(ctx context.Context) {
 		case <-m.Neutron.Changes():
 		}
 		if err := m.OVN.Apply(ctx, m.state(m.Neutron.Snapshot())); err != nil && ctx.Err() == nil {
-			m.options.Log.Error("OVN does not follow Neutron", "err", err)
+			m.options.Log.Error("failed to apply Neutron's state to OVN", "err", err)
 			m.mu.Lock()
 			m.trouble = errors.Join(m.trouble, err)
 			m.mu.Unlock()
@@ -114,7 +113,7 @@ func (m *Model) follow(ctx context.Context) {
 	}
 }
 
-// state is Neutron's state in OVN's terms.
+// state converts Neutron's state to OVN's.
 func (m *Model) state(b neutronfake.Snapshot) (s ovn.State) {
 	for _, g := range b.Groups {
 		group := ovn.Group{ID: g.ID}
@@ -185,7 +184,7 @@ func (m *Model) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	return n, nil
 }
 
-// join gives a network a router on the uplink, which the first one opens.
+// join gives a network a router on the uplink, which it opens for the first network.
 func (m *Model) join(ctx context.Context, n Network) error {
 	m.opening.Lock()
 	defer m.opening.Unlock()
@@ -194,7 +193,7 @@ func (m *Model) join(ctx context.Context, n Network) error {
 	m.mu.Unlock()
 	if number == 0 {
 		if err := m.OVN.OpenUplink(ctx); err != nil {
-			return fmt.Errorf("lead networks to the outside: %w", err)
+			return fmt.Errorf("connect networks to the outside: %w", err)
 		}
 	}
 	for _, s := range n.Subnets {
@@ -208,7 +207,7 @@ func (m *Model) join(ctx context.Context, n Network) error {
 	return nil
 }
 
-// uplink is the address of a network's router on the uplink; zero if it has none.
+// uplink returns the address of a network's router on the uplink, or zero if it has none.
 func (m *Model) uplink(network string) netip.Prefix {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -236,7 +235,7 @@ func (m *Model) Allow(_ context.Context, group string, in Rule) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("no security group %s", group)
+	return fmt.Errorf("security group %s does not exist", group)
 }
 
 // AddPort implements Cloud.
@@ -277,7 +276,7 @@ func portOfNeutron(p neutronfake.Port) Port {
 func (m *Model) Plugged(ctx context.Context, host string) ([]ovn.Interface, error) {
 	s := m.OVN.Switch(host)
 	if s == nil {
-		return nil, fmt.Errorf("no host %s", host)
+		return nil, fmt.Errorf("host %s does not exist", host)
 	}
 	return s.Interfaces(ctx)
 }

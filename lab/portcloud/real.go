@@ -14,9 +14,9 @@ import (
 	"github.com/berthnet/berth/lab/openstack"
 )
 
-// Real is the real Neutron with the real Keystone.
+// Real is a real Neutron with a real Keystone.
 type Real struct {
-	// OpenStack is all of it: tests end its programs.
+	// OpenStack is the running instance; tests kill its programs.
 	OpenStack *openstack.Cloud
 
 	user openstack.User
@@ -25,18 +25,18 @@ type Real struct {
 	networks []string   // IDs
 }
 
-// NewReal starts one with OVN, without networks.
+// NewReal starts a Real with OVN, without networks.
 func NewReal(ctx context.Context, o Options) (Cloud, error) {
 	return RealWith(openstack.Options{Backend: openstack.OVN})(ctx, o)
 }
 
-// NewHybrid starts one with Neutron's own agent on each host, whose firewall is of iptables, so
-// that a port has a Linux bridge of its own (hybrid plug).
+// NewHybrid starts a Real with Neutron's own agent on each host, whose iptables firewall gives each port a separate Linux
+// bridge (hybrid plug).
 func NewHybrid(ctx context.Context, o Options) (Cloud, error) {
 	return RealWith(openstack.Options{Backend: openstack.Agent})(ctx, o)
 }
 
-// RealWith is NewReal with other options of OpenStack: Backend and AgentDown count.
+// RealWith is NewReal with OpenStack options. Only Backend and AgentDown apply.
 func RealWith(with openstack.Options) func(context.Context, Options) (Cloud, error) {
 	return func(ctx context.Context, o Options) (Cloud, error) {
 		all := with
@@ -92,7 +92,7 @@ func (r *Real) Leave(host string) error {
 // AddNetwork implements Cloud.
 func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	if n.Routed {
-		return n, fmt.Errorf("network %s: the lab's real Neutron has no networks that are routed to the outside", n.Name)
+		return n, fmt.Errorf("network %s: the lab's real Neutron does not support networks that are routed to the outside", n.Name)
 	}
 	made, err := r.OpenStack.AddNetwork(ctx, openstack.Network{Name: n.Name})
 	if err != nil {
@@ -112,8 +112,8 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	return n, nil
 }
 
-// upperHalf has Neutron choose, as it does so at random, no address that a pod may request: a
-// lab's fixed ones are in the lower half. The last one of a subnet is its broadcast address.
+// upperHalf keeps Neutron, which allocates at random, from allocating addresses that a pod may request: a lab's fixed
+// addresses are in the lower half. The last address of a subnet is its broadcast address.
 func upperHalf(cidr netip.Prefix) []openstack.Pool {
 	if !cidr.Addr().Is4() || cidr.Bits() < 16 || cidr.Bits() > 28 {
 		return nil
@@ -201,7 +201,7 @@ func described(p openstack.Port) Port {
 func (r *Real) Plugged(ctx context.Context, host string) ([]ovn.Interface, error) {
 	n := r.node(host)
 	if n == nil {
-		return nil, fmt.Errorf("no host %s", host)
+		return nil, fmt.Errorf("host %s does not exist", host)
 	}
 	return ovn.Interfaces(ctx, n.OVSDB())
 }

@@ -17,24 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Image is the folder from which a machine starts, made by Prepare.
+// Image is the directory from which a machine boots, created by Prepare.
 type Image string
 
-// Environment names an environment variable: the folder of an image, for those who
-// cannot prepare one, since they have no network.
+// Environment is the name of an environment variable with the directory of an image, for users who cannot prepare one
+// because they have no network.
 const Environment = "BERTH_VM_IMAGE"
 
-// kernelPackage is Debian's metapackage of the stock kernel. Not the one for clouds,
-// which lacks 9p.
+// kernelPackage is Debian's metapackage of the stock kernel. The one for clouds lacks 9p.
 const kernelPackage = "linux-image-amd64"
 
 func (i Image) kernel() string  { return filepath.Join(string(i), "vmlinux") }
 func (i Image) initrd() string  { return filepath.Join(string(i), "initrd.img") }
 func (i Image) modules() string { return filepath.Join(string(i), "lib", "modules") }
 
-// Prepare returns the image with Debian's stock kernel, of the version in the machine's package lists. It is made
-// once, from a Debian package that is downloaded and unpacked but not installed, and kept in berth/vm below the user's
-// cache folder; concurrent callers wait. If BERTH_VM_IMAGE is set, its folder is the image. say is called with slow
+// Prepare returns the image with Debian's stock kernel, of the version in the machine's package lists. It is created once,
+// from a Debian package that is downloaded and unpacked but not installed, and stored in berth/vm below the user's cache
+// directory; concurrent callers wait. If BERTH_VM_IMAGE is set, its directory is the image. say is called with slow
 // steps.
 func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if err := supported(); err != nil {
@@ -43,13 +42,13 @@ func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if dir := os.Getenv(Environment); dir != "" {
 		i := Image(dir)
 		if _, err := os.Stat(i.initrd()); err != nil { //nolint:gosec // who runs tests says where the folder is
-			return "", fmt.Errorf("%s is %s, expected a folder that hack/vm.sh --prepare printed: %w", Environment, dir, err)
+			return "", fmt.Errorf("%s is %s, expected a directory that hack/vm.sh --prepare printed: %w", Environment, dir, err)
 		}
 		return i, nil
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("find the folder for the virtual machine's kernel: %w", err)
+		return "", fmt.Errorf("find the directory for the virtual machine's kernel: %w", err)
 	}
 	prepare := func() (Image, error) {
 		k, err := findKernel(ctx)
@@ -57,7 +56,7 @@ func Prepare(ctx context.Context, say func(string)) (Image, error) {
 			return "", err
 		}
 		return prepareIn(ctx, filepath.Join(cache, "berth", "vm"), k, func(ctx context.Context, dir string) error {
-			say("Preparing the virtual machine's kernel once for this version, of the Debian package " + k.name + " " + k.version)
+			say("Preparing the virtual machine's kernel once for this version, from the Debian package " + k.name + " " + k.version)
 			return makeImage(ctx, dir, k)
 		})
 	}
@@ -65,7 +64,7 @@ func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if err == nil || os.Geteuid() != 0 || ctx.Err() != nil {
 		return i, err
 	}
-	// Package lists that were never fetched, or are old, are the usual reason.
+	// Missing or old package lists are the usual reason.
 	apt, missing := program(aptGet)
 	if missing != nil {
 		return "", missing
@@ -80,20 +79,20 @@ func Prepare(ctx context.Context, say func(string)) (Image, error) {
 // kernel is a Debian package with a kernel.
 type kernel struct{ name, version string }
 
-// key names its image: by the version of the kernel, and by how the image is made.
+// key names its image: from the version of the kernel and a hash of how the image is created.
 func (k kernel) key() string {
 	sum := sha256.Sum256(append([]byte("1\n"+strings.Join(bootModules, " ")+"\n"), initScript...))
 	return k.name + "_" + strings.ReplaceAll(k.version, ":", "%3a") + "_" + hex.EncodeToString(sum[:6])
 }
 
-// halfMade is the name of a folder in which an image is being made, or was.
+// halfMade is the prefix of directories with incomplete images.
 const halfMade = "half-made"
 
-// prepareIn returns the image of a kernel below dir, which build makes if it is missing.
+// prepareIn returns the image of a kernel below dir, which build creates if missing.
 func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context.Context, dir string) error) (Image, error) {
 	final := filepath.Join(dir, k.key())
 	if _, err := os.Stat(final); err == nil {
-		return Image(final), nil // complete: it got its name last
+		return Image(final), nil // complete: it gets its name last
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
@@ -106,7 +105,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context
 	if _, err := os.Stat(final); err == nil {
 		return Image(final), nil // another process was first
 	}
-	half := filepath.Join(dir, halfMade) // one's own: the lock is held
+	half := filepath.Join(dir, halfMade) // no other process uses it: the lock is held
 	if err := os.RemoveAll(half); err != nil {
 		return "", err
 	}
@@ -122,7 +121,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context
 	return Image(final), nil
 }
 
-// lock takes the lock of a file, and waits for it.
+// lock locks a file, and waits if necessary.
 func lock(file string) (unlock func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -130,12 +129,12 @@ func lock(file string) (unlock func(), err error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("wait for another that prepares the virtual machine's kernel: %w", err)
+		return nil, fmt.Errorf("wait for another process that prepares the virtual machine's kernel: %w", err)
 	}
 	return func() { _ = f.Close() }, nil
 }
 
-// findKernel asks the machine's package lists which kernel is the stock one.
+// findKernel returns the stock kernel according to the machine's package lists.
 func findKernel(ctx context.Context) (kernel, error) {
 	apt, err := program(aptShow)
 	if err != nil {
@@ -148,8 +147,8 @@ func findKernel(ctx context.Context) (kernel, error) {
 	return parseKernel(string(out))
 }
 
-// parseKernel reads what apt-cache show says of the metapackage, whose one dependency is
-// the package with the kernel: "Depends: linux-image-6.1.0-48-amd64 (= 6.1.172-1)".
+// parseKernel parses the output of apt-cache show for the metapackage, whose one dependency is the package with the kernel:
+// "Depends: linux-image-6.1.0-48-amd64 (= 6.1.172-1)".
 func parseKernel(text string) (kernel, error) {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, "Depends:"); ok {
@@ -162,7 +161,7 @@ func parseKernel(text string) (kernel, error) {
 	return kernel{}, fmt.Errorf("the Debian package %s names no kernel among its dependencies:\n%s", kernelPackage, text)
 }
 
-// makeImage makes the image in dir.
+// makeImage creates the image in dir.
 func makeImage(ctx context.Context, dir string, k kernel) error {
 	deb, err := download(ctx, dir, k)
 	if err != nil {
@@ -191,12 +190,12 @@ func makeImage(ctx context.Context, dir string, k kernel) error {
 	}
 	rd, err := initrd(ctx, dir, version)
 	if err != nil {
-		return fmt.Errorf("make the initrd: %w", err)
+		return fmt.Errorf("create the initrd: %w", err)
 	}
 	return os.WriteFile(Image(dir).initrd(), rd, 0o644)
 }
 
-// download fetches a package into dir and returns its file.
+// download downloads a package into dir and returns its path.
 func download(ctx context.Context, dir string, k kernel) (string, error) {
 	apt, err := program(aptGet)
 	if err != nil {
@@ -214,8 +213,8 @@ func download(ctx context.Context, dir string, k kernel) (string, error) {
 	return debs[0], nil
 }
 
-// unpack writes the modules of a kernel's package below dir, and returns its kernel as a
-// bzImage and its version. Nothing of the package is run.
+// unpack writes the modules of a kernel's package below dir, and returns its kernel as a bzImage and its version. It runs
+// none of the package's scripts.
 func unpack(ctx context.Context, deb, dir string) (image []byte, version string, err error) {
 	dpkg, err := program(dpkgDeb)
 	if err != nil {
@@ -249,7 +248,7 @@ func unpack(ctx context.Context, deb, dir string) (image []byte, version string,
 		return nil, "", err
 	}
 	if image == nil {
-		return nil, "", errors.New("it has no kernel below /boot")
+		return nil, "", errors.New("no kernel below /boot")
 	}
 	return image, version, nil
 }
@@ -277,14 +276,14 @@ func unpackFile(h *tar.Header, data io.Reader, dir string, image *[]byte, versio
 	return errors.Join(err, f.Close())
 }
 
-// wanted selects an eighth of the files of a kernel's package: modules, but of drivers only those of QEMU's devices
-// and of virtual networks.
+// wanted selects an eighth of the files of a kernel's package: modules, but among drivers only those of QEMU's devices and
+// of virtual networks.
 func wanted(name string) bool {
 	_, rest, ok := strings.Cut(name, "lib/modules/")
 	if !ok {
 		return false
 	}
-	_, rest, _ = strings.Cut(rest, "/") // the version
+	_, rest, _ = strings.Cut(rest, "/") // version
 	rest = strings.TrimPrefix(rest, "kernel/")
 	driver, ok := strings.CutPrefix(rest, "drivers/")
 	if !ok {

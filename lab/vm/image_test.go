@@ -25,12 +25,12 @@ func TestParseKernel(t *testing.T) {
 	} {
 		got, err := parseKernel(tt.text)
 		if got != tt.want || (err != nil) != tt.err {
-			t.Errorf("%q: got %v, %v", tt.text, got, err)
+			t.Errorf("parseKernel(%q) = %v, %v; want %v, error %t", tt.text, got, err, tt.want, tt.err)
 		}
 	}
 }
 
-// TestPrepareOnce has concurrent callers prepare an image once, where a killed one has left half an image.
+// TestPrepareOnce has concurrent callers prepare an image once, after a killed process left an incomplete image.
 func TestPrepareOnce(t *testing.T) {
 	dir := t.TempDir()
 	k := kernel{"linux-image-x", "1:2"}
@@ -43,7 +43,7 @@ func TestPrepareOnce(t *testing.T) {
 	}
 	failed := errors.New("no network")
 	if _, err := prepareIn(t.Context(), dir, k, func(context.Context, string) error { return failed }); !errors.Is(err, failed) {
-		t.Fatalf("got %v, want %v", err, failed)
+		t.Fatalf("prepareIn() = %v, want %v", err, failed)
 	}
 	var made atomic.Int32
 	var all sync.WaitGroup
@@ -52,7 +52,7 @@ func TestPrepareOnce(t *testing.T) {
 			i, err := prepareIn(t.Context(), dir, k, func(_ context.Context, dir string) error {
 				made.Add(1)
 				if _, err := os.Stat(Image(dir).kernel()); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("what was left half-made is there: %v", err)
+					t.Errorf("leftovers of the incomplete image exist: %v", err)
 				}
 				return os.WriteFile(Image(dir).kernel(), []byte("whole"), 0o600)
 			})
@@ -61,13 +61,13 @@ func TestPrepareOnce(t *testing.T) {
 				return
 			}
 			if data, err := os.ReadFile(i.kernel()); string(data) != "whole" {
-				t.Errorf("the image has %q, %v", data, err)
+				t.Errorf("kernel of the image = %q, %v; want whole", data, err)
 			}
 		})
 	}
 	all.Wait()
 	if made.Load() != 1 {
-		t.Errorf("the image was made %d times, want once", made.Load())
+		t.Errorf("image was built %d times, want once", made.Load())
 	}
 }
 
@@ -87,16 +87,16 @@ func TestPayload(t *testing.T) {
 		name, want, err string
 		image           []byte
 	}{
-		{"a bzImage", "kernel", "", image(func([]byte) {})},
+		{"bzImage", "kernel", "", image(func([]byte) {})},
 		{"four sectors by default", "", "bytes 3072 to 3078", image(func(b []byte) { b[setupSectsAt] = 0 })},
-		{"something else", "", "no bzImage", image(func(b []byte) { b[headerMagicAt] = 'x' })},
-		{"nothing", "", "no bzImage", nil},
-		{"one of old", "", "boot protocol is 0x207", image(func(b []byte) { b[versionAt]-- })},
-		{"one that is cut off", "", "to 1545", image(func(b []byte) { b[payloadLengthAt] = 9 })},
+		{"not a bzImage", "", "not a bzImage", image(func(b []byte) { b[headerMagicAt] = 'x' })},
+		{"nothing", "", "not a bzImage", nil},
+		{"old bzImage", "", "boot protocol is 0x207", image(func(b []byte) { b[versionAt]-- })},
+		{"truncated bzImage", "", "to 1545", image(func(b []byte) { b[payloadLengthAt] = 9 })},
 	} {
 		got, err := payload(tt.image)
 		if string(got) != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: got %q, %v; want %q, %q", tt.name, got, err, tt.want, tt.err)
+			t.Errorf("%s: payload() = %q, %v; want %q, error %q", tt.name, got, err, tt.want, tt.err)
 		}
 	}
 }
@@ -113,27 +113,27 @@ func TestWanted(t *testing.T) {
 		"share/doc/linux-image-6.1/changelog.gz":                false,
 	} {
 		if got := wanted(name); got != want {
-			t.Errorf("%s: wanted is %v, want %v", name, got, want)
+			t.Errorf("wanted(%s) = %v, want %v", name, got, want)
 		}
 	}
 }
 
-// TestWhatIsMissing checks that errors name what is missing.
-func TestWhatIsMissing(t *testing.T) {
+// Errors name missing programs, their packages, and missing files.
+func TestErrorsNameMissingPrograms(t *testing.T) {
 	if err := rightArchitecture("arm64"); err == nil || !strings.Contains(err.Error(), "arm64") {
-		t.Errorf("on arm64: %v", err)
+		t.Errorf("rightArchitecture(arm64) = %v, want error", err)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := find("no-such-program", "such-package"); err == nil || !strings.Contains(err.Error(), "no-such-program, of the Debian package such-package") {
-		t.Errorf("without a program: %v", err)
+	if _, err := find("no-such-program", "such-package"); err == nil || !strings.Contains(err.Error(), "no-such-program, from the Debian package such-package") {
+		t.Errorf("find() of a missing program = %v, want error with its package", err)
 	}
 	if _, err := os.Stat("/bin/ls"); err == nil {
 		if err := static("/bin/ls"); err == nil || !strings.Contains(err.Error(), "busybox-static") {
-			t.Errorf("of a program with libraries: %v", err)
+			t.Errorf("static() of a dynamically linked program = %v, want error", err)
 		}
 	}
 	t.Setenv(Environment, t.TempDir())
 	if _, err := Prepare(t.Context(), func(string) {}); err == nil || !strings.Contains(err.Error(), Environment) {
-		t.Errorf("with a folder that is no image: %v", err)
+		t.Errorf("Prepare() with a directory that is no image = %v, want error", err)
 	}
 }

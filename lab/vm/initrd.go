@@ -16,11 +16,10 @@ import (
 //go:embed guest/init.sh
 var initScript []byte
 
-// bootModules are those without which the guest has no root.
+// bootModules are the modules that the guest needs for its root.
 var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
 
-// initrd makes the archive that the guest's first root is made of. modules is the root
-// below which /lib/modules/VERSION is.
+// initrd creates the archive for the guest's first root. modules is the root directory above /lib/modules/VERSION.
 func initrd(ctx context.Context, modules, version string) ([]byte, error) {
 	shell, err := program(busybox)
 	if err != nil {
@@ -55,8 +54,7 @@ func initrd(ctx context.Context, modules, version string) ([]byte, error) {
 	return a.bytes(), nil
 }
 
-// withDependencies are the files of bootModules and of those that they need, in the
-// order in which they are loaded.
+// withDependencies returns the files of bootModules and their dependencies, in load order.
 func withDependencies(ctx context.Context, modules, version string) ([]string, error) {
 	path, err := program(probe)
 	if err != nil {

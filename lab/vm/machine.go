@@ -1,13 +1,10 @@
-// Package vm runs commands in a virtual machine: QEMU without KVM, with the stock
-// kernel of Debian and the host's files. It is for tests, demonstrations and
-// benchmarks of what the kernel of the host may lack, such as Foo-over-UDP.
+// Package vm runs commands in a virtual machine: QEMU without KVM, with Debian's stock kernel and the host's files. It is for
+// tests, demonstrations and benchmarks of features that the host's kernel may lack, such as Foo-over-UDP.
 //
-// The guest's root is the host's, read-only by 9p, below a tmpfs that takes what the
-// guest writes; only Shared folders are written to. So programs are built on the host,
-// and run in the guest as they are. The guest learns what to run from a folder, and reports
-// what happens by ports of a serial device, one each for the command's output, its
-// complaints, and the guest's own words (guest/run.sh). It has no network, but for the
-// addresses of the host's loopback that it is given (network.go).
+// The guest's root is the host's, read-only over 9p, below a tmpfs for the guest's writes; only Shared directories are
+// writable. Programs built on the host therefore run unchanged in the guest. The guest reads its job from a directory, and
+// reports on ports of a serial device, one each for the command's output, its standard error, and status messages
+// (guest/run.sh). It has no network, except access to given addresses of the host's loopback (network.go).
 package vm
 
 import (
@@ -37,63 +34,61 @@ const (
 	DefaultMemory = 2048 // MiB
 )
 
-// bootTime is how long a guest may take until its first heartbeat. On a quiet host it boots within
-// five seconds, at a load of 40 within a minute.
+// bootTime is the timeout of a guest's first heartbeat. On an idle host it boots within five seconds, at a load of 40
+// within a minute.
 const bootTime = 2 * time.Minute
 
-// Machine is a virtual machine, which is started for one command.
+// Machine is a virtual machine that runs one command.
 type Machine struct {
 	Image  Image
-	CPUs   int // DefaultCPUs when 0
-	Memory int // in MiB; DefaultMemory when 0; three quarters of it take what the guest writes
+	CPUs   int // default DefaultCPUs
+	Memory int // in MiB; default DefaultMemory; three quarters of it are available for the guest's writes
 
-	// Shared are folders of the host that the guest writes to, by the same paths.
+	// Shared are directories of the host that the guest can write to, at the same paths.
 	Shared []string
 
-	// Reach are addresses of the host's that the guest reaches at HostAddr, by the
-	// same ports. QEMU needs a network namespace for it, and the caller the right to
-	// make one.
+	// Reach are addresses of the host that the guest reaches at HostAddr, at the same ports. QEMU needs a network namespace
+	// for it, and the caller permission to create one.
 	Reach []netip.AddrPort
-	// Offer are TCP ports of the guest's that the host reaches, each by the address of
-	// the host's that it is the value of. That needs the same right.
+	// Offer maps TCP ports of the guest to addresses of the host that lead to them. It needs the same permission.
 	Offer map[uint16]netip.AddrPort
 
-	// Booted is called with how long the guest took until it runs the command; may be nil.
+	// Booted is called with the time until the guest runs the command; may be nil.
 	Booted func(time.Duration)
 
-	// silence is how long the guest may send no heartbeat; patience when 0.
+	// silence is the maximum time between heartbeats of the guest; default patience.
 	silence time.Duration
 }
 
-// Command is what a machine runs, as root.
+// Command is a command that a machine runs as root.
 type Command struct {
 	Argv   []string
-	Env    []string // name=value, all of it; PATH is that of Debian's root when it has none
-	Dir    string   // absolute; / when empty
+	Env    []string // name=value, the whole environment; default PATH is that of root on Debian
+	Dir    string   // absolute; default /
 	Stdout io.Writer
-	Stderr io.Writer // where it is nil or Stdout, both go to Stdout, in order
+	Stderr io.Writer // if nil or equal to Stdout, both go to Stdout, in order
 }
 
 func (c Command) merged() bool { return c.Stderr == nil || c.Stderr == c.Stdout }
 
-// ExitError is that of a command that ended with another code than 0, or by a signal:
-// then the code is 128 and its number, as a shell has it.
+// ExitError is the error of a command that ended with an exit code other than 0, or by a signal: the code is then 128 plus
+// its number, as in a shell.
 type ExitError struct{ Code int }
 
 func (e *ExitError) Error() string {
 	return "the command in the virtual machine ended with exit code " + strconv.Itoa(e.Code)
 }
 
-// Run starts the machine, runs a command there, and waits until the machine has ended. A command that fails is an
-// *ExitError, a machine that locks up a *StoodStillError (see Again). Other errors, with the end of the console, say
-// that the machine did not start or ended before the command. When ctx ends so does the machine, and the cause of ctx
-// is returned. The machine does not outlive the caller.
+// Run starts the machine, runs a command in it, and waits until the machine has ended. A failed command is an *ExitError, a
+// machine that locks up a *StoodStillError (see Again). Other errors, which contain the end of the console, mean that the
+// machine did not start or ended before the command. If ctx ends, the machine ends, and Run returns the cause of ctx. The
+// machine does not outlive the caller.
 func (m Machine) Run(ctx context.Context, c Command) (err error) {
 	if err := supported(); err != nil {
 		return err
 	}
 	if len(c.Argv) == 0 {
-		return errors.New("no command for the virtual machine is given")
+		return errors.New("no command for the virtual machine")
 	}
 	c.fill()
 	path, err := program(qemu)
@@ -139,8 +134,8 @@ func (c *Command) fill() {
 	}
 }
 
-// arguments are QEMU's for a machine whose job is in dir (qemu(1)). Files 3, 4 and 5 of
-// the process are the ports.
+// arguments returns QEMU's arguments for a machine with its job in dir (qemu(1)). Files 3, 4 and 5 of the process are the
+// ports.
 func (m Machine) arguments(dir, console string) []string {
 	cpus, memory := m.CPUs, m.Memory
 	if cpus == 0 {
@@ -154,9 +149,8 @@ func (m Machine) arguments(dir, console string) []string {
 		"-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max",
 		"-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
 		"-kernel", m.Image.kernel(), "-initrd", m.Image.initrd(),
-		// A panic ends the guest at once; its clock is QEMU's, which needs no watch.
-		// On a busy host the kernel's test of the timer's interrupt sees none in its time, and panics: it is
-		// left out (kernel-parameters.txt, no_timer_check).
+		// A panic ends the guest immediately. Its clock is QEMU's, which needs no watchdog. On a busy host the kernel's check of
+		// the timer interrupt fails and panics, so it is disabled (kernel-parameters.txt, no_timer_check).
 		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable audit=0 no_timer_check " + lockups,
 		"-serial", "file:" + escape(console),
 		"-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
@@ -180,10 +174,10 @@ func (m Machine) arguments(dir, console string) []string {
 	return args
 }
 
-// escape makes text the value of one of QEMU's options, whose commas end it.
+// escape escapes text as the value of a QEMU option, which commas would end.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// run runs QEMU until the guest has reported how the command ended.
+// run runs QEMU until the guest has reported the result of the command.
 func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -203,15 +197,15 @@ func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	}
 	defer context.AfterFunc(ctx, p.kill)()
 
-	// They end with QEMU, which holds the other ends.
+	// They end with QEMU, which has the other ends.
 	var copiers sync.WaitGroup
 	for from, to := range map[*os.File]io.Writer{ours[stdoutPort]: c.Stdout, ours[stderrPort]: c.Stderr} {
 		copiers.Go(func() {
 			if to == nil {
-				return // the guest does not use it
+				return // the guest does not read it
 			}
 			if _, err := io.Copy(to, from); err != nil {
-				cancel(fmt.Errorf("write what the command in the virtual machine says: %w", err))
+				cancel(fmt.Errorf("write the output of the command in the virtual machine: %w", err))
 			}
 		})
 	}
@@ -223,8 +217,8 @@ func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 		}
 	})
 	if answer != (words{}) {
-		p.kill() // all that was written has arrived
-	} // else it ends by itself, or by ctx
+		p.kill() // all output has arrived
+	} // otherwise it ends by itself, or with ctx
 	ended := p.wait()
 	copiers.Wait()
 	switch {
@@ -240,20 +234,20 @@ func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	return fmt.Errorf("the virtual machine ended before its command did (%w)\n%s", ended, bytes.TrimSpace(complaints.Bytes()))
 }
 
-// words are what the guest said of itself.
+// words are the status messages of the guest.
 type words struct {
 	exited  bool
-	code    int    // of the command, if it exited
-	trouble string // why the guest does not run it
+	code    int    // exit code of the command, if it has exited
+	trouble string // error that prevents the command
 }
 
-// hear reads from the guest until it closes the connection. Each line is a heartbeat too.
+// hear reads from the guest until it closes the connection. Each line also counts as a heartbeat.
 func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 	lines := bufio.NewScanner(guest)
 	for lines.Scan() {
 		select {
 		case beats <- struct{}{}:
-		default: // one that was not taken yet is enough
+		default: // one pending heartbeat is enough
 		}
 		what, rest, _ := strings.Cut(lines.Text(), " ")
 		switch what {
@@ -262,7 +256,7 @@ func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 		case "exit":
 			code, err := strconv.Atoi(rest)
 			if err != nil {
-				return words{trouble: "it sent no exit code: " + lines.Text()}
+				return words{trouble: "no exit code: " + lines.Text()}
 			}
 			return words{exited: true, code: code}
 		case "trouble":
@@ -275,11 +269,11 @@ func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 //go:embed guest/run.sh
 var runScript []byte
 
-// defaultModules are loaded in every guest: devices that the kernel does not load by
-// itself when netlink asks for them, and those of Foo-over-UDP.
+// defaultModules are loaded in every guest: devices that the kernel does not load by itself when requested over netlink, and
+// those of Foo-over-UDP.
 var defaultModules = []string{"tun", "ipip", "ip6_tunnel", "fou", "fou6"}
 
-// writeJob writes into dir what the guest runs: guest/run.sh, and the file `job` that it reads.
+// writeJob writes the guest's job to dir: guest/run.sh, and the file `job` that it reads.
 func (m Machine) writeJob(dir string, c Command) error {
 	var b strings.Builder
 	set := func(name, value string) { fmt.Fprintf(&b, "%s=%s\n", name, quote(value)) }
@@ -310,5 +304,5 @@ func (m Machine) writeJob(dir string, c Command) error {
 	return os.WriteFile(filepath.Join(dir, "job"), []byte(b.String()), 0o600)
 }
 
-// quote makes one word of the shell of any text.
+// quote quotes any text as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// machine is one with the image of the host.
+// machine returns a machine with the host's image.
 func machine(t *testing.T) Machine {
 	t.Helper()
 	image, err := Prepare(t.Context(), func(what string) { t.Log(what) })
@@ -28,12 +28,12 @@ func machine(t *testing.T) Machine {
 	return Machine{Image: image, Booted: func(took time.Duration) { t.Logf("booted in %v", took.Round(100*time.Millisecond)) }}
 }
 
-// shell is a command.
+// shell returns a shell command.
 func shell(script string, out, complaints io.Writer) Command {
 	return Command{Argv: []string{"sh", "-c", script}, Env: []string{"GREETING=it's $HOME"}, Dir: "/usr/share", Stdout: out, Stderr: complaints}
 }
 
-// exitCode is that of a command, which is wanted to run to its end.
+// exitCode returns the exit code of a command, which must have run.
 func exitCode(t *testing.T, err error) int {
 	t.Helper()
 	var exit *ExitError
@@ -46,7 +46,7 @@ func exitCode(t *testing.T, err error) int {
 	return exit.Code
 }
 
-// greeter answers each connection to a loopback port of the host's.
+// greeter serves a greeting on a loopback port of the host.
 func greeter(t *testing.T) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -67,7 +67,7 @@ func greeter(t *testing.T) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// freeAddr is a loopback port that nobody listens at.
+// freeAddr returns a loopback address with an unused port.
 func freeAddr(t *testing.T) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -89,7 +89,7 @@ func TestMachine(t *testing.T) {
 	m.Reach = []netip.AddrPort{host}
 	m.Offer = map[uint16]netip.AddrPort{8080: offered}
 
-	// The guest goes on when what it wrote first has arrived, and its web server was asked.
+	// The guest continues once its first output has arrived and its web server was called.
 	var answer string
 	out := &awaited{text: "waiting\n", heard: func() {
 		answer = ask(offered)
@@ -105,30 +105,30 @@ func TestMachine(t *testing.T) {
 		exec bash -c 'exec 3<>/dev/tcp/%[3]s/%[4]d; cat <&3; (exec 3<>/dev/tcp/%[3]s/1) 2>/dev/null && echo reaches more; sleep 1000 & exit 7'`,
 		shared, unshared, HostAddr, host.Port()), out, &complaints))
 	if code := exitCode(t, err); code != 7 {
-		t.Errorf("the command ended with %d, want 7", code)
+		t.Errorf("exit code = %d, want 7", code)
 	}
 	if got, want := out.all.String(), "waiting\nit's $HOME, /usr/share, 2 processors, 0\nhello from the host\n"; got != want {
-		t.Errorf("the command printed %q, want %q", got, want)
+		t.Errorf("output = %q, want %q", got, want)
 	}
 	if got, want := complaints.String(), "complaint\nanother\n"; got != want {
-		t.Errorf("the command complained %q, want %q", got, want)
+		t.Errorf("standard error = %q, want %q", got, want)
 	}
 	if !strings.HasPrefix(answer, "HTTP/1") {
-		t.Errorf("the guest's web server answers the host %q", answer)
+		t.Errorf("reply of the guest's web server = %q", answer)
 	}
 	if got, err := os.ReadFile(filepath.Join(shared, "written")); string(got) != "written\n" {
-		t.Errorf("the shared folder has %q, %v", got, err)
+		t.Errorf("content of the shared file = %q, %v", got, err)
 	}
 	if _, err := os.Stat(unshared); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the guest wrote to a folder of the host that is not shared: %v", err)
+		t.Errorf("the guest wrote to a host directory that is not shared: %v", err)
 	}
 }
 
-// awaited reports once when a text was written.
+// awaited calls a function once when a text was written.
 type awaited struct {
 	all   bytes.Buffer
 	text  string
-	heard func() // nil when it was called
+	heard func() // nil after the call
 }
 
 func (a *awaited) Write(p []byte) (int, error) {
@@ -140,7 +140,7 @@ func (a *awaited) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ask asks a web server.
+// ask sends a request to a web server.
 func ask(at netip.AddrPort) string {
 	c, err := net.Dial("tcp", at.String())
 	if err != nil {
@@ -159,13 +159,13 @@ func TestPanic(t *testing.T) {
 	err := machine(t).Run(t.Context(), shell("echo c >/proc/sysrq-trigger", io.Discard, nil))
 	for _, want := range []string{"ended before its command did", "sysrq triggered crash"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q in it", err, want)
+			t.Errorf("Run() = %v, want error containing %q", err, want)
 		}
 	}
 }
 
-// TestEndsByContext checks that a canceled machine leaves nothing behind.
-func TestEndsByContext(t *testing.T) {
+// TestMachineEndsWithContext checks that a canceled machine leaves nothing behind.
+func TestMachineEndsWithContext(t *testing.T) {
 	m := machine(t)
 	t.Setenv("TMPDIR", t.TempDir())
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -176,24 +176,24 @@ func TestEndsByContext(t *testing.T) {
 	enough := errors.New("enough")
 	cancel(enough)
 	if err := <-ended; !errors.Is(err, enough) {
-		t.Errorf("got %v, want the context's cause", err)
+		t.Errorf("Run() = %v, want the context's cause", err)
 	}
 	if left := processes(t); len(left) > 0 {
-		t.Errorf("processes are left: %q", left)
+		t.Errorf("remaining processes: %q", left)
 	}
 	if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) > 0 {
-		t.Errorf("files are left: %v, %v", left, err)
+		t.Errorf("remaining files: %v, %v", left, err)
 	}
 }
 
-// TestEndsWithCaller kills the process that has started a machine: itself, run again.
-func TestEndsWithCaller(t *testing.T) {
+// TestMachineEndsWithCaller kills a process that has started a machine: this test, run again.
+func TestMachineEndsWithCaller(t *testing.T) {
 	const again = "BERTH_TEST_START_MACHINE"
 	if os.Getenv(again) != "" {
 		t.Fatal(machine(t).Run(t.Context(), shell("sleep 1000", io.Discard, nil)))
 	}
 	t.Setenv("TMPDIR", t.TempDir())
-	cmd := exec.Command(os.Args[0], "-test.run=^TestEndsWithCaller$")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestMachineEndsWithCaller$")
 	cmd.Env = append(os.Environ(), again+"=1")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -206,14 +206,14 @@ func TestEndsWithCaller(t *testing.T) {
 	untilProcesses(t, 0)
 }
 
-// untilProcesses waits until n processes of QEMU have files below this test's TMPDIR.
+// untilProcesses waits until n QEMU processes have files below this test's TMPDIR.
 func untilProcesses(t *testing.T, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	for began := time.Now(); len(processes(t)) != n; {
 		if err := poll.Pause(ctx, began, poll.Often); err != nil {
-			t.Fatalf("there are processes %q, want %d", processes(t), n)
+			t.Fatalf("processes = %q, want %d", processes(t), n)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func processes(t *testing.T) (found []string) {
 		t.Fatal(err)
 	}
 	for _, f := range files {
-		line, _ := os.ReadFile(f) // of one that is gone: nothing
+		line, _ := os.ReadFile(f) // empty for a process that has exited
 		if bytes.Contains(line, []byte(qemu)) && bytes.Contains(line, []byte(os.Getenv("TMPDIR"))) {
 			found = append(found, string(line))
 		}

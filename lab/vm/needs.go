@@ -7,7 +7,7 @@ import (
 	"runtime"
 )
 
-// Programs of the host by which a machine is made and run.
+// Programs of the host that create and run a machine.
 const (
 	qemu    = "qemu-system-x86_64"
 	busybox = "busybox"
@@ -19,7 +19,7 @@ const (
 	dpkgDeb = "dpkg-deb"
 )
 
-// packages are the Debian packages that have the programs.
+// packages are the Debian packages of the programs.
 var packages = map[string]string{
 	qemu:    "qemu-system-x86",
 	busybox: "busybox-static",
@@ -31,11 +31,10 @@ var packages = map[string]string{
 	dpkgDeb: "dpkg",
 }
 
-// directories are where programs of Debian are, which a user's PATH may lack.
+// directories are Debian's directories of programs, which a user's PATH may lack.
 var directories = []string{"/usr/sbin/", "/sbin/", "/usr/bin/", "/bin/"}
 
-// program returns the path of one of them. The error of one that is missing names the
-// Debian package that has it.
+// program returns the path of a program. If it is missing, the error names its Debian package.
 func program(name string) (string, error) { return find(name, packages[name]) }
 
 func find(name, debian string) (string, error) {
@@ -47,27 +46,27 @@ func find(name, debian string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("a virtual machine needs the program %s, of the Debian package %s (hack/deps.sh vm installs it)", name, debian)
+	return "", fmt.Errorf("a virtual machine needs the program %s, from the Debian package %s (hack/deps.sh vm installs it)", name, debian)
 }
 
-// rightArchitecture reports whether machines can be run here.
+// rightArchitecture returns an error if machines cannot run on this architecture.
 func rightArchitecture(arch string) error {
 	if arch != "amd64" {
-		return fmt.Errorf("virtual machines are for hosts of architecture amd64, this is %s: their kernel is Debian's for amd64 and their root is the host's", arch)
+		return fmt.Errorf("virtual machines require a host with architecture amd64, this is %s: their kernel is Debian's for amd64, and their root is the host's", arch)
 	}
 	return nil
 }
 
-// static reports whether a program needs no libraries, which an initrd has not.
+// static returns an error if a program needs libraries, which an initrd lacks.
 func static(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
-		return fmt.Errorf("look into %s: %w", path, err)
+		return fmt.Errorf("read %s: %w", path, err)
 	}
 	defer f.Close()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return fmt.Errorf("%s needs libraries: install the Debian package %s in place of the one that has it", path, packages[busybox])
+			return fmt.Errorf("%s needs libraries: install the Debian package %s instead of the one that provides it", path, packages[busybox])
 		}
 	}
 	return nil

@@ -15,15 +15,14 @@ import (
 	"github.com/berthnet/berth/lab/network/forward"
 )
 
-// The guest's link to the host: a network that QEMU plays in user space, which makes
-// connections of the guest's to HostAddr its own to 127.0.0.1 (qemu(1), -netdev user).
-// QEMU is in a network namespace of its own with nothing but lo, where the ports of
-// Reach are listened at and passed on. So nothing else of the host's, and no other
-// network, can be reached from the guest.
+// The guest's link to the host is a network that QEMU emulates in user space: it turns the guest's connections to HostAddr
+// into its own to 127.0.0.1 (qemu(1), -netdev user). QEMU runs in a separate network namespace with nothing but lo, in
+// which the ports of Reach are forwarded to the host. The guest therefore cannot reach other ports of the host or other
+// networks.
 var (
-	// HostAddr is where the guest reaches the host's ports.
+	// HostAddr is the address at which the guest reaches the host's ports.
 	HostAddr = netip.MustParseAddr("198.19.255.2")
-	// GuestAddr is the guest's on that link, which it knows as host0.
+	// GuestAddr is the guest's address on that link, called host0 in the guest.
 	GuestAddr = netip.MustParseAddr("198.19.255.15")
 
 	guestPrefix = netip.PrefixFrom(GuestAddr, 24)
@@ -42,14 +41,14 @@ func (m Machine) networkArguments() []string {
 	return []string{"-netdev", user.String(), "-device", "virtio-net-pci,netdev=host0,romfile="}
 }
 
-// ways are what connections between the host and the guest go by.
+// ways are the forwarders between the host and the guest.
 type ways struct {
 	carried []*forward.Forward
 	netns   *os.File // QEMU's
 }
 
-// enterNetwork moves the calling, locked thread to a new network namespace, from and to which the ways lead until they
-// are closed.
+// enterNetwork moves the calling, locked thread to a new network namespace that the ways connect to the host until they are
+// closed.
 func (m Machine) enterNetwork() (_ *ways, err error) {
 	w, offered := &ways{}, map[uint16]net.Listener{}
 	defer func() {
@@ -69,7 +68,7 @@ func (m Machine) enterNetwork() (_ *ways, err error) {
 		offered[port] = l
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return nil, fmt.Errorf("make a network namespace for the way to the host (this takes root): %w", err)
+		return nil, fmt.Errorf("create a network namespace for the connection to the host (requires root): %w", err)
 	}
 	if w.netns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return nil, err
@@ -84,12 +83,12 @@ func (m Machine) enterNetwork() (_ *ways, err error) {
 		err = netlink.LinkSetUp(lo)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("set up lo for the way to the host: %w", err)
+		return nil, fmt.Errorf("set up lo for the connection to the host: %w", err)
 	}
 	for _, to := range m.Reach {
 		l, err := net.Listen("tcp", netip.AddrPortFrom(loopback, to.Port()).String())
 		if err != nil {
-			return nil, fmt.Errorf("listen for the way to %s: %w", to, err)
+			return nil, fmt.Errorf("listen for connections to %s: %w", to, err)
 		}
 		w.carried = append(w.carried, forward.Start(l, func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", to.String())

@@ -11,23 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ports of the guest's serial device, less one.
+// Ports of the guest's serial device, minus one.
 const (
 	stdoutPort = iota
 	stderrPort
-	wordsPort // what the guest says of itself
+	wordsPort // status messages of the guest
 	ports
 )
 
-// connect gives a process that is not started yet one end of a connection for each port,
-// and returns the other ends.
+// connect gives a process that has not started yet one end of a connection for each port, and returns the other ends.
 func connect(cmd *exec.Cmd) (ours []*os.File, err error) {
 	for range ports {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			closeAll(ours)
 			closeAll(cmd.ExtraFiles)
-			return nil, fmt.Errorf("make a connection to the virtual machine: %w", err)
+			return nil, fmt.Errorf("create a connection to the virtual machine: %w", err)
 		}
 		ours = append(ours, os.NewFile(uintptr(fds[0]), "port"))
 		cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fds[1]), "port"))
@@ -41,16 +40,16 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// process is QEMU's.
+// process is QEMU's process.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has exited
-	err  error         // how it ended; set before done is closed
+	err  error         // its error; set before done is closed
 }
 
-func (p *process) kill() { _ = p.cmd.Process.Kill() } // one that is gone already is what is wanted
+func (p *process) kill() { _ = p.cmd.Process.Kill() } // the process may have exited
 
-// wait returns when the process has exited, and how it ended.
+// wait waits until the process has exited, and returns its error.
 func (p *process) wait() error {
 	<-p.done
 	if p.err == nil {
@@ -59,19 +58,19 @@ func (p *process) wait() error {
 	return p.err
 }
 
-// priority is QEMU's (nice(2)).
+// priority is QEMU's nice value (nice(2)).
 const priority = -10
 
-// start starts QEMU, in a network namespace of its own if the machine has ways to and from the host. The thread that
-// starts it stays, since the kernel ends the process with it (prctl(2), PR_SET_PDEATHSIG).
+// start starts QEMU, in a separate network namespace if the machine has ways to and from the host. The thread that starts it
+// stays, because the kernel kills the process with it (prctl(2), PR_SET_PDEATHSIG).
 func (m Machine) start(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // an interrupt of the terminal's is for the caller
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // an interrupt from the terminal is for the caller
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread has another priority from here on
-		// Emulated, all takes ten times as long: who waits for a machine among others that are
-		// busy would wait for very long. It is no error where this is not permitted.
+		runtime.LockOSThread() // permanently: the thread has another priority from now on
+		// Emulation is ten times slower, so a machine with normal priority would take very long on a busy host. Without
+		// permission, the priority stays unchanged.
 		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, priority)
 		if m.network() {
 			ways, err := m.enterNetwork()

@@ -8,30 +8,29 @@ import (
 	"time"
 )
 
-// lockups are arguments by which the guest's kernel panics, and so ends, when a processor
-// does nothing but the kernel's own work, or RCU makes no progress, for 40 to 50 seconds. The
-// defaults, half of that, are too short for a host that pauses or is busy: emulated, all takes
-// ten times as long, and the guest's clock goes on while QEMU waits for a processor.
+// lockups are kernel arguments that make the guest's kernel panic, and so end, when a processor is stuck in the kernel or RCU
+// makes no progress for 40 to 50 seconds. The defaults, half of that, are too short on a host that pauses or is busy:
+// emulation is ten times slower, and the guest's clock advances while QEMU waits for a processor.
 const lockups = "sysctl.kernel.watchdog_thresh=20 sysctl.kernel.softlockup_panic=1 " +
 	"rcupdate.rcu_cpu_stall_timeout=45 sysctl.kernel.panic_on_rcu_stall=1"
 
-// patience is how long a guest may send no heartbeat. It sends one every five seconds (guest/run.sh).
+// patience is the maximum time between heartbeats. The guest sends one every five seconds (guest/run.sh).
 const patience = time.Minute
 
 const consoleTitle = "The end of the virtual machine's console:\n"
 
-// StoodStillError is that of a machine that locked up: its kernel has found so, or it sent no heartbeat.
+// StoodStillError is the error of a machine that locked up: its kernel has detected it, or it sent no heartbeat.
 type StoodStillError struct {
 	Why     string
-	Console string // its last lines
+	Console string // last lines of the console
 }
 
 func (e *StoodStillError) Error() string {
 	return fmt.Sprintf("the virtual machine stood still (%s)\n%s%s", e.Why, consoleTitle, e.Console)
 }
 
-// Again calls run, and a second time if its machine stood still, which it reports by say. Output, Shared folders and a
-// Kubernetes API keep what the first run wrote, so run starts a new control plane if it uses one.
+// Again calls run, and a second time if its machine stood still, which it reports with say. Output, Shared directories and a
+// Kubernetes API keep what the first run wrote, so run must start a new control plane if it uses one.
 func Again(say func(string), run func() error) error {
 	err := run()
 	var still *StoodStillError
@@ -42,12 +41,11 @@ func Again(say func(string), run func() error) error {
 	return run()
 }
 
-// errSilent is the cause by which watch ends a machine.
+// errSilent is the cause with which watch ends a machine.
 var errSilent = errors.New("no heartbeat")
 
-// watch ends a machine that sends no heartbeat: the first within boot, each other within silence. It counts
-// ticks in place of time: while the whole host stands still there are none, so that a guest which could not run
-// either is not ended.
+// watch ends a machine that sends no heartbeat: the first within boot, each further one within silence. It counts ticks
+// instead of time: while the whole host is paused there are none, so that a guest that could not run either is not ended.
 func watch(ctx context.Context, beats <-chan struct{}, boot, silence time.Duration, end context.CancelCauseFunc) {
 	const tick = time.Second
 	ticker := time.NewTicker(tick)
@@ -66,14 +64,14 @@ func watch(ctx context.Context, beats <-chan struct{}, boot, silence time.Durati
 	end(fmt.Errorf("%w "+when, errSilent, limit))
 }
 
-// panics are why the guest's kernel ends itself when it finds a lockup (kernel/watchdog.c,
+// panics are console messages of a kernel that ends itself because of a lockup (kernel/watchdog.c,
 // kernel/rcu/tree_stall.h).
 var panics = []string{"Kernel panic - not syncing: softlockup", "Kernel panic - not syncing: RCU Stall"}
 
-// findings are what it says before.
+// findings are the preceding console messages.
 var findings = []string{"soft lockup - CPU", "self-detected stall on CPU", "detected stalls on CPUs", "kthread starved for"}
 
-// stoodStill returns the error of a machine that was ended by err, if that was for a lockup, else nil.
+// stoodStill returns the error of a machine that ended with err, if that was because of a lockup, or nil.
 func stoodStill(err error, console string) *StoodStillError {
 	found := ""
 	panicked := false
@@ -94,7 +92,7 @@ func stoodStill(err error, console string) *StoodStillError {
 	case !panicked:
 		return nil
 	case found == "":
-		found = "its kernel panicked for a lockup"
+		found = "its kernel panicked because of a lockup"
 	}
 	return &StoodStillError{found, console}
 }

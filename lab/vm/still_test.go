@@ -13,11 +13,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestWatch ends a guest without heartbeats, and no other.
+// TestWatch ends only guests without heartbeats.
 func TestWatch(t *testing.T) {
 	for name, c := range map[string]struct {
-		first, beats int           // the first heartbeat comes after so many seconds, the others five after each other
-		want         time.Duration // when it is ended
+		first, beats int           // first heartbeat in seconds; further ones follow every 5 s
+		want         time.Duration // time at which it is ended
 		why          string
 	}{
 		"boots":            {first: 119, beats: 1, want: 119*time.Second + patience, why: "no heartbeat for 1m0s"},
@@ -42,7 +42,7 @@ func TestWatch(t *testing.T) {
 				began := time.Now()
 				<-ctx.Done()
 				if after := time.Since(began); after < c.want-5*time.Second || after > c.want+time.Second || context.Cause(ctx).Error() != c.why {
-					t.Errorf("it is ended after %v: %v; want after %v: %s", after, context.Cause(ctx), c.want, c.why)
+					t.Errorf("watch ended the machine after %v: %v; want after %v: %s", after, context.Cause(ctx), c.want, c.why)
 				}
 				_ = says.Close()
 			})
@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestStoodStill distinguishes a lockup from another end by the console.
+// TestStoodStill distinguishes lockups from other ends by the console.
 func TestStoodStill(t *testing.T) {
 	const (
 		soft = "[   67.1] watchdog: BUG: soft lockup - CPU#0 stuck for 45s! [kworker/0:1:22]\n"
@@ -59,7 +59,7 @@ func TestStoodStill(t *testing.T) {
 	ended := errors.New("the virtual machine ended before its command did (exit status 0)")
 	for _, c := range []struct {
 		err           error
-		console, want string // no want: it did not stand still
+		console, want string // empty: no lockup
 	}{
 		{ended, soft + "[   67.2] Kernel panic - not syncing: softlockup: hung tasks\n", "watchdog: BUG: soft lockup - CPU#0 stuck for 45s! [kworker/0:1:22]"},
 		{ended, rcu + "[   99.4] Kernel panic - not syncing: RCU Stall\n", "rcu: INFO: rcu_preempt self-detected stall on CPU"},
@@ -71,14 +71,14 @@ func TestStoodStill(t *testing.T) {
 		got := stoodStill(c.err, c.console)
 		switch {
 		case (got != nil) != (c.want != ""):
-			t.Errorf("%v, console %q: got %v, want %q", c.err, c.console, got, c.want)
+			t.Errorf("stoodStill(%v) with console %q = %v, want %q", c.err, c.console, got, c.want)
 		case got != nil && (got.Why != c.want || got.Console != c.console):
-			t.Errorf("%v, console %q: got %+v, want %q", c.err, c.console, got, c.want)
+			t.Errorf("stoodStill(%v) with console %q = %+v, want %q", c.err, c.console, got, c.want)
 		}
 	}
 }
 
-// TestAgain starts a machine that stood still once more, and no other.
+// TestAgain restarts only machines that stood still, and only once.
 func TestAgain(t *testing.T) {
 	still, other := &StoodStillError{"why", "last words"}, errors.New("other")
 	for _, c := range []struct {
@@ -98,13 +98,14 @@ func TestAgain(t *testing.T) {
 			return c.ends[runs-1]
 		})
 		if runs != len(c.ends) || fmt.Sprint(err) != fmt.Sprint(c.want) || said != c.said {
-			t.Errorf("%v: %d runs, %v, said %q; want %v, %q", c.ends, runs, err, said, c.want, c.said)
+			t.Errorf("Again() with %v: %d runs, error %v, messages %q; want %v, %q", c.ends, runs, err, said, c.want, c.said)
 		}
 	}
 }
 
-// TestLocksUp has a machine whose processes make no progress and, once it is restarted, one whose kernel makes none.
-func TestLocksUp(t *testing.T) {
+// TestMachineThatLocksUpIsRestarted runs a machine whose processes make no progress and, after its restart, one whose
+// kernel makes none.
+func TestMachineThatLocksUpIsRestarted(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 9)
 	m := machine(t)
@@ -112,8 +113,7 @@ func TestLocksUp(t *testing.T) {
 	said, out := "", strings.Builder{}
 	scripts := []string{
 		"for p in /proc/[0-9]*; do case $(cat $p/comm) in sh) kill -STOP ${p#/proc/} ;; esac; done",
-		// A process that leaves no time for the kernel's own threads, as when a processor is stuck. It begins again when there
-		// was nothing for RCU to do then.
+		// This process starves the kernel's own threads, like a stuck processor. It repeats in case RCU was idle.
 		`for name in watchdog_thresh softlockup_panic panic_on_rcu_stall; do cat /proc/sys/kernel/$name; done
 		cd /sys/module/rcupdate/parameters && cat rcu_cpu_stall_timeout && echo 4 >rcu_cpu_stall_timeout
 		sysctl -qw kernel.sched_rt_runtime_us=-1
@@ -128,13 +128,13 @@ func TestLocksUp(t *testing.T) {
 		return m.Run(t.Context(), shell(script, &out, nil))
 	})
 	if want := "the virtual machine stood still (no heartbeat for 10s); starting it once more\n"; !strings.HasPrefix(said, want) {
-		t.Errorf("said %q, want %q", said, want)
+		t.Errorf("messages = %q, want %q", said, want)
 	}
 	var still *StoodStillError
 	if !errors.As(err, &still) || !strings.Contains(still.Why, "rcu") || !strings.Contains(still.Console, "RCU Stall") {
-		t.Errorf("the second ended with %v, want a stall of RCU", err)
+		t.Errorf("second run = %v, want an RCU stall", err)
 	}
 	if got, want := strings.Join(strings.Fields(out.String()), " "), "20 1 1 45"; got != want {
-		t.Errorf("the kernel's settings are %q, want %q", got, want)
+		t.Errorf("kernel settings = %q, want %q", got, want)
 	}
 }

@@ -25,13 +25,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBurstWhileBerthdIsKilled creates pods on all nodes at once while berthd is killed
-// twice on each. All become Ready with their first sandboxes, since an ADD
-// outlives its daemon. The times are for the log: a kubelet starts a container that
-// ended a second time only after 10 s, and pods wait for that, or for as long as
-// crashLoopBackOff.maxContainerRestartPeriod says (docs/operate.md).
+// TestBurstWhileBerthdIsKilled creates pods on all nodes simultaneously while berthd is killed twice on each. All
+// pods become Ready with their first sandboxes, because an ADD outlives the daemon. The times are only logged: a
+// kubelet restarts a container that ended twice after 10 s, or after crashLoopBackOff.maxContainerRestartPeriod
+// (docs/operate.md), and pods wait for that.
 func TestBurstWhileBerthdIsKilled(t *testing.T) {
-	// With addresses for all pods, and as many that cool, from the start.
+	// Start with addresses for all pods, and the same number for cooling ones.
 	w := raise(t, lab.Options{Mode: lab.NodeMode, Nodes: 3, InstanceType: "m5.4xlarge", Kubelets: &lab.Kubelets{Proxy: host.NFTables}})
 	w.rest(t)
 	t.Logf("slowest pod without kills: %v", w.burst(t, "calm", 0))
@@ -40,14 +39,14 @@ func TestBurstWhileBerthdIsKilled(t *testing.T) {
 		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		shorterBackOff(t, h)
-		w.restartDaemon(t, n.Name) // the back-off is a pod's
+		w.restartDaemon(t, n.Name) // the back-off belongs to a pod
 	}
 	w.rest(t)
-	t.Logf("slowest pod with two kills, where the kubelet's back-off is a second at most: %v", w.burst(t, "soon", 2))
+	t.Logf("slowest pod with two kills and a kubelet back-off of at most a second: %v", w.burst(t, "soon", 2))
 }
 
-// burst creates pods on all nodes at once, kills berthd that many times on each meanwhile, and
-// returns how long the slowest took from its creation until it was Ready.
+// burst creates pods on all nodes simultaneously, kills berthd the given number of times on each meanwhile, and
+// returns the longest time from creation to Ready.
 func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Duration) {
 	t.Helper()
 	const pods = 30
@@ -102,9 +101,9 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 	return slowest.Round(time.Millisecond)
 }
 
-// killTimes kills berthd on a node that many times, each time as soon as more of its pods whose names
-// begin with prefix have sandboxes than before, or all. So each berthd has answered some ADDs,
-// and others wait for the next. It returns the times of the kills.
+// killTimes kills berthd on a node the given number of times, each time as soon as more pods of the prefix have
+// sandboxes than before, or all have. So each berthd has answered some ADDs, and others wait for the next one. It
+// returns the times of the kills.
 func (w *world) killTimes(ctx context.Context, node, prefix string, pods, kills int) (at []time.Time, err error) {
 	h, err := w.Machine(node)
 	if err != nil {
@@ -137,7 +136,7 @@ func (w *world) killTimes(ctx context.Context, node, prefix string, pods, kills 
 	return at, nil
 }
 
-// attached counts the sandboxes of a machine whose pods' names begin with prefix.
+// attached counts the sandboxes of a machine for pods with a name prefix.
 func attached(ctx context.Context, r cri.RuntimeServiceClient, prefix string) (count int, err error) {
 	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	for _, s := range list.GetItems() {
@@ -163,7 +162,7 @@ func daemonPID(ctx context.Context, r cri.RuntimeServiceClient) (int, error) {
 	}
 	var of struct{ PID int }
 	if err := json.Unmarshal([]byte(status.Info["info"]), &of); err != nil || of.PID == 0 {
-		return 0, fmt.Errorf("containerd says %q of berthd: want its pid (%w)", status.Info["info"], err)
+		return 0, fmt.Errorf("containerd reports %q for berthd, want its pid (%w)", status.Info["info"], err)
 	}
 	return of.PID, nil
 }

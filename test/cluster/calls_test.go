@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// underCalls calls do while the Service is called, and wants every call to be answered.
+// underCalls runs do while the Service is called, and requires a reply to every call.
 func (w *world) underCalls(t *testing.T, do func()) {
 	t.Helper()
 	figures, err := w.web.UnderCalls(t.Context(), brokenNode, do)
@@ -27,7 +27,7 @@ func (w *world) underCalls(t *testing.T, do func()) {
 	t.Log(figures)
 }
 
-// churn creates and deletes pods on both nodes while do runs. Each becomes Ready, and no two Ready pods share an
+// churn creates and deletes pods on both nodes while do runs. Each pod becomes Ready, and no two Ready pods share an
 // address.
 func (w *world) churn(t *testing.T, do func()) {
 	t.Helper()
@@ -45,7 +45,7 @@ func (w *world) churn(t *testing.T, do func()) {
 					return err
 				}
 				if other, taken := holders.LoadOrStore(address, name); taken {
-					return fmt.Errorf("%s is the address of %s and %s", address, other, name)
+					return fmt.Errorf("%s is the address of both %s and %s", address, other, name)
 				}
 				count.Add(1)
 				holders.Delete(address) // before another pod can get it
@@ -59,7 +59,7 @@ func (w *world) churn(t *testing.T, do func()) {
 	do()
 	stop()
 	if err := workers.Wait(); err != nil || count.Load() < 4 {
-		t.Errorf("%d pods came and went meanwhile: %v", count.Load(), err)
+		t.Errorf("%d pods were created and deleted meanwhile, want at least 4: %v", count.Load(), err)
 	}
 }
 
@@ -89,7 +89,7 @@ func (w *world) goes(ctx context.Context, name string) error {
 	return poll.Until(ctx, func() error {
 		err := w.Kube.Client.Get(ctx, client.ObjectKeyFromObject(p), p)
 		if err == nil {
-			return fmt.Errorf("pod %s is still there", name)
+			return fmt.Errorf("pod %s still exists", name)
 		}
 		return client.IgnoreNotFound(err)
 	})

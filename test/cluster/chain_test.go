@@ -16,11 +16,11 @@ import (
 
 const (
 	hostPort = 31001
-	rate     = 8_000_000 // bits a second
+	rate     = 8_000_000 // bits per second
 )
 
-// chainedPlugins creates a pod with a host port and bandwidth limits. Where machines have no reference plugins, those
-// of Berth's image serve both.
+// chainedPlugins creates a pod with a host port and bandwidth limits. On machines without reference plugins, those in
+// Berth's image provide both.
 func chainedPlugins(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
@@ -29,18 +29,18 @@ func chainedPlugins(t *testing.T, w *world) {
 		if !strings.Contains(conflist, fmt.Sprintf("%q", plugin)) {
 			t.Errorf("%s is not chained: %s", plugin, conflist)
 		}
-		if w.Kubelets.NoCNIPlugins { // those of Berth need no library, so berthd asks them what they speak
+		if w.Kubelets.NoCNIPlugins { // berthd asks Berth's own plugins for their CNI versions
 			if out := sh(t, h, "CNI_COMMAND=VERSION /opt/cni/bin/"+plugin+" </dev/null"); !strings.Contains(out, "1.1.0") {
-				t.Errorf("%s speaks %s", plugin, out)
+				t.Errorf("versions of %s = %s, want 1.1.0 among them", plugin, out)
 			}
 		}
 	}
 	if w.Kubelets.NoCNIPlugins {
 		if !strings.Contains(conflist, "1.1.0") {
-			t.Errorf("the configuration is in an older version: %s", conflist)
+			t.Errorf("CNI configuration has an older version than 1.1.0: %s", conflist)
 		}
 		if got, want := strings.Fields(sh(t, h, "ls /opt/cni/bin")), "bandwidth berth loopback portmap"; strings.Join(got, " ") != want {
-			t.Errorf("plugins %v, want %s", got, want)
+			t.Errorf("plugins = %v, want %s", got, want)
 		}
 	}
 
@@ -52,20 +52,20 @@ func chainedPlugins(t *testing.T, w *world) {
 	w.podReady(t, p.Name)
 	harness.OK(t, w.Kube.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p))
 	url := "http://" + netip.AddrPortFrom(netip.MustParseAddr(p.Status.HostIP), hostPort).String() + "/hostname"
-	harness.Eventually(t, soon, "the host port answers", func() error {
+	harness.Eventually(t, soon, "host port answers", func() error {
 		out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-s", "-m", "5", url) // from another node
 		if err == nil && strings.TrimSpace(out) != p.Name {
-			err = fmt.Errorf("%s answers %q", url, out)
+			err = fmt.Errorf("%s returned %q", url, out)
 		}
 		return err
 	})
 	n, err := w.Node(brokenNode)
 	harness.OK(t, err)
 	if found := harness.RateLimits(t, n.Netns, rate/8); len(found["veth"]) != 1 || len(found["ifb"]) != 1 {
-		t.Errorf("the pod's bandwidth is limited on %v, want a veth for what it gets and an ifb for what it sends", found)
+		t.Errorf("bandwidth limits on %v, want a veth for ingress and an ifb for egress", found)
 	}
 	w.removePods(t, p.Name)
-	harness.Eventually(t, soon, "limits go with the pod", func() error {
+	harness.Eventually(t, soon, "bandwidth limits are removed with the pod", func() error {
 		if found := harness.RateLimits(t, n.Netns, rate/8); len(found) > 0 {
 			return fmt.Errorf("limits are left on %v", found)
 		}

@@ -24,9 +24,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What make e2e has built: folders of images, separated by colons, those of another
-// version of Berth and for another architecture, the helm program,
-// and the folder of containerd 2.
+// Environment variables set by make e2e: directories of images, separated by colons, those of another version of
+// Berth and of another architecture, the helm program, and the directory of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
 	nextVariable       = "BERTH_LAB_IMAGES_NEXT"
@@ -35,7 +34,7 @@ const (
 	containerdVariable = "BERTH_CONTAINERD2"
 )
 
-// needs are the variables without which no test runs.
+// needs lists the environment variables that all tests require.
 var needs = []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -43,11 +42,11 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	for _, name := range needs {
 		if os.Getenv(name) == "" {
-			fmt.Printf("NOT RUN: tests of whole clusters: %s is not set; make e2e builds what it names\nFAIL\n", name)
+			fmt.Printf("NOT RUN: tests of whole clusters: %s is not set; run make e2e, which builds its content\nFAIL\n", name)
 			return 1
 		}
 	}
-	// In the sandbox /sys is of its own and has no cgroups.
+	// In the sandbox /sys is private and has no cgroups.
 	var st unix.Statfs_t
 	if err := unix.Statfs(cgroup.Root, &st); err == nil && st.Type == unix.SYSFS_MAGIC {
 		if err := cgroup.Mount(); err != nil {
@@ -57,24 +56,24 @@ func run(m *testing.M) int {
 		}
 	}
 	if err := sweepDead(); err != nil {
-		fmt.Println("FAIL: remove what an interrupted run has left:", err)
+		fmt.Println("FAIL: remove leftovers of an interrupted run:", err)
 		return 1
 	}
 	return harness.Main(m, "berthctl")
 }
 
-// disks is the folder of the machines' disks.
+// disks is the directory of the machines' disks.
 const disks = "/var/lib/vpclab"
 
 // sweepDead removes the cgroups and disks of interrupted runs, which outlive their sandbox. A lab with a running
-// process in one of its groups is alive.
+// process in one of its cgroups is alive.
 func sweepDead() error {
 	labs, err := filepath.Glob(disks + "/*")
 	errs := []error{err}
 	for _, dir := range labs {
 		id := filepath.Base(dir)
 		groups, _ := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*")
-		alive := len(groups) == 0 // it may be about to begin
+		alive := len(groups) == 0 // it may be about to start
 		for _, g := range groups {
 			some, err := cgroup.Group(filepath.Base(g)).Populated() // also from another sandbox
 			alive = alive || err != nil || some
@@ -83,7 +82,7 @@ func sweepDead() error {
 			continue
 		}
 		_, err := cgroup.Sweep(fabric.Prefix(id), time.Minute)
-		if err == nil { // else somebody may be at work on the disk
+		if err == nil { // otherwise the disk may be in use
 			err = os.RemoveAll(dir)
 		}
 		errs = append(errs, err)
@@ -91,9 +90,8 @@ func sweepDead() error {
 	return errors.Join(errs...)
 }
 
-// TestCluster tries the proofs of `make demo MODE=cluster` with each mode, IP family,
-// runtime and proxy; the clusters of other tests are IPv4-only. Cases do not run in parallel, since each needs the
-// whole machine.
+// TestCluster runs the proofs of `make demo MODE=cluster` with each mode, IP family, runtime and proxy; the clusters
+// of other tests are IPv4-only. Cases do not run in parallel, because each needs the whole machine.
 func TestCluster(t *testing.T) {
 	images := filepath.SplitList(os.Getenv(imagesVariable))
 	for _, tc := range []struct {
@@ -102,7 +100,7 @@ func TestCluster(t *testing.T) {
 		proxy      host.ProxyMode
 		containerd string
 	}{
-		{lab.NodeMode, ipfamily.OnlyIPv6, host.NFTables, ""}, // Debian's
+		{lab.NodeMode, ipfamily.OnlyIPv6, host.NFTables, ""}, // Debian's containerd
 		{lab.OperatorMode, ipfamily.Dual, host.IPTables, os.Getenv(containerdVariable)},
 		{lab.PoolMode, "", host.NFTables, ""},
 		{lab.PortMode, "", host.IPTables, ""},
@@ -128,18 +126,18 @@ func TestCluster(t *testing.T) {
 			t.Log(out.String())
 			checkNothingLeft(t, dir)
 			if now := kernelSettings(t); now != settings {
-				t.Errorf("kernel settings were %s before and are %s", settings, now)
+				t.Errorf("kernel settings = %s, want %s as before", now, settings)
 			}
 		})
 	}
 }
 
-// checkNothingLeft looks for leftovers that the sandbox does not notice.
+// checkNothingLeft checks for leftovers that the sandbox does not detect.
 func checkNothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	id := lab.IDOf(dir)
 	if _, err := os.Stat(dir); err == nil {
-		t.Errorf("%s is still there", dir)
+		t.Errorf("%s still exists", dir)
 	}
 	if left, err := ns.List(fabric.Prefix(id)); err != nil || len(left) > 0 {
 		t.Errorf("network namespaces are left: %v, %v", left, err)
@@ -152,12 +150,12 @@ func checkNothingLeft(t *testing.T, dir string) {
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	harness.OK(t, err)
-	if strings.Contains(string(mounts), id) { // others' labs may be seen, and are none of this test's
+	if strings.Contains(string(mounts), id) { // ignore the mounts of other labs
 		t.Errorf("mounts are left:\n%s", mounts)
 	}
 }
 
-// kernelSettings are the settings that a kubelet changes for the whole machine.
+// kernelSettings returns the settings that a kubelet changes for the whole machine.
 func kernelSettings(t *testing.T) string {
 	t.Helper()
 	var all []string

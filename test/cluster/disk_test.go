@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// sh runs a shell script on a machine, with its mounts and its network.
+// sh runs a shell script in the mount and network namespaces of a machine.
 func sh(t *testing.T, h *host.Host, script string) string {
 	t.Helper()
 	out, err := h.Run(t.Context(), "sh", "-ec", script)
@@ -25,7 +25,7 @@ func (w *world) restartDaemon(t *testing.T, node string) {
 	old, err := w.daemon(t.Context(), node)
 	harness.OK(t, err)
 	w.kubectl(t, "delete", "pod", old.Name, "--namespace="+addons.Namespace)
-	harness.Eventually(t, soon, "another berthd runs on "+node, func() error {
+	harness.Eventually(t, soon, "new berthd runs on "+node, func() error {
 		p, err := w.daemon(t.Context(), node)
 		if err == nil && (len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].State.Running == nil) {
 			return notYet(p.Status.Phase)
@@ -34,13 +34,13 @@ func (w *world) restartDaemon(t *testing.T, node string) {
 	})
 }
 
-// fullState fills the folder of records on a node: pods can be deleted, and new ones wait until there is space.
+// fullState fills the disk with records on a node: pods can be deleted, and new ones wait until there is space.
 func fullState(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	there := w.makePods(t, "before-full", brokenNode, 1)
 	w.podReady(t, there...)
-	// The folder becomes a small file system of its own, seen by the next berthd.
+	// The directory becomes a separate small file system, used by the next berthd.
 	sh(t, h, `cp -a /run/berth /run/berth.was; mount -t tmpfs -o size=1m tmpfs /run/berth; cp -a /run/berth.was/. /run/berth/`)
 	w.restartDaemon(t, brokenNode)
 	w.rest(t)
@@ -54,7 +54,7 @@ func fullState(t *testing.T, w *world) {
 	if ready, why, err := w.nodeReady(t.Context(), brokenNode); err != nil || !ready {
 		t.Errorf("the node is not Ready: %s, %v", why, err)
 	}
-	w.removePods(t, there...) // also without room
+	w.removePods(t, there...) // works without free space, too
 
 	sh(t, h, `rm /run/berth/fill`)
 	w.podReady(t, waits...)
@@ -65,7 +65,7 @@ func fullState(t *testing.T, w *world) {
 	w.removePods(t, waits...)
 }
 
-// fullPlugins leaves no space for the plugin: pods wait until there is some.
+// fullPlugins leaves no space for the CNI plugin: pods wait until there is some.
 func fullPlugins(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)

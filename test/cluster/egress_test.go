@@ -28,14 +28,14 @@ import (
 
 func init() { needs = []string{imagesVariable} }
 
-// shop is the namespace of clients.
+// shop is the namespace of the clients.
 const shop = "shop"
 
-// internet is the Egress that they use.
+// internet is the Egress that the clients use.
 var internet = types.NamespacedName{Namespace: "egress", Name: "internet"}
 
-// TestEgress has gateways and clients as users have them: installed by the chart, with the privileges that it grants,
-// run by containerd and kubelets, with Services by kube-proxy. It needs a kernel with Foo-over-UDP, and runs in the
+// TestEgress runs gateways and clients like users do: installed from the chart, with the privileges that it grants,
+// run by containerd and kubelets, with Services by kube-proxy. It needs a kernel with Foo-over-UDP, so it runs in the
 // virtual machine (hack/egress-cluster.sh).
 func TestEgress(t *testing.T) {
 	w := raiseEmpty(t, lab.Options{Mode: lab.PoolMode, Egress: true, Pools: lab.EgressPools(), Kubelets: &lab.Kubelets{}, Progress: func(line string) { t.Log(line) }})
@@ -69,15 +69,15 @@ func TestEgress(t *testing.T) {
 		harness.Eventually(t, soon, "pod "+name+" is Ready", func() error { return w.isReady(ctx, shop, name) })
 	}
 
-	t.Run("a client is seen as a gateway, another pod as itself", func(t *testing.T) {
+	t.Run("source address of a client and of another pod", func(t *testing.T) {
 		w.seenBy(t, "named", gateways)
 		w.seenBy(t, "plain", w.own(t, "plain"))
 	})
-	t.Run("kubectl shows it", func(t *testing.T) {
+	t.Run("kubectl get", func(t *testing.T) {
 		w.shows(t, []string{internet.Name, "GatewaysReady"}, "get", "egresses", "--namespace", internet.Namespace)
 		w.shows(t, []string{"named", "SetUp"}, "get", "egressclients", "--namespace", shop)
 	})
-	t.Run("by the Service and kube-proxy", func(t *testing.T) {
+	t.Run("tunnel to the Service", func(t *testing.T) {
 		w.editEgress(t, func(s *v1alpha1.EgressSpec) { s.TunnelTo, s.FouSourcePortAuto = v1alpha1.TunnelToService, true })
 		service := &corev1.Service{}
 		harness.OK(t, w.Kube.Client.Get(ctx, internet, service))
@@ -91,12 +91,12 @@ func TestEgress(t *testing.T) {
 		w.leads(t, "named", direct...)
 		w.seenBy(t, "named", gateways)
 	})
-	t.Run("a daemon is replaced", func(t *testing.T) {
+	t.Run("daemon replaced", func(t *testing.T) {
 		p, err := w.daemon(ctx, brokenNode)
 		harness.OK(t, err)
 		harness.OK(t, w.Kube.Client.Delete(ctx, p))
 		w.seenBy(t, "named", gateways)
-		harness.Eventually(t, soon, "another berthd is ready", func() error {
+		harness.Eventually(t, soon, "new berthd is ready", func() error {
 			now, err := w.daemon(ctx, brokenNode)
 			if err != nil {
 				return err
@@ -105,32 +105,32 @@ func TestEgress(t *testing.T) {
 		})
 		w.seenBy(t, "named", gateways)
 	})
-	t.Run("gateways are replaced by a rollout restart", func(t *testing.T) {
+	t.Run("rollout restart of the gateways", func(t *testing.T) {
 		w.kubectl(t, "rollout", "restart", "deployment/"+internet.Name, "--namespace", internet.Namespace)
 		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, 2*soon), internet.Namespace, internet.Name))
-		// Those of before may serve what they have for a while.
-		harness.Eventually(t, soon, "others are seen", func() error {
+		// Old gateways may serve existing connections for a while.
+		harness.Eventually(t, soon, "source address of a new gateway", func() error {
 			now := w.gatewaysNow(t)
 			for a := range gateways {
 				delete(now, a)
 			}
 			if len(now) != 4 {
-				return fmt.Errorf("new gateways have %v", slices.Collect(maps.Keys(now)))
+				return fmt.Errorf("new gateways have %v, want four addresses", slices.Collect(maps.Keys(now)))
 			}
 			w.seenBy(t, "named", now)
 			return nil
 		})
 	})
-	t.Run("nothing of it stays", func(t *testing.T) {
+	t.Run("cleanup", func(t *testing.T) {
 		harness.OK(t, w.Kube.Client.Delete(ctx, e))
-		harness.Eventually(t, soon, "the pod is seen as itself", func() error { return w.isSeenBy(ctx, "named", w.own(t, "named")) })
-		harness.Eventually(t, soon, "no gateway is left", func() error {
+		harness.Eventually(t, soon, "source address of the pod itself", func() error { return w.isSeenBy(ctx, "named", w.own(t, "named")) })
+		harness.Eventually(t, soon, "all gateways are deleted", func() error {
 			pods := &corev1.PodList{}
 			if err := w.Kube.Client.List(ctx, pods, client.InNamespace(internet.Namespace)); err != nil {
 				return err
 			}
 			if len(pods.Items) > 0 {
-				return fmt.Errorf("there are %d pods", len(pods.Items))
+				return fmt.Errorf("%d pods are left", len(pods.Items))
 			}
 			return nil
 		})
@@ -139,13 +139,13 @@ func TestEgress(t *testing.T) {
 		out := w.kubectl(t, "logs", "--namespace", addons.Namespace, "--selector=app.kubernetes.io/name="+name, "--tail=-1", "--prefix")
 		for line := range strings.Lines(out) {
 			if strings.Contains(line, "level=ERROR") || strings.Contains(line, "panic") {
-				t.Errorf("%s says: %s", name, line)
+				t.Errorf("%s logged: %s", name, line)
 			}
 		}
 	}
 }
 
-// tellGateways logs the output of gateways, terminated ones included.
+// tellGateways logs the output of gateways, including terminated ones.
 func (w *world) tellGateways(t *testing.T) {
 	for _, more := range []string{"--previous=true", "--previous=false"} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -168,7 +168,7 @@ func (w *world) gateways(t *testing.T, n int) map[netip.Addr]string {
 	return addrs
 }
 
-// gatewaysNow are the addresses of the gateways that are not terminating.
+// gatewaysNow returns the addresses of the gateways that are not terminating.
 func (w *world) gatewaysNow(t *testing.T) map[netip.Addr]string {
 	t.Helper()
 	e, err := w.Kube.Egress(t.Context(), internet)
@@ -184,7 +184,7 @@ func (w *world) gatewaysNow(t *testing.T) map[netip.Addr]string {
 	return addrs
 }
 
-// own are a pod's addresses.
+// own returns a pod's addresses.
 func (w *world) own(t *testing.T, name string) map[netip.Addr]string {
 	t.Helper()
 	p := &corev1.Pod{}
@@ -196,12 +196,12 @@ func (w *world) own(t *testing.T, name string) map[netip.Addr]string {
 		}
 	}
 	if len(addrs) != 2 {
-		t.Fatalf("pod %s has %v, want an address of each family", name, p.Status.PodIPs)
+		t.Fatalf("addresses of pod %s = %v, want one of each family", name, p.Status.PodIPs)
 	}
 	return addrs
 }
 
-// isSeenBy asks the host outside from a pod, by both families. The host must see one of these addresses.
+// isSeenBy calls the outside host from a pod, in both families. The host must see one of the given source addresses.
 func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]string) error {
 	var errs []error
 	for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
@@ -213,20 +213,20 @@ func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]str
 		}
 		r, err := echo.Parse(out)
 		if err == nil && by[r.You] == "" {
-			err = fmt.Errorf("%s sees pod %s as %s, want one of %v", to, name, r.You, slices.Collect(maps.Keys(by)))
+			err = fmt.Errorf("%s sees pod %s with the address %s, want one of %v", to, name, r.You, slices.Collect(maps.Keys(by)))
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// leads waits until a client's tunnel leads to one of these addresses.
+// leads waits until a client's tunnel leads to one of the given addresses.
 func (w *world) leads(t *testing.T, name string, to ...string) {
 	t.Helper()
 	harness.Eventually(t, soon, fmt.Sprintf("the tunnel of pod %s leads to %v", name, to), func() error {
 		out, err := w.Kube.Kubectl(t.Context(), "exec", "--namespace", shop, name, "--", "ip", "route", "show", "table", "117")
 		if err == nil && !slices.ContainsFunc(to, func(a string) bool { return strings.Contains(out, " via "+a+" ") }) {
-			err = fmt.Errorf("its routes are\n%s", out)
+			err = fmt.Errorf("routes:\n%s", out)
 		}
 		return err
 	})
@@ -234,5 +234,5 @@ func (w *world) leads(t *testing.T, name string, to ...string) {
 
 func (w *world) seenBy(t *testing.T, name string, by map[netip.Addr]string) {
 	t.Helper()
-	harness.Eventually(t, soon, "pod "+name+" is seen", func() error { return w.isSeenBy(t.Context(), name, by) })
+	harness.Eventually(t, soon, "source address of pod "+name, func() error { return w.isSeenBy(t.Context(), name, by) })
 }

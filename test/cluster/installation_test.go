@@ -15,13 +15,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// foreignTag is that of images for another architecture.
+// foreignTag is the tag of images for another architecture.
 const foreignTag = "lab-foreign"
 
 func notYet(what any) error { return fmt.Errorf("not yet: %v", what) }
 
-// foreignImage rolls out images for another architecture: the update stops at the first node, whose pods keep running,
-// and the chart's former values end it.
+// foreignImage rolls out images for another architecture: the update stops at the first node, whose pods keep
+// running, until the chart's former values are applied.
 func foreignImage(t *testing.T, w *world) {
 	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
 	harness.OK(t, errors.Join(err, atLeastOne(archives)))
@@ -29,7 +29,7 @@ func foreignImage(t *testing.T, w *world) {
 		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		for _, archive := range archives {
-			// As from a registry, which has it for that platform only.
+			// Import them as if pulled from a registry that has only that platform.
 			_, err := h.Run(t.Context(), "ctr", "--namespace=k8s.io", "image", "import", "--all-platforms", "--no-unpack", archive)
 			harness.OK(t, err)
 		}
@@ -37,12 +37,12 @@ func foreignImage(t *testing.T, w *world) {
 	w.underCalls(t, func() {
 		harness.OK(t, w.Chart.Install(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
 		var broken []string
-		harness.Eventually(t, soon, "the kubelet refuses the image", func() error {
+		harness.Eventually(t, soon, "kubelet rejects the image", func() error {
 			broken, err = w.refusals(t)
 			return errors.Join(err, atLeastOne(broken))
 		})
 		if len(broken) > 1 {
-			t.Errorf("the update did not halt at the first node: %v", broken)
+			t.Errorf("the update did not stop at the first node: %v", broken)
 		}
 		t.Log(broken)
 		daemon, err := w.daemon(t.Context(), strings.Split(broken[0], ":")[0])
@@ -56,17 +56,17 @@ func foreignImage(t *testing.T, w *world) {
 
 func atLeastOne(list []string) error {
 	if len(list) == 0 {
-		return errors.New("there is none")
+		return errors.New("no rejection yet")
 	}
 	return nil
 }
 
-// refusals are the kubelets' reasons why they cannot run containers of berthd.
+// refusals returns the kubelets' reasons why they cannot run containers of berthd.
 func (w *world) refusals(t *testing.T) (said []string, err error) {
 	for _, n := range w.Nodes() {
 		p, err := w.daemon(t.Context(), n.Name)
 		if err != nil {
-			continue // between two pods
+			continue // between the old and the new pod
 		}
 		for _, c := range p.Status.ContainerStatuses {
 			if s := c.State.Waiting; s != nil && s.Reason != "ContainerCreating" {
@@ -80,14 +80,14 @@ func (w *world) refusals(t *testing.T) (said []string, err error) {
 	return said, nil
 }
 
-// missingKind deletes the CRD of NodeNetworks, and all of them with it: pods keep running, and the objects return with
-// the CRD.
+// missingKind deletes the CRD of NodeNetworks, and all of them with it: pods keep running, and the objects are
+// recreated once the CRD is back.
 func missingKind(t *testing.T, w *world) {
 	w.underCalls(t, func() {
 		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
 		w.saysAll(t, "lacks kinds of Berth's: apply deploy/chart")
 		harness.OK(t, w.Chart.Install(t.Context(), nil))
-		harness.Eventually(t, soon, "every node has its object again", func() error {
+		harness.Eventually(t, soon, "every node has its NodeNetwork again", func() error {
 			list, err := w.Kube.NodeNetworks(t.Context())
 			if err == nil && len(list) < len(w.Nodes()) {
 				err = notYet(len(list))
@@ -99,7 +99,7 @@ func missingKind(t *testing.T, w *world) {
 }
 
 // olderKind patches a CRD so that it lacks fields that the programs write. Helm refuses to overwrite the change
-// without being forced.
+// unless forced.
 func olderKind(t *testing.T, w *world) {
 	version := "/spec/versions/0/schema/openAPIV3Schema/properties/"
 	var patch []string
@@ -110,12 +110,12 @@ func olderKind(t *testing.T, w *world) {
 		w.kubectl(t, "patch", "crd", "nodenetworks.berth.dev", "--type=json", "--patch=["+strings.Join(patch, ",")+"]")
 		w.comesAndGoes(t)
 		if err := w.Chart.Install(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
-			t.Errorf("helm upgrade: %v, want it to name who has changed the definition", err)
+			t.Errorf("helm upgrade: error = %v, want one that names the conflicting field manager", err)
 		}
 		_, err := w.Chart.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace,
 			"--reuse-values", "--force-conflicts")
 		harness.OK(t, err)
-		harness.Eventually(t, soon, "the definition is whole again", func() error {
+		harness.Eventually(t, soon, "CRD is complete again", func() error {
 			out, err := w.Kube.Kubectl(t.Context(), "explain", "nodenetworks.status.ipam.waiting")
 			return errors.Join(err, contains(out, "waiting"))
 		})
@@ -125,13 +125,13 @@ func olderKind(t *testing.T, w *world) {
 
 func contains(text, word string) error {
 	if !strings.Contains(text, word) {
-		return fmt.Errorf("%q is not in %q", word, text)
+		return fmt.Errorf("%q not found in %q", word, text)
 	}
 	return nil
 }
 
-// missingRole deletes the programs' role bindings: pods keep running, nodes assign the addresses that they have, and
-// applying the chart again repairs it.
+// missingRole deletes the programs' role bindings: pods keep running, nodes assign their existing addresses, and
+// applying the chart again repairs the installation.
 func missingRole(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
@@ -148,10 +148,10 @@ func missingRole(t *testing.T, w *world) {
 	w.comesAndGoes(t)
 }
 
-// saysAll waits until logs of Berth's pods, or events of them, contain some words.
+// saysAll waits until logs or events of Berth's pods contain some words.
 func (w *world) saysAll(t *testing.T, words string) {
 	t.Helper()
-	harness.Eventually(t, soon, "what a person sees", func() error {
+	harness.Eventually(t, soon, "logs and events", func() error {
 		events, err := w.Kube.Kubectl(t.Context(), "get", "events", "--namespace="+addons.Namespace)
 		logs, logErr := w.Kube.Kubectl(t.Context(), "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=40", "--prefix", "--ignore-errors")
 		if strings.Contains(events+logs, words) {
@@ -162,11 +162,11 @@ func (w *world) saysAll(t *testing.T, words string) {
 			}
 			return nil
 		}
-		return errors.Join(err, logErr, fmt.Errorf("nobody says %q", words))
+		return errors.Join(err, logErr, fmt.Errorf("no log or event contains %q", words))
 	})
 }
 
-// comesAndGoes waits until the cluster is at rest, and creates and deletes pods.
+// comesAndGoes waits until the cluster is at rest, and then creates and deletes pods.
 func (w *world) comesAndGoes(t *testing.T) {
 	t.Helper()
 	w.rest(t)

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// berth runs `kubectl berth`, which must end with a code: 0, or 2 if it found a problem.
+// berth runs `kubectl berth` and checks its exit code: 0, or 2 if it found a problem.
 func (w *world) berth(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	out, err := w.Kube.Kubectl(t.Context(), append([]string{"berth", "--quiet"}, args...)...)
@@ -33,7 +33,7 @@ func (w *world) berth(t *testing.T, code int, args ...string) string {
 		harness.OK(t, err)
 	}
 	if got != code {
-		t.Errorf("kubectl berth %s ends with %d, want %d:\n%s", strings.Join(args, " "), got, code, out)
+		t.Errorf("exit code of kubectl berth %s = %d, want %d:\n%s", strings.Join(args, " "), got, code, out)
 	}
 	return out
 }
@@ -61,12 +61,12 @@ func kubectlBerth(t *testing.T, w *world) {
 	}
 	mode := map[lab.Mode]diagnose.Mode{lab.NodeMode: diagnose.NodeMode, lab.OperatorMode: diagnose.OperatorMode, lab.PoolMode: diagnose.PoolMode}[w.Mode]
 
-	var details []string // the objects are enough
+	var details []string // the objects have enough details
 	if w.Mode == lab.PoolMode {
 		details = []string{"--details"}
 	}
 	w.rest(t)
-	harness.Eventually(t, soon, "all is well, and reports follow the pods that went", func() error {
+	harness.Eventually(t, soon, "reported usage matches the remaining pods", func() error {
 		out, err := w.Kube.Kubectl(t.Context(), append([]string{"berth", "--quiet", "status", "--output=json"}, details...)...)
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
@@ -79,45 +79,45 @@ func kubectlBerth(t *testing.T, w *world) {
 	})
 	s := berthJSON[kubectl.Status](t, w, 0, append([]string{"status"}, details...)...)
 	if !s.Healthy || len(s.Nodes) != len(w.Nodes()) || !slices.Equal(s.Modes, []diagnose.Mode{mode}) || s.Totals.Used != used[calmNode]+used[brokenNode] {
-		t.Errorf("status %+v, want %v addresses in use", s, used)
+		t.Errorf("status = %+v, want %v addresses in use", s, used)
 	}
 	for _, n := range s.Nodes {
 		if !n.Daemon.Ready || n.Ready != "True" || n.Mode != mode || len(n.Trouble) > 0 || n.Addresses == nil || n.Addresses.Used != used[n.Name] || n.Addresses.Waiting != 0 {
-			t.Errorf("node %s: %+v %+v, want %d in use", n.Name, n, n.Addresses, used[n.Name])
+			t.Errorf("node %s = %+v with addresses %+v, want a healthy node with %d in use", n.Name, n, n.Addresses, used[n.Name])
 		}
 		if isVPC := w.Mode != lab.PoolMode; isVPC && (n.ENIs == 0 || n.InstanceID == "") || !isVPC && n.Blocks == 0 {
 			t.Errorf("node %s has no ENI or block: %+v", n.Name, n)
 		}
 	}
 	if w.Mode != lab.NodeMode && (s.Operator == nil || s.Operator.Ready != w.OperatorCount || s.Operator.Leader == "") {
-		t.Errorf("operator %+v", s.Operator)
+		t.Errorf("operator status = %+v, want all operators ready and a leader", s.Operator)
 	}
 	if d := berthJSON[kubectl.NodeDetails](t, w, 0, "node", calmNode); d.Document == nil || len(d.Document.Allocated) != used[calmNode] {
-		t.Errorf("node %s: %+v", calmNode, d)
+		t.Errorf("details of node %s = %+v, want all its addresses in use", calmNode, d)
 	}
 
 	d := berthJSON[kubectl.PodDetails](t, w, 0, "pod", inDefault+"/"+clientName)
 	if d.Diagnosis.Verdict != diagnose.Works || len(d.Attachments) != 1 || !d.Attachments[0].Checked || d.Attachments[0].Fault != "" ||
 		!slices.Contains(d.Addresses, d.Attachments[0].Address.String()) {
-		t.Errorf("pod %s: %+v", clientName, d)
+		t.Errorf("details of pod %s = %+v, want one checked attachment without a fault", clientName, d)
 	}
 	pools := berthJSON[kubectl.Pools](t, w, 0, "pools")
 	if isPool := w.Mode == lab.PoolMode; isPool != (len(pools.Pools) > 0) || isPool && (pools.Pools[0].Name != "default" || len(pools.Pools[0].Trouble) > 0) {
-		t.Errorf("pools %+v", pools)
+		t.Errorf("pools = %+v, want only a healthy pool \"default\", and only in pool mode", pools)
 	}
 	top := berthJSON[kubectl.Top](t, w, 0, append([]string{"top"}, details...)...)
 	for _, n := range top.Nodes {
 		if n.Used != used[n.Name] {
-			t.Errorf("top says that %s has %d in use, want %d", n.Name, n.Used, used[n.Name])
+			t.Errorf("top: addresses in use on %s = %d, want %d", n.Name, n.Used, used[n.Name])
 		}
 	}
 	if len(top.Nodes) != len(w.Nodes()) || w.Mode != lab.PoolMode && (len(top.ENIs) == 0 || len(top.Subnets) == 0) {
-		t.Errorf("top %+v", top)
+		t.Errorf("top = %+v, want all nodes, and ENIs and subnets except in pool mode", top)
 	}
 	w.withoutAddress(t)
 }
 
-// withoutAddress creates pods that get no address, and checks the reasons that `kubectl berth pod` gives.
+// withoutAddress creates pods that get no address, and checks the reasons given by `kubectl berth pod`.
 func (w *world) withoutAddress(t *testing.T) {
 	t.Helper()
 	nowhere := plainPod("nowhere", "no-such-node")
@@ -138,7 +138,7 @@ func (w *world) withoutAddress(t *testing.T) {
 		return
 	}
 
-	// No subnet has an address left, and more pods come than the node has addresses for.
+	// No subnet has a free address, and more pods are created than the node has addresses for.
 	for _, action := range []string{"CreateNetworkInterface", "AssignPrivateIpAddresses"} {
 		remove, err := w.Cloud.API.Inject(spec.Fault{Action: action, Kind: "error", Status: 400, Code: "InsufficientFreeAddressesInSubnet", Message: "there are too few free addresses"})
 		harness.OK(t, err)
@@ -147,14 +147,14 @@ func (w *world) withoutAddress(t *testing.T) {
 	doc := berthJSON[kubectl.NodeDetails](t, w, 0, "node", brokenNode).Document
 	names := w.makePods(t, "short", brokenNode, doc.Totals.Available+doc.Totals.Cooling+2)
 	var waits string
-	harness.Eventually(t, soon, "a pod waits", func() error {
+	harness.Eventually(t, soon, "a pod is waiting", func() error {
 		for _, name := range names {
 			if d, err := w.diagnosis(t, name); err == nil && len(d.Waiting) > 0 && d.Waiting[0].Message != "" {
 				waits = name
 				return nil
 			}
 		}
-		return errors.New("none does")
+		return errors.New("no pod is waiting")
 	})
 	verdict := diagnose.Waiting
 	if w.Mode == lab.OperatorMode {
@@ -172,7 +172,7 @@ func (w *world) withoutAddress(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it is not: %s", out)
+		return fmt.Errorf("no shortage: %s", out)
 	})
 	w.shows(t, []string{"WaitingForAddress", waits}, "berth", "events")
 	w.Cloud.API.ClearFaults()
@@ -182,7 +182,7 @@ func (w *world) withoutAddress(t *testing.T) {
 	w.rest(t)
 }
 
-// withoutPool creates pods of a pool that does not exist, and of one without a free block.
+// withoutPool creates pods that use a pool that does not exist, and one without a free block.
 func (w *world) withoutPool(t *testing.T) {
 	t.Helper()
 	small := lab.Pool("small", 3, v1alpha1.PoolSubnet{IPv4: "10.77.0.0/29"}) // one block
@@ -200,7 +200,7 @@ func (w *world) withoutPool(t *testing.T) {
 	w.finds(t, unknown, diagnose.NoPool, "no-such-pool")
 	w.finds(t, late, diagnose.PoolExhausted, small.Name)
 	if d, err := w.diagnosis(t, late); err != nil || len(d.Waiting) == 0 || d.Waiting[0].Message == "" {
-		t.Errorf("its node does not say why it waits: %+v, %v", d.Waiting, err)
+		t.Errorf("diagnosis gives no reason why the pod is waiting: %+v, %v", d.Waiting, err)
 	}
 	if table := w.berth(t, 2, "pools", small.Name); !strings.Contains(table, small.Name) {
 		t.Errorf("the table lacks the pool:\n%s", table)
@@ -210,7 +210,7 @@ func (w *world) withoutPool(t *testing.T) {
 	w.rest(t)
 }
 
-// diagnosis is the diagnosis of a pod.
+// diagnosis returns the diagnosis of a pod.
 func (w *world) diagnosis(t *testing.T, name string) (d kubectl.PodDetails, err error) {
 	t.Helper()
 	out, err := w.Kube.Kubectl(t.Context(), "berth", "--quiet", "pod", inDefault+"/"+name, "--output=json")
@@ -220,13 +220,13 @@ func (w *world) diagnosis(t *testing.T, name string) (d kubectl.PodDetails, err 
 	return d, errors.Join(err, json.Unmarshal([]byte(out), &d))
 }
 
-// finds waits until the diagnosis of a pod has a verdict, and contains some words.
+// finds waits until the diagnosis of a pod has a verdict and contains some words.
 func (w *world) finds(t *testing.T, name string, want diagnose.Verdict, words string) {
 	t.Helper()
 	harness.Eventually(t, soon, "kubectl berth pod "+name, func() error {
 		d, err := w.diagnosis(t, name)
 		if err == nil && (d.Diagnosis.Verdict != want || !strings.Contains(d.Diagnosis.Summary+d.Diagnosis.Remedy, words)) {
-			err = fmt.Errorf("it says %+v, want %s and %q", d.Diagnosis, want, words)
+			err = fmt.Errorf("diagnosis = %+v, want %s and %q", d.Diagnosis, want, words)
 		}
 		return err
 	})

@@ -35,7 +35,7 @@ func webPod(name, node string, annotations map[string]string) *corev1.Pod {
 	return p
 }
 
-// nicOf is the PodNIC of a pod's eth0.
+// nicOf returns the PodNIC of a pod's eth0.
 func (w *world) nicOf(t *testing.T, p *corev1.Pod) (v1alpha1.PodNIC, error) {
 	t.Helper()
 	if err := w.Kube.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
@@ -60,7 +60,7 @@ func (w *world) asks(t *testing.T, address string) error {
 	return nil
 }
 
-// namespacesVPC creates pods in a namespace without the annotation, whose VPC is the cluster's default one, and then
+// namespacesVPC creates pods in a namespace without the annotation, which uses the cluster's default VPC, and then
 // with another VPC.
 func namespacesVPC(t *testing.T, w *world) {
 	const shop = "shop"
@@ -78,17 +78,17 @@ func namespacesVPC(t *testing.T, w *world) {
 		harness.Eventually(t, soon, "the pod has an address", func() error {
 			nic, err := w.nicOf(t, p)
 			if err == nil && (nic.Spec.VPC != vpc.Name || p.Status.PodIP == "" || !strings.HasPrefix(nic.Status.Addresses[0].CIDR, p.Status.PodIP+"/")) {
-				err = fmt.Errorf("pod %s has %q of %s, want one of %s", p.Name, p.Status.PodIP, nic.Spec.VPC, vpc.Name)
+				err = fmt.Errorf("pod %s has the address %q in %s, want one in %s", p.Name, p.Status.PodIP, nic.Spec.VPC, vpc.Name)
 			}
 			return err
 		})
 	}
 }
 
-// apartPort is served in the VPC without a route only.
+// apartPort is served only in the VPC without a route.
 const apartPort = 8099
 
-// probesAndRoutes creates pods in a VPC to which no node has a route: HTTP probes fail, and exec probes succeed.
+// probesAndRoutes creates pods in a VPC to which no node has a route: HTTP probes fail, exec probes succeed.
 func probesAndRoutes(t *testing.T, w *world) {
 	apart := map[string]string{vpcAnnotation: w.VPCs[1].Name}
 	byHTTP, byCommand := webPod("by-http", brokenNode, apart), webPod("by-command", brokenNode, apart)
@@ -99,14 +99,14 @@ func probesAndRoutes(t *testing.T, w *world) {
 		ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"curl", "-sf", fmt.Sprintf("http://127.0.0.1:%d/healthz", apartPort)}}}, PeriodSeconds: 1, TimeoutSeconds: 5,
 	}
 	for _, p := range []*corev1.Pod{byHTTP, byCommand} {
-		// A port that no pod serves which has the same address in the VPC that is routed.
+		// The port is not served by the pod with the same address in the routed VPC.
 		p.Spec.Containers[0].Args = []string{"netexec", fmt.Sprintf("--http-port=%d", apartPort)}
 		harness.OK(t, w.Kube.Client.Create(t.Context(), p))
 	}
 	w.podReady(t, byCommand.Name)
 	w.shows(t, []string{"Readiness probe failed"}, "describe", "pod", byHTTP.Name)
 	if w.isReady(t.Context(), inDefault, byHTTP.Name) == nil {
-		t.Error("a probe by HTTP reached a pod of a VPC that no node has a route to")
+		t.Error("HTTP probe reached a pod in a VPC without a route")
 	}
 	w.removePods(t, byHTTP.Name, byCommand.Name)
 	w.rest(t)
@@ -122,43 +122,43 @@ func groupsChange(t *testing.T, w *world) {
 	nic, err := w.nicOf(t, p)
 	harness.OK(t, err)
 	address := p.Status.PodIP
-	harness.Eventually(t, soon, "the pod answers", func() error { return w.asks(t, address) })
+	harness.Eventually(t, soon, "pod answers", func() error { return w.asks(t, address) })
 	w.kubectl(t, "patch", "podnic", nic.Name, "--type=merge", `--patch={"spec":{"securityGroups":["`+shut+`"]}}`)
-	harness.Eventually(t, soon, "nobody reaches the pod", func() error {
+	harness.Eventually(t, soon, "pod is unreachable", func() error {
 		if w.asks(t, address) == nil {
-			return errors.New("it answers")
+			return errors.New("the pod still answers")
 		}
 		return nil
 	})
 	harness.OK(t, w.Ports.Allow(t.Context(), shut, portcloud.Rule{Protocol: "tcp", Port: webPort}))
-	harness.Eventually(t, soon, "the group's new rule lets callers in", func() error { return w.asks(t, address) })
+	harness.Eventually(t, soon, "new rule of the group allows traffic", func() error { return w.asks(t, address) })
 	w.removePods(t, p.Name)
 	w.rest(t)
 }
 
-// wrong asks for the address of its subnet's gateway.
+// wrong requests the gateway address of its subnet.
 const wrong = `[{subnet: subnet-1, ip: 192.168.0.1}]`
 
-// refusal is the webhook's answer.
+// refusal is the webhook's message.
 const refusal = "metadata.annotations[berth.dev/nics][0].ip: 192.168.0.1 is the gateway of subnet subnet-1 (192.168.0.0/24)"
 
 // webhookRefuses creates a pod and a PodNIC that the webhook rejects.
 func webhookRefuses(t *testing.T, w *world) {
 	err := w.Kube.Client.Create(t.Context(), webPod("refused", brokenNode, map[string]string{vpcAnnotation: w.VPCs[0].Name, nicsAnnotation: wrong}))
 	if err == nil || !strings.Contains(err.Error(), refusal) {
-		t.Errorf("creation of a wrong pod: %v, want %q", err, refusal)
+		t.Errorf("creation of an invalid pod: error = %v, want one containing %q", err, refusal)
 	}
 	nic := &v1alpha1.PodNIC{
 		ObjectMeta: metav1.ObjectMeta{Namespace: inDefault, Name: "refused"},
 		Spec:       v1alpha1.PodNICSpec{VPC: w.VPCs[0].Name, Addresses: []v1alpha1.NICAddress{{Subnet: "subnet-1", IP: "192.168.0.1"}}},
 	}
 	if err := w.Kube.Client.Create(t.Context(), nic); err == nil || !strings.Contains(err.Error(), "192.168.0.1 is the gateway of subnet subnet-1") {
-		t.Errorf("creation of a wrong PodNIC: %v", err)
+		t.Errorf("creation of an invalid PodNIC: error = %v, want one about the gateway address", err)
 	}
 }
 
-// portOperatorAway removes the operator: pods keep running, new ones wait, and a wrong pod is
-// admitted, and explained by an Event once an operator runs again.
+// portOperatorAway removes the operator: pods keep running, new ones wait, and an invalid pod is admitted and gets an
+// Event once an operator runs again.
 func portOperatorAway(t *testing.T, w *world) {
 	var good *corev1.Pod
 	bad := webPod("wrong", brokenNode, map[string]string{vpcAnnotation: w.VPCs[0].Name, nicsAnnotation: wrong})

@@ -36,7 +36,7 @@ func kubeletDies(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// containerdDies kills the runtime during a burst of pods, and while these are deleted.
+// containerdDies kills the runtime during a burst of pods, and again while they are deleted.
 func containerdDies(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
@@ -48,10 +48,10 @@ func containerdDies(t *testing.T, w *world) {
 		for _, name := range burst {
 			harness.OK(t, w.Kube.Client.Delete(t.Context(), plainPod(name, brokenNode)))
 		}
-		harness.Eventually(t, soon, "the first pods go", func() error {
+		harness.Eventually(t, soon, "first pods are deleted", func() error {
 			ids, err := sandboxes(t.Context(), h, "burst-")
 			if err == nil && len(ids) > 6 {
-				err = fmt.Errorf("there are %d sandboxes", len(ids))
+				err = fmt.Errorf("%d sandboxes, want at most 6", len(ids))
 			}
 			return err
 		})
@@ -61,26 +61,26 @@ func containerdDies(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// someSandboxes waits until the runtime has that many sandboxes of pods whose names begin with prefix.
+// someSandboxes waits until the runtime has the wanted number of sandboxes for pods with a name prefix.
 func (w *world) someSandboxes(t *testing.T, h *host.Host, prefix string, want int) {
 	t.Helper()
 	harness.Eventually(t, soon, "sandboxes of "+prefix, func() error {
 		ids, err := sandboxes(t.Context(), h, prefix)
 		if err == nil && len(ids) < want {
-			err = fmt.Errorf("there are %d, want %d", len(ids), want)
+			err = fmt.Errorf("%d sandboxes, want %d", len(ids), want)
 		}
 		return err
 	})
 }
 
-// sandboxes are the IDs of the sandboxes of pods whose names begin with prefix.
+// sandboxes returns the IDs of the sandboxes for pods with a name prefix.
 func sandboxes(ctx context.Context, h *host.Host, prefix string) ([]string, error) {
 	out, err := h.Run(ctx, "ctr", "--namespace=k8s.io", "containers", "list", "--quiet",
 		`labels."io.cri-containerd.kind"==sandbox,labels."io.kubernetes.pod.name"~="^`+prefix+`"`)
 	return strings.Fields(out), err
 }
 
-// apiAway is how much longer than necessary the API server is down: the duration in the variable API_AWAY, or 0.
+// apiAway returns how much longer than necessary the API server stays down: the duration in API_AWAY, or 0.
 func apiAway(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("API_AWAY")
@@ -105,7 +105,7 @@ func apiServerAway(t *testing.T, w *world) {
 		harness.OK(t, w.Kube.KillAPIServer())
 		w.newSandbox(t, h, pods[0])
 		if long := apiAway(t); long > 0 {
-			select { // the test's subject: kubelets and containerd have no virtual time
+			select { // real time, because kubelets and containerd have no virtual time
 			case <-time.After(long):
 			case <-t.Context().Done():
 			}
@@ -124,7 +124,7 @@ func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 	old, err := sandboxes(t.Context(), h, pod+"$")
 	harness.OK(t, err)
 	if len(old) != 1 {
-		t.Fatalf("pod %s has the sandboxes %v", pod, old)
+		t.Fatalf("sandboxes of pod %s = %v, want one", pod, old)
 	}
 	_, err = h.Run(t.Context(), "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", old[0])
 	harness.OK(t, err)
@@ -142,11 +142,11 @@ func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it has %v", now)
+		return fmt.Errorf("sandboxes = %v, want a new one", now)
 	})
 }
 
-// operatorAway creates pods without an operator, for which the nodes have addresses.
+// operatorAway creates pods without an operator; the nodes have addresses for them.
 func operatorAway(t *testing.T, w *world) {
 	var pods []string
 	w.underCalls(t, func() {
@@ -164,11 +164,11 @@ func operatorAway(t *testing.T, w *world) {
 func (w *world) scaleOperator(t *testing.T, replicas int) {
 	t.Helper()
 	w.kubectl(t, "scale", "deployment/"+operator, "--namespace="+addons.Namespace, fmt.Sprintf("--replicas=%d", replicas))
-	harness.Eventually(t, soon, "the other operators end", func() error {
+	harness.Eventually(t, soon, "surplus operators end", func() error {
 		list := &corev1.PodList{}
 		err := w.Kube.Client.List(t.Context(), list, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": operator})
 		if err == nil && len(list.Items) > replicas {
-			err = fmt.Errorf("there are %d", len(list.Items))
+			err = fmt.Errorf("%d operators are left", len(list.Items))
 		}
 		return err
 	})

@@ -20,8 +20,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// witness lets the VPC's router record packets that arrive by an ENI without their source address. The fabric drops
-// and counts them only.
+// witness makes the VPC's router record packets that arrive on an ENI with a foreign source address. The fabric only
+// drops and counts them.
 const witness = `table inet witness {
  set seen { type ipv4_addr . ipv4_addr . inet_proto . inet_service . inet_service; flags dynamic; size 4096; counter; }
  chain prerouting { type filter hook prerouting priority -301;
@@ -40,7 +40,7 @@ func (w *world) nft(t *testing.T, stdin string, args ...string) string {
 	return string(out)
 }
 
-// forged returns the packets since the last call, as sender, receiver, protocol and ports.
+// forged returns the packets recorded since the last call, as sender, receiver, protocol and ports.
 func (w *world) forged(t *testing.T) (packets [][]string) {
 	t.Helper()
 	set := w.nft(t, "", "list", "set", "inet", "witness", "seen")
@@ -55,13 +55,13 @@ func (w *world) forged(t *testing.T) (packets [][]string) {
 	return packets
 }
 
-// sources looks at packets that the VPC drops as forged while pods with Services, host ports and callers come and go,
-// and their node reboots. All of them are packets of others for deleted pods, which the node routes back to the VPC.
+// sources checks which packets the VPC drops as forged while pods with Services, host ports and callers are created
+// and deleted and their node reboots. All are packets to deleted pods that the node routes back to the VPC.
 func sources(t *testing.T, w *world) {
 	w.nft(t, witness, "-f", "-")
 	defer w.nft(t, "", "delete", "table", "inet", "witness")
 
-	// More than the primary ENI has addresses for.
+	// More pods than the primary ENI has addresses for.
 	pods := w.makePods(t, "many", brokenNode, 10)
 	hostPort := plainPod("host-port", brokenNode)
 	hostPort.Spec.Containers[0].Args = []string{"netexec", fmt.Sprintf("--http-port=%d", webPort)}
@@ -74,7 +74,7 @@ func sources(t *testing.T, w *world) {
 		harness.OK(t, w.Kube.Client.Get(t.Context(), client.ObjectKey{Namespace: inDefault, Name: name}, p))
 		gone = append(gone, netip.MustParseAddr(p.Status.PodIP))
 	}
-	var script strings.Builder // calls all addresses, as one who does not know that the pods are gone
+	var script strings.Builder // calls all addresses, like a client unaware that the pods are gone
 	for _, a := range gone {
 		fmt.Fprintf(&script, "curl -s -o /dev/null -m 1 http://%s & ", netip.AddrPortFrom(a, webPort))
 	}
@@ -92,7 +92,7 @@ func sources(t *testing.T, w *world) {
 	w.podReady(t, pods...)
 	ctx, stop := context.WithCancel(t.Context())
 	asked := make(chan struct{})
-	go func() { // the pods' addresses all the time
+	go func() { // call the pods' addresses continuously
 		defer close(asked)
 		for ctx.Err() == nil {
 			_, _ = w.Kube.Kubectl(ctx, callAll...)
@@ -109,7 +109,7 @@ func sources(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// sentBack checks that packets which the VPC dropped for their source are for addresses of nodes.
+// sentBack checks that packets dropped by the VPC for their source are addressed to nodes' addresses.
 func (w *world) sentBack(t *testing.T, while string) {
 	t.Helper()
 	packets := w.forged(t)
@@ -117,11 +117,11 @@ func (w *world) sentBack(t *testing.T, while string) {
 	for _, n := range w.Nodes() {
 		enis = append(enis, w.Snapshot().InstanceENIs(n.InstanceID)...)
 	}
-	t.Logf("%d packets that the VPC drops for their source %s", len(packets), while)
+	t.Logf("%d packets dropped by the VPC for their source %s", len(packets), while)
 	for _, p := range packets {
 		to, err := netip.ParseAddr(p[1])
 		if err != nil || !slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Owns(to) }) {
-			t.Errorf("%v is for no address of a node: %v", p, err)
+			t.Errorf("packet to %v, which is not an address of a node: %v", p, err)
 		}
 	}
 }

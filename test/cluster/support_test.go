@@ -23,16 +23,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// planted is part of every secret that is put into the cluster.
+// planted is part of every secret planted in the cluster.
 const planted = "Planted7Secret"
 
-// tokens matches JSON web tokens, those of service accounts included.
+// tokens matches JSON web tokens, including those of service accounts.
 var tokens = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}`)
 
-// unseen matches what a bundle made from outside may lack (docs/troubleshoot.md).
+// unseen matches parts that a bundle made from outside may lack (docs/troubleshoot.md).
 var unseen = regexp.MustCompile(`the journal of the kubelet and the runtime|/dev/kmsg: |a container does not see it|see its enableSystemLogQuery`)
 
-// supportBundle checks that a bundle has all that docs/troubleshoot.md lists, and no secrets.
+// supportBundle checks that a bundle contains everything listed in docs/troubleshoot.md, and no secrets.
 func supportBundle(t *testing.T, w *world) {
 	secrets := w.plant(t)
 	pluginPath(t)
@@ -47,7 +47,7 @@ func supportBundle(t *testing.T, w *world) {
 		t.Helper()
 		content, ok := files[name]
 		if !ok && len(words) > 0 {
-			t.Errorf("%s is not there", name)
+			t.Errorf("%s is missing", name)
 			return
 		}
 		for _, word := range words {
@@ -117,28 +117,28 @@ func supportBundle(t *testing.T, w *world) {
 	}
 	for _, e := range index.Errors {
 		if !unseen.MatchString(e.Error) {
-			t.Errorf("not read: %s: %s", e.Part, e.Error)
+			t.Errorf("part not collected: %s: %s", e.Part, e.Error)
 		}
 	}
 	for name, content := range files {
 		for _, secret := range secrets {
 			if bytes.Contains(content, []byte(secret)) {
-				t.Errorf("%s has the secret %q", name, secret)
+				t.Errorf("%s contains the secret %q", name, secret)
 			}
 		}
 		if found := tokens.Find(content); found != nil {
-			t.Errorf("%s has the token %s", name, found)
+			t.Errorf("%s contains the token %s", name, found)
 		}
 	}
 }
 
-// operatorsAreIn checks the logs and endpoints of each operator pod.
+// operatorsAreIn checks that the bundle has the logs and endpoints of each operator pod.
 func (w *world) operatorsAreIn(t *testing.T, has func(name string, words ...string)) {
 	t.Helper()
 	pods := &corev1.PodList{}
 	harness.OK(t, w.Kube.Client.List(t.Context(), pods, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": operator}))
 	if len(pods.Items) != w.OperatorCount {
-		t.Errorf("there are %d operators, want %d", len(pods.Items), w.OperatorCount)
+		t.Errorf("%d operators, want %d", len(pods.Items), w.OperatorCount)
 	}
 	for _, p := range pods.Items {
 		has("cluster/logs/"+p.Name+"/berth-operator.log", "level=INFO", "starting")
@@ -150,21 +150,21 @@ func (w *world) operatorsAreIn(t *testing.T, has func(name string, words ...stri
 	has("cluster/leases.yaml", "name: "+operator)
 }
 
-// plant puts secrets into the cluster and returns them.
+// plant plants secrets in the cluster and returns them.
 func (w *world) plant(t *testing.T) []string {
 	t.Helper()
 	secrets := []string{planted}
 	for _, n := range w.Nodes() {
 		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
-		// After Berth's, so that no runtime takes it.
+		// Sorted after Berth's configuration, so that no runtime uses it.
 		sh(t, h, `cat >/etc/cni/net.d/99-other.conflist <<'END'
 {"cniVersion":"1.0.0","name":"othernet","plugins":[{"type":"other","apiToken":"`+planted+`"}]}
 END
 mkdir -p /etc/cni/net.d/other.d
 printf 'apiVersion: v1\nkind: Config\nusers:\n- name: other\n  user: {token: %s, client-key-data: %s}\n' `+planted+` `+planted+` >/etc/cni/net.d/other.d/other.kubeconfig`)
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), soon) // t's has ended by now
+			ctx, cancel := context.WithTimeout(context.Background(), soon) // the context of t has ended
 			defer cancel()
 			_, err := h.Run(ctx, "rm", "-r", "/etc/cni/net.d/99-other.conflist", "/etc/cni/net.d/other.d")
 			harness.OK(t, err)
@@ -179,7 +179,7 @@ printf 'apiVersion: v1\nkind: Config\nusers:\n- name: other\n  user: {token: %s,
 		Message: "planted: https://registry Authorization: Bearer " + planted + "1234",
 	}
 	harness.OK(t, w.Kube.Client.Create(t.Context(), event))
-	// What the operator calls EC2 with is in its Deployment.
+	// The operator's EC2 credentials are in its Deployment.
 	keys := w.kubectl(t, "get", "deployments,daemonsets", "--namespace="+addons.Namespace,
 		`--output=jsonpath={range .items[*].spec.template.spec.containers[*].env[?(@.name=="AWS_SECRET_ACCESS_KEY")]}{.value}{"\n"}{end}`)
 	if w.Mode == lab.OperatorMode && len(strings.Fields(keys)) == 0 {

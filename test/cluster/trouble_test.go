@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/lab/run/host"
 )
 
-// Modes of a trouble: what is the same in all of them is brought in one.
+// Modes of a trouble. A fault with the same effect in all modes is tested in one.
 var (
 	inAll       = lab.Modes
-	withOwn     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // addresses are Berth's to give
+	withOwn     = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode} // Berth allocates the addresses
 	inVPC       = []lab.Mode{lab.NodeMode, lab.OperatorMode}
 	withCluster = []lab.Mode{lab.OperatorMode, lab.PoolMode}
 	inOperator  = []lab.Mode{lab.OperatorMode}
@@ -27,9 +27,9 @@ type trouble struct {
 	bring func(t *testing.T, w *world)
 }
 
-// looks are checks of a cluster at rest, with the tools for troubleshooting.
+// looks are checks of a cluster at rest, with the troubleshooting tools.
 var looks = []trouble{
-	{"chained plugins", withOwn, chainedPlugins}, // no node sees the packets of a port to forward those of a host port
+	{"chained plugins", withOwn, chainedPlugins}, // with ports, packets bypass the node, so host ports do not work
 	{"kubectl berth", withOwn, kubectlBerth},
 	{"support bundle", withOwn, supportBundle},
 	{"webhook", inPort, webhookRefuses},
@@ -37,27 +37,27 @@ var looks = []trouble{
 	{"probes", inPort, probesAndRoutes},
 }
 
-// troubles are faults, in their order. Each function repairs what it broke.
+// troubles are faults, in order. Each function repairs the damage it does.
 var troubles = []trouble{
-	{"upgrade and rollback", inAll, upgrade}, // to the first revision
+	{"upgrade and rollback", inAll, upgrade}, // back to the first revision
 	{"kubelet killed", inOperator, kubeletDies},
 	{"containerd killed in a burst", inAll, containerdDies},
-	{"API server away", inAll, apiServerAway},
-	{"operator away", withCluster, operatorAway},
-	{"operator of ports away", inPort, portOperatorAway},
+	{"API server down", inAll, apiServerAway},
+	{"operator down", withCluster, operatorAway},
+	{"port operator down", inPort, portOperatorAway},
 	{"security groups", inPort, groupsChange},
-	{"no room for records", inOperator, fullState},
-	{"no room for the plugin", inOperator, fullPlugins},
+	{"no space for records", inOperator, fullState},
+	{"no space for the plugin", inOperator, fullPlugins},
 	{"image of another architecture", inOperator, foreignImage},
-	{"definition of a kind deleted", inOperator, missingKind},
-	{"older definition of a kind", inOperator, olderKind},
-	{"roles taken away", inOperator, missingRole},
-	{"sources of packets", inVPC, sources}, // a data centre's router does not look at them
+	{"CRD deleted", inOperator, missingKind},
+	{"older CRD", inOperator, olderKind},
+	{"role bindings deleted", inOperator, missingRole},
+	{"source addresses", inVPC, sources}, // a data centre's router does not check them
 }
 
-// TestTrouble checks one cluster for each mode, and brings faults to it in turn. The nodes of one cluster have only
-// the CNI plugins that come with Berth. After each fault nodes and pods are Ready, and pods, daemons and cloud agree
-// on every address.
+// TestTrouble checks one cluster for each mode, and injects faults in turn. The nodes of one cluster have only the
+// CNI plugins that come with Berth. After each fault nodes and pods are Ready, and pods, daemons and cloud agree on
+// every address.
 func TestTrouble(t *testing.T) {
 	for _, mode := range inAll {
 		t.Run(string(mode), func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestTrouble(t *testing.T) {
 					continue
 				}
 				if !t.Run(trouble.name, func(t *testing.T) { trouble.bring(t, w) }) {
-					return // what is broken may not have been put right
+					return // the cluster may still be broken
 				}
 			}
 		})

@@ -17,8 +17,8 @@ import (
 // nextTag is the tag of images of the same programs with another version.
 const nextTag = "lab-next"
 
-// upgrade upgrades the release by helm upgrade and reverts it by helm rollback, while the Service is called and pods
-// come and go.
+// upgrade upgrades the release with helm upgrade and reverts it with helm rollback, while the Service is called and
+// pods are created and deleted.
 func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
 	w.underCalls(t, func() {
@@ -34,18 +34,18 @@ func upgrade(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// withImages are values for images of a tag.
+// withImages returns chart values for images with a tag.
 func withImages(tag string) map[string]any {
 	image := map[string]any{"image": map[string]any{"tag": tag}}
 	return map[string]any{"daemon": image, "operator": image}
 }
 
-// importAll imports the images of a folder on every machine.
+// importAll imports the images in a directory on every machine.
 func (w *world) importAll(t *testing.T, folder string) {
 	t.Helper()
 	archives, err := filepath.Glob(filepath.Join(folder, "*.tar"))
 	if err != nil || len(archives) == 0 {
-		t.Fatalf("there are no images in %q: %v", folder, err)
+		t.Fatalf("no images in %q: %v", folder, err)
 	}
 	for _, n := range w.Nodes() {
 		h, err := w.Machine(n.Name)
@@ -56,7 +56,7 @@ func (w *world) importAll(t *testing.T, folder string) {
 	}
 }
 
-// workloads are Berth's workloads, as kubectl names them.
+// workloads lists Berth's workloads, as kubectl names them.
 func (w *world) workloads() []string {
 	if w.Mode == lab.NodeMode {
 		return []string{"daemonset/" + daemonName}
@@ -64,14 +64,14 @@ func (w *world) workloads() []string {
 	return []string{"daemonset/" + daemonName, "deployment/" + operator}
 }
 
-// rolledOut waits until all of Berth's pods are new and Ready, and checks their images' tag.
+// rolledOut waits until all of Berth's pods are new and Ready, and checks the tag of their images.
 func (w *world) rolledOut(t *testing.T, tag string) {
 	t.Helper()
 	for _, workload := range w.workloads() {
 		w.kubectl(t, "rollout", "status", workload, "--namespace="+addons.Namespace, fmt.Sprintf("--timeout=%.0fs", soon.Seconds()))
 		image := w.kubectl(t, "get", workload, "--namespace="+addons.Namespace, "--output=jsonpath={.spec.template.spec.containers[0].image}")
 		if !strings.HasSuffix(image, ":"+tag) {
-			t.Errorf("%s has the image %s: want tag %s", workload, image, tag)
+			t.Errorf("image of %s = %s, want tag %s", workload, image, tag)
 		}
 	}
 }

@@ -25,16 +25,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// soon is how long a cluster on a busy machine may take for one step.
+// soon is the time limit for one step of a cluster on a busy machine.
 const soon = 4 * time.Minute
 
-// Which node troubles leave alone, where the client is, and which they meet.
+// The node that troubles spare, where the client runs, and the node that they affect.
 const (
 	calmNode   = "node-1"
 	brokenNode = "node-2"
 )
 
-// Names of what the cluster carries.
+// Names of objects in the cluster.
 const (
 	inDefault  = metav1.NamespaceDefault
 	webName    = demo.WebName
@@ -49,10 +49,10 @@ const (
 type world struct {
 	*lab.Lab
 	dir string
-	web *demo.Cluster // of raise
+	web *demo.Cluster // set by raise
 }
 
-// raise is raiseEmpty with a Deployment behind a Service and a client that calls it all the time.
+// raise is raiseEmpty with a Deployment behind a Service and a client that calls it continuously.
 func raise(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	w := raiseEmpty(t, o)
@@ -62,7 +62,7 @@ func raise(t *testing.T, o lab.Options) *world {
 	return w
 }
 
-// raiseEmpty starts a cluster of two nodes, unless the options have another number, for one test.
+// raiseEmpty starts a cluster for one test, of two nodes unless the options say otherwise.
 func raiseEmpty(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "trouble")
@@ -85,13 +85,13 @@ func raiseEmpty(t *testing.T, o lab.Options) *world {
 		}
 		checkNothingLeft(t, dir)
 		if now := kernelSettings(t); now != settings {
-			t.Errorf("kernel settings were %s before and are %s", settings, now)
+			t.Errorf("kernel settings = %s, want %s as before", now, settings)
 		}
 	})
 	return w
 }
 
-// plainPod is an idle pod on a node.
+// plainPod returns an idle pod on a node.
 func plainPod(name, node string) *corev1.Pod {
 	one := int64(1)
 	return &corev1.Pod{
@@ -139,7 +139,7 @@ func (w *world) isReady(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-// nodeReady reports whether a Node is Ready, and the message of that condition.
+// nodeReady returns whether a Node is Ready, and the message of that condition.
 func (w *world) nodeReady(ctx context.Context, name string) (bool, string, error) {
 	n := &corev1.Node{}
 	if err := w.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, n); err != nil {
@@ -150,7 +150,7 @@ func (w *world) nodeReady(ctx context.Context, name string) (bool, string, error
 			return c.Status == corev1.ConditionTrue, c.Message, nil
 		}
 	}
-	return false, "", fmt.Errorf("node %s has no condition Ready", name)
+	return false, "", fmt.Errorf("node %s has no Ready condition", name)
 }
 
 // daemon returns berthd's pod on a node.
@@ -164,24 +164,24 @@ func (w *world) daemon(ctx context.Context, node string) (*corev1.Pod, error) {
 			return &p, nil
 		}
 	}
-	return nil, fmt.Errorf("there is no pod of berthd on %s", node)
+	return nil, fmt.Errorf("no berthd pod on %s", node)
 }
 
-// rest waits until nodes, Berth's pods and the Deployment are Ready, and pods, daemons and cloud agree on addresses:
-// nothing is lost, and nothing has leaked.
+// rest waits until nodes, Berth's pods and the Deployment are Ready, and pods, daemons and cloud agree on addresses,
+// with none lost or leaked.
 func (w *world) rest(t *testing.T) {
 	t.Helper()
 	ctx := harness.Deadline(t, soon)
 	harness.OK(t, w.Kube.WaitNodesReady(ctx, w.Nodes()...))
 	harness.OK(t, w.Kube.WaitDeployment(ctx, inDefault, webName))
-	harness.Eventually(t, soon, "all come to agree", func() error {
+	harness.Eventually(t, soon, "pods, daemons and cloud agree", func() error {
 		for _, n := range w.Nodes() {
 			p, err := w.daemon(ctx, n.Name)
 			if err != nil {
 				return err
 			}
 			if c := p.Status.ContainerStatuses; len(c) == 0 || !c[0].Ready {
-				return fmt.Errorf("berthd of %s is not Ready: %+v", n.Name, c)
+				return fmt.Errorf("berthd on %s is not Ready: %+v", n.Name, c)
 			}
 		}
 		_, err := oracle.Addresses(ctx, w.Lab)
@@ -197,7 +197,7 @@ func (w *world) kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// shows waits until kubectl prints all of the words.
+// shows waits until the output of kubectl contains all the words.
 func (w *world) shows(t *testing.T, words []string, args ...string) string {
 	t.Helper()
 	var out string
@@ -206,7 +206,7 @@ func (w *world) shows(t *testing.T, words []string, args ...string) string {
 		out, err = w.Kube.Kubectl(t.Context(), args...)
 		for _, word := range words {
 			if !strings.Contains(out, word) {
-				return errors.Join(err, fmt.Errorf("it does not say %q:\n%s", word, out))
+				return errors.Join(err, fmt.Errorf("output lacks %q:\n%s", word, out))
 			}
 		}
 		return nil

@@ -22,29 +22,29 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// branchMode is operator mode with pods that have branches of both IP families, beside the first interface
-// or as that. Only steps of ports are killed at: all others are those of operator mode.
+// branchMode is operator mode with pods that have branches of both IP families, in addition to the first interface or
+// as that interface. It kills only at port steps: all other steps are those of operator mode.
 func branchMode() mode {
 	s := lab.DefaultSpec(2, "m5.large")
-	s.Instances[1].Subnet = s.Instances[0].Subnet // a branch stays in its zone
+	s.Instances[1].Subnet = s.Instances[0].Subnet // branches cannot move between zones
 	m := mode{
 		name: lab.OperatorMode, daemon: named("plug.vlan.", "plug.routed."), operator: named("operator.port."),
 		options: lab.Options{
 			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"}, IPFamilies: ipfamily.Dual,
 		},
 	}
-	// A port is handed over to a virtual machine only: its own package kills there.
+	// Ports are handed over only to virtual machines; the tests of that package kill there.
 	m.kills = slices.DeleteFunc(slices.Concat(m.operator, m.daemon), func(name string) bool { return strings.Contains(name, ".handover.") })
 	return m
 }
 
-// TestProgramsKilledWithBranches kills the operator at every step of a port's life, and the daemon at every
-// step of plugging and unplugging a VLAN, while branches come, move and go.
+// TestProgramsKilledWithBranches kills the operator at every step of a port's life, and the daemon at every step of
+// plugging and unplugging a VLAN, while branches are created, moved and deleted.
 func TestProgramsKilledWithBranches(t *testing.T) {
 	var err error
 	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
 	harness.OK(t, err)
-	harness.KubeClean(t) // other packages' labs have nodes of the same names
+	harness.KubeClean(t) // labs of other packages have nodes with the same names
 	m := branchMode()
 	l := harness.Raise(t, m.lab(2, 1))
 	var trunks []string
@@ -60,17 +60,17 @@ func TestProgramsKilledWithBranches(t *testing.T) {
 			harness.OK(t, noBranches(ctx, l))
 			harness.Settle(t, l)
 			if now, err := trunksOf(l); err != nil || !slices.Equal(now, trunks) {
-				t.Errorf("the trunks were %v, are %v: %v", trunks, now, err)
+				t.Errorf("trunks = %v, %v, want %v as before", now, err, trunks)
 			}
 		})
 		if !ok {
-			return // the lab is no longer what the next one expects
+			return // the lab is not in the state that the next case expects
 		}
 	}
 }
 
-// comeMoveAndGo adds and removes a pod with branches of its own, of which the first interface is one, and
-// a pod whose NIC outlives it and goes to the other node.
+// comeMoveAndGo adds and removes a pod with its own branches, one of them its first interface, and a pod whose NIC
+// outlives it and moves to the other node.
 func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	a, b := l.Nodes()[0], l.Nodes()[1]
@@ -88,7 +88,7 @@ func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 		}
 		return err
 	}))
-	harness.Settle(t, l) // of EC2, PodNICs, VLANs in pods and records all say the same
+	harness.Settle(t, l) // EC2, PodNICs, VLANs in pods and records all agree
 	harness.OK(t, a.DelPod(ctx, "db"))
 	_, err := b.AddPod(ctx, "db", in("[{name: eth1, nic: db}]"))
 	harness.OK(t, err)

@@ -22,12 +22,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// withBranches is operator mode with pods whose first or further interface is a branch. It needs a
-// kernel with VLANs, and so the virtual machine, whose control plane is shared.
+// withBranches is operator mode with pods whose first or additional interface is a branch. It needs a kernel with
+// VLANs, so it runs in the virtual machine, whose control plane is shared.
 func withBranches(m mode) mode {
 	s := lab.DefaultSpec(3, "m5.large")
 	for i := range s.Instances {
-		s.Instances[i].Subnet = s.Instances[0].Subnet // a branch stays in its zone
+		s.Instances[i].Subnet = s.Instances[0].Subnet // branches cannot move between zones
 	}
 	m.soak, m.ops, m.pods = m.name+"+branches", 60, branchPods
 	m.options = lab.Options{
@@ -53,7 +53,7 @@ func withBranches(m mode) mode {
 	return m
 }
 
-// vpcsOfFamilies are VPC objects with IPv4-only, IPv6-only and dual-stack branches.
+// vpcsOfFamilies returns VPC objects with IPv4-only, IPv6-only and dual-stack branches.
 func vpcsOfFamilies() (list []lab.VPC) {
 	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
 		list = append(list, lab.VPC{Name: lab.BranchVPC + "-" + string(f), Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{IPFamilies: string(f)}}})
@@ -61,14 +61,14 @@ func vpcsOfFamilies() (list []lab.VPC) {
 	return list
 }
 
-// A node of the soak may have nine branches. Pods have at most branchNICs each, and the ninth is for
-// branches that cool.
+// A node of the soak supports nine branches. Pods have at most branchNICs in total, and the ninth is for cooling
+// branches.
 const (
 	branchPods = 4
 	branchNICs = 2
 )
 
-// branchClaims are users' PodNICs, which pods of all nodes use one after the other.
+// branchClaims creates users' PodNICs, which pods of all nodes use one after the other.
 func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
 	for i := range podNICClaims {
 		c, err := keptNIC(ctx, l, v, i)
@@ -80,8 +80,8 @@ func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err
 	return all, nil
 }
 
-// drawBranches draws the shape of the next pod: without branches, or with one or two, as its first
-// interface or further ones.
+// drawBranches draws the shape of the next pod: without branches, or with one or two as its first or additional
+// interfaces.
 func (w *nicPool) drawBranches(dice *rand.Rand) shape {
 	kind := dice.IntN(3)
 	if kind == 0 {
@@ -108,7 +108,7 @@ func (w *nicPool) drawBranches(dice *rand.Rand) shape {
 	return s
 }
 
-// trunksOf are the trunks of the nodes, one each.
+// trunksOf returns the trunks of the nodes, one each.
 func trunksOf(l *lab.Lab) (ids []string, err error) {
 	for _, n := range l.Nodes() {
 		mine := slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type != "trunk" })
@@ -120,7 +120,7 @@ func trunksOf(l *lab.Lab) (ids []string, err error) {
 	return ids, nil
 }
 
-// noBranches waits until no PodNIC and no ENI of one is left.
+// noBranches waits until no PodNICs and no ENIs of PodNICs are left.
 func noBranches(ctx context.Context, l *lab.Lab) error {
 	return poll.Until(ctx, func() error {
 		nics, err := l.Kube.PodNICs(ctx)
@@ -139,7 +139,7 @@ func noBranches(ctx context.Context, l *lab.Lab) error {
 	})
 }
 
-// TestSoakDrawsBranches checks that pods of a node never ask for more branches than it may have.
+// TestSoakDrawsBranches checks that the pods of a node never request more branches than it supports.
 func TestSoakDrawsBranches(t *testing.T) {
 	w := &nicPool{branches: true, vpcs: vpcsOfFamilies(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
@@ -153,7 +153,7 @@ func TestSoakDrawsBranches(t *testing.T) {
 		s := w.draw(dice)
 		drawn[s.network] = true
 		if len(s.nics) > branchNICs {
-			t.Errorf("a pod has %d NICs", len(s.nics))
+			t.Errorf("pod with %d NICs, want at most branchNICs", len(s.nics))
 		}
 		switch {
 		case s.network == "":
@@ -162,11 +162,11 @@ func TestSoakDrawsBranches(t *testing.T) {
 		case s.nics[0].name != "eth0" && s.beside:
 			besides++
 		default:
-			t.Errorf("a pod is to have %+v", s)
+			t.Errorf("unexpected shape %+v", s)
 		}
 		w.back(s)
 	}
 	if firsts < 40 || besides < 40 || len(drawn) != 1+len(w.vpcs) {
-		t.Errorf("of 200 pods %d have a branch first and %d beside, in %v", firsts, besides, drawn)
+		t.Errorf("of 200 pods, %d have a branch as first interface and %d as an additional one, in %v, want at least 40 each and all VPCs", firsts, besides, drawn)
 	}
 }

@@ -24,12 +24,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestEgressInvariantsFindFaults adds and removes state in every kind of pod, which oracle.Egress must
-// find: without it, a soak without violations would mean nothing.
+// TestEgressInvariantsFindFaults adds and removes state in every kind of pod, which oracle.Egress must detect:
+// otherwise a soak without violations would mean nothing.
 func TestEgressInvariantsFindFaults(t *testing.T) {
 	m := egressMode
 	var l *lab.Lab
-	t.Cleanup(func() { harness.OK(t, forget(l)) }) // the control plane is others' too
+	t.Cleanup(func() { harness.OK(t, forget(l)) }) // the control plane is shared
 	l = harness.Raise(t, m.lab(1, 1))
 	ctx := harness.Deadline(t, patience)
 	r := &round{soak: ctx, tally: newTally(m.title()), mode: m}
@@ -52,7 +52,7 @@ func TestEgressInvariantsFindFaults(t *testing.T) {
 	harness.Settle(t, l)
 	harness.OK(t, oracle.EgressTraffic(ctx, l))
 	gateway := l.Gateways(slots[0])[0]
-	harness.OK(t, gateway.Pause()) // nobody mends it
+	harness.OK(t, gateway.Pause()) // prevent repairs
 	harness.OK(t, n.Stop(patience))
 	t.Cleanup(func() { harness.OK(t, errors.Join(gateway.Resume(), n.Start())) })
 	if err := errors.Join(oracle.Egress(ctx, l)...); err != nil {
@@ -70,29 +70,29 @@ func TestEgressInvariantsFindFaults(t *testing.T) {
 		make, undo func(*netlink.Handle) error
 		want       string
 	}{
-		{"a route in a client", client, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
+		{"additional route in a client", client, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
 			func(h *netlink.Handle) error { return h.RouteDel(stray(tunnel.Link4, 117)) }, "10.66.0.1/32"},
-		{"a client's rule is gone", client, func(h *netlink.Handle) error { return h.RuleDel(rule) },
+		{"missing rule in a client", client, func(h *netlink.Handle) error { return h.RuleDel(rule) },
 			func(h *netlink.Handle) error { return h.RuleAdd(rule) }, "2100 IPv4 table 118\" is missing"},
-		{"a client's tunnel has another MTU", client, func(h *netlink.Handle) error { return setMTU(h, 1400) },
+		{"wrong MTU of a client's tunnel", client, func(h *netlink.Handle) error { return setMTU(h, 1400) },
 			func(h *netlink.Handle) error { return setMTU(h, 1500-48) }, "mtu 1452 up true\" is missing"},
-		{"a port in a pod that is no client", other, func(h *netlink.Handle) error { return h.FouAdd(port) },
+		{"FoU port in another pod", other, func(h *netlink.Handle) error { return h.FouAdd(port) },
 			func(h *netlink.Handle) error { return h.FouDel(port) }, "udp 5555 of IPv4 has protocol 4\" exists and should not"},
-		{"a rule in a pod that is no client", other, func(h *netlink.Handle) error { return h.RuleAdd(rule) },
+		{"rule in another pod", other, func(h *netlink.Handle) error { return h.RuleAdd(rule) },
 			func(h *netlink.Handle) error { return h.RuleDel(rule) }, "2100 IPv4 table 118\" exists and should not"},
-		{"a way to somebody in a gateway", gateway.Pod, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
+		{"additional route in a gateway", gateway.Pod, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
 			func(h *netlink.Handle) error { return h.RouteDel(stray(tunnel.Link4, 117)) }, "10.66.0.1/32"},
-		{"somebody whom a gateway serves", gateway.Pod, func(*netlink.Handle) error { return serve(gateway.Pod, true) },
-			func(*netlink.Handle) error { return serve(gateway.Pod, false) }, "it serves map["},
+		{"additional client of a gateway", gateway.Pod, func(*netlink.Handle) error { return serve(gateway.Pod, true) },
+			func(*netlink.Handle) error { return serve(gateway.Pod, false) }, "gateway serves map["},
 	} {
 		on(t, c.pod, c.make)
 		err := errors.Join(oracle.Egress(ctx, l)...)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: found %v, want %q", c.what, err, c.want)
+			t.Errorf("%s: violations = %v, want one containing %q", c.what, err, c.want)
 		}
 		on(t, c.pod, c.undo)
 		if err := errors.Join(oracle.Egress(ctx, l)...); err != nil {
-			t.Fatalf("%s, and back: %v", c.what, err)
+			t.Fatalf("violation after reverting %q: %v", c.what, err)
 		}
 	}
 }

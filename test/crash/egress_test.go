@@ -35,8 +35,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// egressMode is pool mode with Egresses. It needs a kernel with Foo-over-UDP, and so the virtual
-// machine (hack/soak.sh), whose control plane is another process's and is not killed.
+// egressMode is pool mode with Egresses. It needs a kernel with Foo-over-UDP, so it runs in the virtual machine
+// (hack/soak.sh), whose control plane is shared and is not killed.
 var egressMode = mode{
 	name: lab.PoolMode, soak: "egress", pods: 4,
 	options: lab.Options{
@@ -48,26 +48,26 @@ var egressMode = mode{
 	daemon:   slices.Concat(named("pool.", "daemon.egress."), ofDaemon),
 	operator: named("operator.pool.", "operator.gateways.", "operator.egressclient."),
 	ops:      12,
-	every:    1, // changes of Egresses are operations, too
+	every:    1, // changes of Egresses count as operations, too
 	troubles: []trouble{haltOperator, killDaemon, killDaemon, killOperator, killOperator, killGateway, killGateway, killGateway, deleteGateway, deleteGateway, restartRollout},
 	empty:    noEgress,
 }
 
 const gatewayPool = "gateways"
 
-// The namespaces of Egresses and of clients. Gateways have addresses of their own pool.
+// The namespaces of Egresses and of clients. Gateways have addresses from their own pool.
 var (
 	gatewayNamespaces = []string{"gate-1", "gate-2"}
 	clientNamespaces  = []string{"shop", "bank", "gate-1"}
 )
 
-// slots are the names that Egresses may have.
+// slots are the possible names of Egresses.
 var slots = []types.NamespacedName{
 	{Namespace: "gate-1", Name: "a"}, {Namespace: "gate-1", Name: "b"}, {Namespace: "gate-2", Name: "a"}, {Namespace: "gate-2", Name: "c"},
 }
 
-// Destinations of Egresses, some of which overlap; most have the host outside. 198.51.100.0/22
-// contains the gateways themselves.
+// Destinations of Egresses, some of which overlap; most include the outside host. 198.51.100.0/22 contains the
+// gateways themselves.
 var destinationSets = [][]string{
 	{"203.0.113.0/24"},
 	{"203.0.113.10/32", "2001:db8:ffff::/48"},
@@ -79,13 +79,12 @@ var destinationSets = [][]string{
 	{"10.99.0.0/16", "203.0.113.0/28"},
 }
 
-// egressUsers write Egresses, annotations and labels as users do. They are nil where there is no
-// egress.
+// egressUsers writes Egresses, annotations and labels like users do. It is nil in modes without egress.
 type egressUsers struct {
 	*round
 	kube client.Client
 	lab  *lab.Lab
-	mu   sync.Mutex // held while somebody writes: one reads what there is, and then changes it
+	mu   sync.Mutex // held during each read-modify-write
 }
 
 // newEgressUsers creates the namespaces in a lab with egress.
@@ -154,7 +153,7 @@ func (u *egressUsers) change(ctx context.Context, dice *rand.Rand, n *node.Node)
 
 func one(dice *rand.Rand, words ...string) string { return words[dice.IntN(len(words))] }
 
-// writeEgress makes, changes or deletes an Egress.
+// writeEgress creates, changes or deletes an Egress.
 func (u *egressUsers) writeEgress(ctx context.Context, dice *rand.Rand) error {
 	at := slots[dice.IntN(len(slots))]
 	end := dice.IntN(5) == 0
@@ -227,7 +226,7 @@ func selector(dice *rand.Rand) *v1alpha1.EgressClientSelector {
 	}
 }
 
-// annotations are a pod's, with Egresses that may exist, and at times one that never does.
+// annotations returns a pod's annotations, with Egresses that may exist, and sometimes one that never does.
 func annotations(dice *rand.Rand) map[string]any {
 	out := map[string]any{}
 	for _, namespace := range gatewayNamespaces {
@@ -252,7 +251,7 @@ func annotations(dice *rand.Rand) map[string]any {
 	return out
 }
 
-// writePod changes annotations or labels of a pod that runs.
+// writePod changes annotations or labels of a running pod.
 func (u *egressUsers) writePod(ctx context.Context, dice *rand.Rand, n *node.Node) error {
 	pods := slices.DeleteFunc(n.Pods(), func(p *node.Pod) bool { return p.Object != nil })
 	patch := map[string]any{"annotations": annotations(dice)}
@@ -267,8 +266,7 @@ func (u *egressUsers) writePod(ctx context.Context, dice *rand.Rand, n *node.Nod
 	return u.patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.ObjectName}}, map[string]any{"metadata": patch})
 }
 
-// draw draws the options of the next pod: a namespace, and in half of the cases annotations that name
-// Egresses.
+// draw draws the options of the next pod: a namespace and, in half of the cases, annotations that name Egresses.
 func (u *egressUsers) draw(dice *rand.Rand) node.PodOptions {
 	o := node.PodOptions{Namespace: clientNamespaces[dice.IntN(len(clientNamespaces))]}
 	named := annotations(dice)
@@ -286,10 +284,10 @@ func (u *egressUsers) draw(dice *rand.Rand) node.PodOptions {
 	return o
 }
 
-// giveUp is how long the ADD of a pod that names an Egress is repeated: it may never be allowed.
+// giveUp is how long the ADD of a pod that names an Egress is retried: it may never be allowed.
 const giveUp = 90 * time.Second
 
-// addClient makes a pod, unless it names an Egress and fails for too long.
+// addClient adds a pod; one that names an Egress may fail until giveUp.
 func (u *egressUsers) addClient(ctx context.Context, owners *addressOwners, n *node.Node, name string, o node.PodOptions) (there bool, err error) {
 	one, cancel := ctx, context.CancelFunc(func() {})
 	if len(o.Annotations) > 0 {
@@ -304,7 +302,7 @@ func (u *egressUsers) addClient(ctx context.Context, owners *addressOwners, n *n
 	return err == nil, err
 }
 
-// quiet waits until all pods reach the outside as they should.
+// quiet waits until all pods reach the outside with the expected source addresses.
 func (u *egressUsers) quiet(ctx context.Context) {
 	u.ok("traffic", u.timed("traffic", "", func() error { return oracle.EgressTraffic(ctx, u.lab) }))
 }
@@ -370,7 +368,7 @@ var restartRollout = trouble{make: func(ctx context.Context, m *troublemaker) {
 	}
 }}
 
-// noEgress waits until no object of Egresses and no block of the gateways' pool is left.
+// noEgress waits until no objects of Egresses and no blocks of the gateways' pool are left.
 func noEgress(ctx context.Context, l *lab.Lab) error {
 	if err := blocks(1)(ctx, l); err != nil {
 		return err
@@ -386,15 +384,15 @@ func noEgress(ctx context.Context, l *lab.Lab) error {
 		pods := &corev1.PodList{}
 		errs = append(errs, l.Kube.Client.List(ctx, pods))
 		for _, p := range pods.Items {
-			if p.Namespace != metav1.NamespaceSystem { // the daemons' own
-				errs = append(errs, fmt.Errorf("pod %s is there", client.ObjectKeyFromObject(&p)))
+			if p.Namespace != metav1.NamespaceSystem { // pods of Berth itself
+				errs = append(errs, fmt.Errorf("pod %s still exists", client.ObjectKeyFromObject(&p)))
 			}
 		}
 		return errors.Join(errs...)
 	})
 }
 
-// forget removes what a lab leaves in a control plane that outlives it.
+// forget removes a lab's objects from a control plane that outlives the lab.
 func forget(l *lab.Lab) error {
 	if l == nil || os.Getenv(kube.RemoteDir) == "" {
 		return nil
@@ -426,7 +424,7 @@ func forgetAll(ctx context.Context, c client.Client) error {
 			if _, lease := o.(*coordinationv1.Lease); lease && !strings.Contains(o.GetName(), "berth") {
 				return nil
 			}
-			errs = append(errs, fmt.Errorf("%T %s is there", o, client.ObjectKeyFromObject(o)))
+			errs = append(errs, fmt.Errorf("%T %s still exists", o, client.ObjectKeyFromObject(o)))
 			errs = append(errs, client.IgnoreNotFound(c.Delete(ctx, o, client.GracePeriodSeconds(0))))
 			if len(o.GetFinalizers()) > 0 {
 				none := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))

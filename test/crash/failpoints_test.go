@@ -17,47 +17,47 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestProgramsKilledAtEveryFailpoint kills the daemon of one node, or the only operator, with SIGKILL
-// at every step: of ADD, DEL, growth and shrink; of publication and the release handshake; of
-// requesting, cutting, draining and returning a block. Pods are retried as a kubelet does. After the
-// restart all views must agree, and after the last pod nodes must have no more than they keep. By
-// default it takes every ninth step (harness.Sample), and none with IPv6.
+// TestProgramsKilledAtEveryFailpoint kills the daemon of one node, or the only operator, with SIGKILL at every step:
+// of ADD, DEL, growth and shrink; of publication and the release handshake; of requesting, cutting, draining and
+// releasing a block. Pods are retried like a kubelet does. After the restart all views must agree, and after the last
+// pod nodes must hold only what the policy keeps. By default it covers every ninth step (harness.Sample), and none
+// with IPv6.
 func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
 	for _, m := range slices.Concat(modes, harness.WithAll(furtherKillModes)) {
 		for kills := range slices.Chunk(harness.Sample(t, 9, m.kills), killsOfALab) {
 			t.Run(string(m.title()), func(t *testing.T) {
-				t.Parallel() // most of the time it waits for a process to start
+				t.Parallel() // mostly waits for processes to start
 				harness.CanRun(t, m.name)
 				l := harness.Raise(t, m.lab(2, 1))
 				owners := newAddressOwners(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
 				for _, name := range kills {
 					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, owners, name) }) {
-						break // the lab is no longer what the next one expects
+						break // the lab is not in the state that the next case expects
 					}
 				}
-				t.Logf("%d failpoints, %d pods made, %d removed", len(kills), owners.adds, owners.dels)
+				t.Logf("%d failpoints, %d pods added, %d removed", len(kills), owners.adds, owners.dels)
 			})
 		}
 	}
 }
 
-// killsOfALab is at how many failpoints programs of one lab are killed. Node mode, which has most of
-// them and no control plane, gets two labs.
+// killsOfALab is the number of failpoints tested in one lab. Node mode, which has most failpoints and no control
+// plane, gets two labs.
 const killsOfALab = 24
 
 func killAt(t *testing.T, m mode, l *lab.Lab, owners *addressOwners, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	// So many pods need all ENIs or blocks, and return them when they go.
+	// That many pods need all ENIs or blocks, which are released with the pods.
 	dieAt(ctx, t, m, l, name, func() { exercise(ctx, t, owners, l.Nodes()[0], m.pods) })
 	if err := m.empty(ctx, l); err != nil {
-		t.Fatalf("not all goes back: %v", err)
+		t.Fatalf("not everything was released: %v", err)
 	}
 	harness.Settle(t, l)
 }
 
-// dieAt kills the program that passes a failpoint there during do, and starts it again.
+// dieAt arms a failpoint that kills a program during do, and restarts the program.
 func dieAt(ctx context.Context, t *testing.T, m mode, l *lab.Lab, name string, do func()) {
 	t.Helper()
 	programs := m.programs(l)
@@ -88,8 +88,8 @@ func dieAt(ctx context.Context, t *testing.T, m mode, l *lab.Lab, name string, d
 	harness.OK(t, l.WaitReady(ctx))
 }
 
-// armed is the value of BERTH_FAILPOINTS that kills at a failpoint. Those of undoing an ADD need an
-// ADD that fails.
+// armed returns the value of BERTH_FAILPOINTS that kills at a failpoint. Failpoints for undoing an ADD need an ADD
+// that fails.
 func armed(name string) string {
 	s := name + "=kill"
 	if strings.HasPrefix(name, "daemon.undo.") {
@@ -98,16 +98,16 @@ func armed(name string) string {
 	return s
 }
 
-// prepare makes a lab reach failpoints that the life of a pod does not.
+// prepare makes a lab reach failpoints outside the life of a pod.
 func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 	t.Helper()
 	n := l.Nodes()[0]
 	switch {
 	case strings.HasPrefix(name, "eni.collect."):
-		if l.Mode == lab.NodeMode { // the other one would be faster at times
+		if l.Mode == lab.NodeMode { // the other daemon might be faster
 			harness.OK(t, l.Nodes()[1].Stop(patience))
 		}
-		// A detached ENI of an instance that is gone, old enough to be collected.
+		// A detached ENI of a vanished instance, old enough to be collected.
 		makeENI(t, l, n, vanished)
 	case strings.HasPrefix(name, "eni.tag."):
 		leaveMistagged(t, l, n)
@@ -128,11 +128,10 @@ func exercise(ctx context.Context, t *testing.T, owners *addressOwners, n *node.
 	}
 }
 
-// leaveMistagged attaches an ENI of this cluster that names another instance, as one that was moved by
-// hand.
+// leaveMistagged attaches an ENI of this cluster whose tag names another instance, as if moved by hand.
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
-	id := makeENI(t, l, n, n.InstanceID) // detached, one of another would be collected
+	id := makeENI(t, l, n, n.InstanceID) // if detached and of another instance, it would be collected
 	enis := l.Snapshot().InstanceENIs(n.InstanceID)
 	index := 1
 	for slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Attachment.DeviceIndex == index }) {
@@ -143,7 +142,7 @@ func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.OK(t, l.Cloud.CreateTags([]string{id}, vpc.Tags{eni.TagInstanceID: vanished}))
 }
 
-// vanished is an instance that does not exist.
+// vanished is the ID of an instance that does not exist.
 const vanished = "i-00000000000000bad"
 
 func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {

@@ -18,18 +18,18 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// In one of hotOdds steps of a long soak a running pod gets a NIC, or loses the one that it got.
+// In one of hotOdds steps of a long soak, a running pod gets a NIC, or loses the one that was added.
 const hotOdds = 3
 
-// hotName is the interface that a running pod gets.
+// hotName is the interface added to a running pod.
 const hotName = "hot"
 
-// hotplug adds a NIC to a running pod, or removes the one that it added.
+// hotplug adds a NIC to a running pod, or removes the added one.
 func (w *worker) hotplug(ctx context.Context) {
 	name := w.pods[w.dice.IntN(len(w.pods))]
 	s := w.shapes[name]
 	p, err := w.node.Pod(name)
-	if s.network == "" || err != nil { // its ADD failed, which is a violation already
+	if s.network == "" || err != nil { // its ADD failed, which has already been reported
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -42,7 +42,7 @@ func (w *worker) hotplug(ctx context.Context) {
 		w.shapes[name] = s
 		return
 	}
-	if len(s.nics) == maxNICs { // as a VPC has it by default (maxNICsPerPod)
+	if len(s.nics) == maxNICs { // a VPC's default (maxNICsPerPod)
 		return
 	}
 	n, keys := wantNIC{name: hotName}, []string{"name: " + hotName}
@@ -60,13 +60,13 @@ func (w *worker) hotplug(ctx context.Context) {
 	w.operation(given, w.node, name, func() error { return w.owners.plug(ctx, w.lab, p, s) })
 }
 
-// annotate has a running pod ask for the NICs of a shape, except the last ones.
+// annotate makes a running pod request the NICs of a shape, except the last ones.
 func annotate(ctx context.Context, l *lab.Lab, p *node.Pod, s shape, without int) error {
 	nics := "[" + strings.Join(s.entries[:len(s.entries)-without], ", ") + "]"
 	return kube.Retry(ctx, "change the NICs of pod "+p.Name, func() error { return l.Kube.AnnotatePod(ctx, p, v1alpha1.AnnotationNICs, nics) })
 }
 
-// hotNIC is the PodNIC of hotName, or nil.
+// hotNIC returns the PodNIC of hotName, or nil.
 func hotNIC(ctx context.Context, l *lab.Lab, p *node.Pod) (*v1alpha1.PodNIC, error) {
 	all, err := l.Kube.PodNICs(ctx)
 	for i := range all {
@@ -91,7 +91,7 @@ func (l *addressOwners) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s sh
 			return fmt.Errorf("%s has no PodNIC", hotName)
 		}
 		if !meta.IsStatusConditionTrue(nic.Status.Conditions, v1alpha1.ConditionPlugged) || len(nic.Status.Addresses) == 0 {
-			return fmt.Errorf("PodNIC %s says %+v", nic.Name, nic.Status)
+			return fmt.Errorf("PodNIC %s is not plugged: status %+v", nic.Name, nic.Status)
 		}
 		return nil
 	})
@@ -111,8 +111,8 @@ func (l *addressOwners) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s sh
 	return nil
 }
 
-// unplug removes the last NIC of a shape from a running pod. Its address may be reused as soon as the
-// pod does not ask for it.
+// unplug removes the last NIC of a shape from a running pod. Its address may be reused as soon as the pod no longer
+// requests it.
 func (l *addressOwners) unplug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
 	l.giveLast(p.Node+"/"+p.Name, time.Now())
 	if err := annotate(ctx, of, p, s, 1); err != nil {
@@ -121,7 +121,7 @@ func (l *addressOwners) unplug(ctx context.Context, of *lab.Lab, p *node.Pod, s 
 	return poll.Until(ctx, func() error {
 		nic, err := hotNIC(ctx, of, p)
 		if nic != nil {
-			err = errors.Join(err, fmt.Errorf("PodNIC %s is the pod's still: %+v", nic.Name, nic.Status))
+			err = errors.Join(err, fmt.Errorf("PodNIC %s still belongs to the pod: %+v", nic.Name, nic.Status))
 		}
 		return err
 	})

@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// roomy is a lab of one node with a warm address on the primary ENI for each of so many pods.
-// Addresses that a kill loses are asked for again, without a failed ADD.
+// roomy returns a lab of one node with warm addresses on the primary ENI for the given number of pods. Addresses lost
+// in a kill are requested again, without a failed ADD.
 func roomy(pods int) lab.Options {
 	warm := fmt.Sprint(pods)
 	return harness.Quick(lab.NodeMode, lab.Options{
@@ -26,8 +26,8 @@ func roomy(pods int) lab.Options {
 	})
 }
 
-// TestADDAndDELOutliveAKilledDaemon kills the daemon at the steps of an ADD and a DEL. The one call that the
-// runtime makes succeeds with the next daemon: with one address, and with nothing left.
+// TestADDAndDELOutliveAKilledDaemon kills the daemon at the steps of an ADD and a DEL. The runtime's single call
+// succeeds with the next daemon: with one address, and with nothing left, respectively.
 func TestADDAndDELOutliveAKilledDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, roomy(3))
@@ -46,7 +46,7 @@ func TestADDAndDELOutliveAKilledDaemon(t *testing.T) {
 			p, err := n.AddPod(ctx, "pod", node.PodOptions{Once: true})
 			harness.OK(t, err)
 			if len(p.Addrs) != 1 {
-				t.Errorf("the pod has the addresses %v, want one", p.Addrs)
+				t.Errorf("addresses of the pod = %v, want one", p.Addrs)
 			}
 			if verb == "ADD" {
 				harness.OK(t, <-restarted)
@@ -54,7 +54,7 @@ func TestADDAndDELOutliveAKilledDaemon(t *testing.T) {
 			}
 			kill("DEL")
 			if verb == "DEL" {
-				harness.OK(t, n.DelAgain(ctx, p)) // by one call
+				harness.OK(t, n.DelAgain(ctx, p)) // in a single call
 				harness.OK(t, <-restarted)
 			}
 			harness.OK(t, n.DelPod(ctx, "pod"))
@@ -63,9 +63,8 @@ func TestADDAndDELOutliveAKilledDaemon(t *testing.T) {
 	}
 }
 
-// TestBurstOutlivesTheDaemon restarts the daemon in the middle of a burst of ADDs, in order or by
-// kills, and no ADD fails: no pod waits until its kubelet tries again. The times are for the log, which
-// has that of a burst without a restart too.
+// TestBurstOutlivesTheDaemon restarts or kills the daemon during a burst of ADDs, and no ADD fails: no pod waits for
+// a retry by its kubelet. The times are only logged, including that of a burst without a restart.
 func TestBurstOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
 	const pods = 30
@@ -73,10 +72,10 @@ func TestBurstOutlivesTheDaemon(t *testing.T) {
 	n := l.Nodes()[0]
 	for _, tc := range []struct {
 		name    string
-		starts  int // of daemons
+		starts  int // expected daemon starts
 		restart func(ctx context.Context, t *testing.T) <-chan error
 	}{
-		{"left alone", 0, func(context.Context, *testing.T) <-chan error {
+		{"undisturbed", 0, func(context.Context, *testing.T) <-chan error {
 			nothing := make(chan error)
 			close(nothing)
 			return nothing
@@ -102,7 +101,7 @@ func TestBurstOutlivesTheDaemon(t *testing.T) {
 			slowest := burst(ctx, t, n, pods)
 			harness.OK(t, <-restarted)
 			if got := n.Starts() - before; got != tc.starts {
-				t.Errorf("%d daemons were started, want %d", got, tc.starts)
+				t.Errorf("%d daemon starts, want %d", got, tc.starts)
 			}
 			t.Logf("slowest of %d ADDs: %v", pods, slowest.Round(time.Millisecond))
 			harness.Settle(t, l)
@@ -112,8 +111,8 @@ func TestBurstOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-// burst adds pods at the same time, each by one ADD, checks that their addresses differ, and returns
-// the time of the slowest.
+// burst adds pods simultaneously with one ADD each, checks that their addresses differ, and returns the time of the
+// slowest.
 func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest time.Duration) {
 	t.Helper()
 	var mu sync.Mutex // guards slowest and addrs
@@ -134,13 +133,13 @@ func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest t
 	})
 	harness.OK(t, err)
 	if len(addrs) != pods {
-		t.Errorf("%d pods have %d addresses", pods, len(addrs))
+		t.Errorf("%d pods have %d distinct addresses", pods, len(addrs))
 	}
 	return slowest
 }
 
-// killTimes restarts the daemon with a failpoint that kills it, so many times, and then without. The
-// channel gets nil when the last one runs.
+// killTimes restarts the daemon with a failpoint that kills it, the given number of times, and then without. The
+// channel receives nil once the last daemon runs.
 func killTimes(ctx context.Context, t *testing.T, n *node.Node, points string, kills int) <-chan error {
 	t.Helper()
 	restarted := make(chan error, 1)

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// soakFlags are those of this run.
+// soakFlags are the soak options of this run.
 var soakFlags options
 
 func TestMain(m *testing.M) {
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berth", "berthd", "berth-operator", "berth-egress"))
 }
 
-// patience is how long anything may take: it only ends what hangs.
+// patience is the time limit of any step: it only ends hanging tests.
 const patience = 10 * time.Minute

@@ -36,32 +36,31 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// mode is what differs between the modes in which Berth runs.
+// mode describes the differences between Berth's modes.
 type mode struct {
 	name lab.Mode
-	soak lab.Mode // what a soak calls it; its name when empty
-	// options are a lab's, except its mode and numbers of nodes and operators.
+	soak lab.Mode // name of the soak; name if empty
+	// options are the options of a lab, except its mode and numbers of nodes and operators.
 	options lab.Options
-	faults  []spec.Fault // of the cloud
-	pods    int          // that a node is asked for at most
+	faults  []spec.Fault // cloud faults
+	pods    int          // maximum number of pods per node
 
-	daemon, operator []string // failpoints that these pass
-	kills            []string // those of them that are killed at in turn
+	daemon, operator []string // failpoints on the paths of these programs
+	kills            []string // failpoints to kill at, in turn
 
-	slices   []int     // of gates with a short round
-	ops      int       // of a short round
-	every    int       // operations from one trouble to the next, on average
-	troubles []trouble // as likely as they are often here
-	loses    bool      // nodes are lost at times, and come again
+	slices   []int     // gate slices with a short round
+	ops      int       // operations in a short round
+	every    int       // average operations between two troubles
+	troubles []trouble // each as likely as its number of entries
+	loses    bool      // nodes are lost and recreated
 
-	// empty waits until nodes without pods have no more than they keep.
+	// empty waits until nodes without pods hold only what the policy keeps.
 	empty func(ctx context.Context, l *lab.Lab) error
 }
 
 var modes = []mode{nodeMode, operatorMode, poolMode, portMode}
 
-// nodeMode has addresses for nine pods on three ENIs, so that cooling and exhaustion happen all the
-// time.
+// nodeMode has addresses for nine pods on three ENIs, so that cooling and exhaustion occur constantly.
 var nodeMode = mode{
 	name: lab.NodeMode, pods: 9, faults: faults,
 	options: lab.Options{InstanceType: "t3.small", DaemonArgs: []string{
@@ -76,8 +75,8 @@ var nodeMode = mode{
 	empty:    backTo(1, -1),
 }
 
-// operatorMode has nodes that keep one address warm and no pods on the primary ENI. Six pods fill the
-// two further ENIs of a t3.small.
+// operatorMode has nodes that keep one address warm and no pods on the primary ENI. Six pods fill the two secondary
+// ENIs of a t3.small.
 var operatorMode = mode{
 	name: lab.OperatorMode, pods: 6, faults: faults,
 	options:  lab.Options{InstanceType: "t3.small"},
@@ -91,7 +90,7 @@ var operatorMode = mode{
 	empty:    backTo(2, 1), // one warm address
 }
 
-// ofDaemon are the failpoints of a daemon without NICs, ofPortDaemon of one with NICs.
+// ofDaemon lists the failpoints of a daemon without NICs, ofPortDaemon those of one with NICs.
 var (
 	ofPortDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool { return strings.HasPrefix(name, "daemon.egress.") })
 	ofDaemon     = slices.DeleteFunc(slices.Clone(ofPortDaemon), func(name string) bool { return strings.HasPrefix(name, "daemon.nics.") })
@@ -103,7 +102,7 @@ var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name stri
 	})
 })
 
-// poolMode has blocks of four addresses, so that they come and go all the time, and a pool with a few
+// poolMode has blocks of four addresses, so that blocks are requested and released constantly, and a pool with a few
 // blocks more than the nodes need.
 var poolMode = mode{
 	name: lab.PoolMode, pods: 10,
@@ -113,8 +112,8 @@ var poolMode = mode{
 	},
 	daemon:   append(named("pool."), ofDaemon...),
 	operator: named("operator.pool."),
-	// Steps of the operator for which a pool or a node must go are in its own tests, and steps of the
-	// daemon that have nothing to do with pools are killed at in node mode.
+	// Operator steps for deleted pools or nodes are covered by the operator's own tests, and daemon steps
+	// unrelated to pools are covered in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
 	slices:   harness.OddSlices,
 	ops:      120,
@@ -123,13 +122,12 @@ var poolMode = mode{
 	empty:    blocks(1),
 }
 
-// portMode has pods with one to four ports each, in two VPCs with the same addresses, on nodes with
-// the real OVN.
+// portMode has pods with one to four ports each, in two VPCs with the same addresses, on nodes with the real OVN.
 var portMode = mode{
 	name: lab.PortMode, pods: 6, options: lab.Options{VPCs: twoVPCs()},
 	daemon:   append(named("port.", "plug.link.", "plug.ovs.", "plug.hybrid."), ofPortDaemon...),
 	operator: named("operator.port."),
-	// The operator's own package kills at its other steps, which need no lab.
+	// The operator's own package covers its other steps, which need no lab.
 	kills: slices.DeleteFunc(named("daemon.nics.", "port.", "plug.link.", "plug.ovs.", "operator.port.create.", "operator.port.record.", "operator.port.forget."),
 		func(name string) bool { return slices.Contains(elsewhere, name) }),
 	slices: harness.EvenSlices,
@@ -143,34 +141,34 @@ var portMode = mode{
 	empty: onlyUsers,
 }
 
-// furtherSoaks run only when named: ports beside another mode's interface, egress and branches, which
-// need the virtual machine, and IPv6.
+// furtherSoaks run only by name: ports in addition to another mode's interface, egress and branches, which need the
+// virtual machine, and IPv6.
 var furtherSoaks = []mode{
 	portsBeside("pool+ports", poolMode), egressMode,
 	ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual),
 	ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofFamilies(operatorMode, ipfamily.OnlyIPv6), withBranches(operatorMode),
 }
 
-// ofFamilies is a mode with pods of some IP families.
+// ofFamilies returns a mode with pods of the given IP families.
 func ofFamilies(m mode, families ipfamily.Set) mode {
 	m.soak, m.options.IPFamilies = m.name+"+"+lab.Mode(families), families
 	if m.name == lab.OperatorMode {
-		m.empty = backTo(2, -1) // whose IPv6 prefix may stay
+		m.empty = backTo(2, -1) // the IPv6 prefix may stay
 	}
 	return m
 }
 
-// furtherKillModes are modes with IPv6, if all cases of TestProgramsKilledAtEveryFailpoint are asked
-// for. One prefix is enough for IPv6-only pods, so only dual-stack nodes grow and shrink.
+// furtherKillModes are modes with IPv6, used if all cases of TestProgramsKilledAtEveryFailpoint are requested. One
+// prefix is enough for IPv6-only pods, so only dual-stack nodes grow and shrink.
 var furtherKillModes = []mode{ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual), killedAt(ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofDaemon)}
 
-// killedAt is a mode with other failpoints to kill at.
+// killedAt returns a mode with other failpoints to kill at.
 func killedAt(m mode, kills []string) mode {
 	m.kills = kills
 	return m
 }
 
-// portsBeside is a mode whose pods may have ports as further interfaces.
+// portsBeside returns a mode whose pods may have ports as additional interfaces.
 func portsBeside(title lab.Mode, m mode) mode {
 	own := m.empty
 	m.soak, m.ops, m.every = title, portMode.ops, portMode.every
@@ -181,14 +179,13 @@ func portsBeside(title lab.Mode, m mode) mode {
 	return m
 }
 
-// title is the name of a mode's soak.
+// title returns the name of a mode's soak.
 func (m mode) title() lab.Mode { return cmp.Or(m.soak, m.name) }
 
-// needsMachine reports whether a mode needs the virtual machine's kernel, whose control plane outlives
-// labs.
+// needsMachine reports whether a mode needs the virtual machine's kernel, whose control plane outlives labs.
 func (m mode) needsMachine() bool { return m.options.Egress || m.options.PortCloud != nil }
 
-// noPorts waits until no PodNIC of a pod is left: its port goes first.
+// noPorts waits until no PodNICs of pods are left: their ports are deleted first.
 func noPorts(ctx context.Context, l *lab.Lab) error {
 	return poll.Until(ctx, func() error {
 		nics, err := l.Kube.PodNICs(ctx)
@@ -203,7 +200,7 @@ func noPorts(ctx context.Context, l *lab.Lab) error {
 // cooling is the cooling period of all labs (harness.Quick).
 const cooling = time.Second
 
-// leases are settings of operators without trouble: a leader stays one on a busy machine. A single
+// leases returns settings for operators while nothing is killed: a leader stays leader on a busy machine. A single
 // operator needs no Lease.
 func leases(operators int) []string {
 	if operators == 1 {
@@ -212,17 +209,17 @@ func leases(operators int) []string {
 	return []string{"--lease-duration=60s", "--renew-deadline=50s", "--retry-period=300ms"}
 }
 
-// hasty are settings of operators in times of trouble: another one follows within seconds.
+// hasty are settings of operators during troubles: another operator takes over within seconds.
 var hasty = []string{"--lease-duration=2s", "--renew-deadline=1500ms"}
 
-// named are the failpoints whose names begin with one of some prefixes.
+// named returns the failpoints with one of the given prefixes.
 func named(prefixes ...string) []string {
 	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
 		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 	})
 }
 
-// lab are the options of a test's or a round's lab.
+// lab returns the options of the lab for a test or a round.
 func (m mode) lab(nodes, operators int) lab.Options {
 	o := m.options
 	o.Nodes, o.DaemonArgs = nodes, append([]string{"--warm-wait=5s"}, o.DaemonArgs...)
@@ -232,16 +229,16 @@ func (m mode) lab(nodes, operators int) lab.Options {
 	return harness.Quick(m.name, o)
 }
 
-// program is a daemon or an operator of a lab that failpoints may kill.
+// program is a daemon or operator of a lab that failpoints may kill.
 type program struct {
 	*proc.Process
-	points []string                    // failpoints that it passes
-	arm    func(env map[string]string) // for its next start
-	hasty  []string                    // arguments in times of trouble
-	died   event                       // at a failpoint
+	points []string                    // failpoints on its paths
+	arm    func(env map[string]string) // sets the environment of its next start
+	hasty  []string                    // arguments during troubles
+	died   event                       // event to count when it dies at a failpoint
 }
 
-// programs are the daemons, by node, and then the operators.
+// programs returns the daemons, by node, followed by the operators.
 func (m mode) programs(l *lab.Lab) (all []program) {
 	for _, n := range l.Nodes() {
 		all = append(all, program{
@@ -258,7 +255,7 @@ func (m mode) programs(l *lab.Lab) (all []program) {
 	return all
 }
 
-// backTo waits until every node is back to a number of ENIs besides its trunk, with a number of
+// backTo waits until every node has the given number of ENIs, not counting its trunk, with the given number of
 // secondary addresses unless that is negative.
 func backTo(enis, addresses int) func(ctx context.Context, l *lab.Lab) error {
 	return func(ctx context.Context, l *lab.Lab) error {
@@ -275,7 +272,7 @@ func backTo(enis, addresses int) func(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// blocks waits until every node is back to so many blocks.
+// blocks waits until every node has the given number of blocks.
 func blocks(want int) func(ctx context.Context, l *lab.Lab) error {
 	return func(ctx context.Context, l *lab.Lab) error {
 		return eachNode(ctx, l, func(n *node.Node) error {
@@ -300,7 +297,7 @@ func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error 
 	})
 }
 
-// elsewhere are failpoints at which tests of their own packages kill.
+// elsewhere lists the failpoints covered by tests of their own packages.
 var elsewhere = named(
 	"nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.",
 	"daemon.egress.", "daemon.nics.removed", "daemon.nics.recorded", "daemon.nics.changed", "operator.port.nic.", "operator.port.remove.", "operator.port.keep.", "operator.port.change.", "operator.port.delete.", "port.remove.", "plug.hybrid.", "plug.vlan.", "plug.routed.",
@@ -314,18 +311,18 @@ func TestEveryFailpointIsKilledAt(t *testing.T) {
 		for _, name := range m.kills {
 			killed[name]++
 			if !slices.Contains(m.daemon, name) && !slices.Contains(m.operator, name) {
-				t.Errorf("%s mode: no program passes %s", m.name, name)
+				t.Errorf("%s mode: failpoint %s is on no program's path", m.name, name)
 			}
 		}
 	}
 	for _, name := range failpoint.Names() {
 		if killed[name] == 0 && !slices.Contains(elsewhere, name) {
-			t.Errorf("%s is killed at in no mode", name)
+			t.Errorf("no mode kills at %s", name)
 		}
 	}
 	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "plug.ovs.": 6, "plug.nsveth.": 5, "plug.vlan.": 8, "plug.routed.": 9, "operator.port.": 10, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
 		if got := len(named(prefix)); got < want {
-			t.Errorf("only %d failpoints %s are registered", got, prefix)
+			t.Errorf("only %d failpoints with the prefix %s are registered", got, prefix)
 		}
 	}
 	if n := len(ofENIOperator); n < 20 {

@@ -26,34 +26,33 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// shape is what a pod has beyond the mode's address: nothing, or NICs that are ports of a VPC.
+// shape is what a pod has in addition to the mode's address: nothing, or NICs that are ports of a VPC.
 type shape struct {
-	network  string       // that the NICs' addresses are of; empty: it has none
-	families ipfamily.Set // of those addresses
-	beside   bool         // its first interface is the mode's
+	network  string       // network of the NICs' addresses; empty without NICs
+	families ipfamily.Set // families of those addresses
+	beside   bool         // the first interface is the mode's
 	options  node.PodOptions
 	nics     []wantNIC
-	entries  []string // of the annotation, one for each NIC
+	entries  []string // of the annotation, one per NIC
 }
 
-// wantNIC is an interface that a pod is to have.
+// wantNIC is an expected interface of a pod.
 type wantNIC struct {
 	name  string
-	claim *claim // what of others' it takes; nil: a port of its own
+	claim *claim // claim that it uses; nil for a port of its own
 }
 
-// claim is for one pod at a time: an address that is asked for or of a small subnet, or a user's
-// PodNIC or port.
+// claim belongs to one pod at a time: a requested address, an address in a small subnet, or a user's PodNIC or port.
 type claim struct {
-	vpc, entry string // of the annotation
-	keeps      bool   // address and MAC address, for one pod after the other
+	vpc, entry string // entry of the annotation
+	keeps      bool   // keeps its address and MAC address from pod to pod
 
-	mu  sync.Mutex   // guards what follows
-	ips []netip.Addr // nil: not known yet
+	mu  sync.Mutex   // guards all below
+	ips []netip.Addr // nil if not yet known
 	mac string
 }
 
-// holds compares an interface with what the claim had before.
+// holds compares an interface with the previous state of the claim.
 func (c *claim) holds(ips []netip.Addr, mac string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,17 +68,17 @@ func (c *claim) holds(ips []netip.Addr, mac string) error {
 	return nil
 }
 
-// The number of claims of each kind in a VPC, of which pods want fewer.
+// The number of claims of each kind in a VPC; pods need fewer.
 const (
 	fixedClaims  = 8
 	podNICClaims = 5
 	portClaims   = 5
-	narrowClaims = 8 // addresses of a small subnet, which are soon used again
+	narrowClaims = 8 // addresses in a small subnet, which are reused soon
 )
 
 const maxNICs = 4
 
-// firstFixed is the last byte of the first address that pods ask for.
+// firstFixed is the last byte of the first address that pods request.
 const firstFixed = 200
 
 // narrow is a subnet of 13 addresses.
@@ -96,12 +95,12 @@ func twoVPCs() (all []lab.VPC) {
 	return all
 }
 
-// nicPool has the NICs that pods of a round may have.
+// nicPool provides the NICs for the pods of a round.
 type nicPool struct {
-	first    bool // pods' first interface is a port too
-	branches bool // NICs are branches of the nodes' trunks
+	first    bool // the first interface of pods is a port, too
+	branches bool // NICs are branches on the nodes' trunks
 	vpcs     []lab.VPC
-	ports    map[string]portcloud.Port // of users, by ID
+	ports    map[string]portcloud.Port // users' ports, by ID
 
 	mu   sync.Mutex // guards free
 	free map[string][]*claim
@@ -162,7 +161,7 @@ func (w *nicPool) claimsOf(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*c
 			Addresses: []portcloud.Address{{Subnet: v.Network.Subnet("subnet-1").ID, IP: at(240 + i)}},
 		})
 		if err != nil {
-			return nil, fmt.Errorf("make a user's port: %w", err)
+			return nil, fmt.Errorf("create a user's port: %w", err)
 		}
 		w.ports[p.ID] = p
 		all = append(all, &claim{vpc: v.Name, entry: "portID: " + p.ID, keeps: true, ips: []netip.Addr{p.Addresses[0].IP}, mac: p.MAC})
@@ -177,7 +176,7 @@ func keptNIC(ctx context.Context, l *lab.Lab, v lab.VPC, i int, addresses ...v1a
 		Spec:       v1alpha1.PodNICSpec{VPC: v.Name, Addresses: addresses},
 	}
 	if err := l.Kube.Client.Create(ctx, o); err != nil {
-		return nil, fmt.Errorf("make a user's PodNIC: %w", err)
+		return nil, fmt.Errorf("create a user's PodNIC: %w", err)
 	}
 	return &claim{vpc: v.Name, entry: "nic: " + o.Name, keeps: true}, nil
 }
@@ -196,7 +195,7 @@ func (w *nicPool) take(vpc string, dice *rand.Rand) *claim {
 	return c
 }
 
-// back returns the claims of a pod that is gone.
+// back returns the claims of a deleted pod.
 func (w *nicPool) back(s shape) {
 	if w == nil {
 		return
@@ -210,8 +209,8 @@ func (w *nicPool) back(s shape) {
 	}
 }
 
-// draw draws the shape of the next pod: always without NICs where there is no pool of them, and
-// sometimes where the first interface is the mode's.
+// draw draws the shape of the next pod: without NICs if there is no pool, and sometimes with the mode's first
+// interface.
 func (w *nicPool) draw(dice *rand.Rand) shape {
 	if w != nil && w.branches {
 		return w.drawBranches(dice)
@@ -225,11 +224,11 @@ func (w *nicPool) draw(dice *rand.Rand) shape {
 	if !w.first {
 		first = 1
 	}
-	if dice.IntN(8) == 0 { // the default one, without being asked for
+	if dice.IntN(8) == 0 { // the default VPC, without an annotation
 		s.nics, s.entries = []wantNIC{{name: fmt.Sprintf("eth%d", first)}}, []string{"{}"}
 		return s
 	}
-	route := dice.IntN(3 * maxNICs) // mostly none says that it has the default route
+	route := dice.IntN(3 * maxNICs) // mostly no NIC requests the default route
 	for i := range 1 + dice.IntN(maxNICs) {
 		n := wantNIC{name: fmt.Sprintf("eth%d", first+len(unnamed(s.nics)))}
 		var keys []string
@@ -255,12 +254,12 @@ func (w *nicPool) draw(dice *rand.Rand) shape {
 	return s
 }
 
-// unnamed are the NICs that have the name of their place.
+// unnamed returns the NICs without an explicit name.
 func unnamed(nics []wantNIC) []wantNIC {
 	return slices.DeleteFunc(slices.Clone(nics), func(n wantNIC) bool { return !strings.HasPrefix(n.name, "eth") })
 }
 
-// is compares a pod with its shape by the CNI result, and returns its addresses.
+// is compares a pod's CNI result with its shape, and returns its addresses.
 func (s shape) is(p *node.Pod) ([]address, error) {
 	var all []address
 	if s.network == "" || s.beside {
@@ -298,7 +297,7 @@ func (s shape) is(p *node.Pod) ([]address, error) {
 			all = append(all, address{s.network, a})
 		}
 		if macs[n.name] == "" || !slices.Equal(got, s.families.Families()) {
-			errs = append(errs, fmt.Errorf("has %s with %v, want addresses of %v, of %v", n.name, addrs[n.name], s.families.Families(), r.Interfaces))
+			errs = append(errs, fmt.Errorf("interface %s has %v, want addresses of %v; all interfaces: %v", n.name, addrs[n.name], s.families.Families(), r.Interfaces))
 			continue
 		}
 		if n.claim != nil {
@@ -312,12 +311,12 @@ func (s shape) is(p *node.Pod) ([]address, error) {
 		delete(macs, "eth0")
 	}
 	if len(macs) > 0 {
-		errs = append(errs, fmt.Errorf("has %v too", macs))
+		errs = append(errs, fmt.Errorf("unexpected interfaces %v", macs))
 	}
 	return all, errors.Join(errs...)
 }
 
-// there is an error if a user's port is gone.
+// there returns an error if a user's port is gone.
 func (w *nicPool) there(ctx context.Context, l *lab.Lab) error {
 	if w == nil {
 		return nil
@@ -325,14 +324,13 @@ func (w *nicPool) there(ctx context.Context, l *lab.Lab) error {
 	ports, err := l.Ports.Ports(ctx)
 	for id, p := range w.ports {
 		if !slices.ContainsFunc(ports, func(p portcloud.Port) bool { return p.ID == id }) {
-			err = errors.Join(err, fmt.Errorf("port %s (%s), which is a user's, is gone", id, p.Name))
+			err = errors.Join(err, fmt.Errorf("user's port %s (%s) is gone", id, p.Name))
 		}
 	}
 	return err
 }
 
-// watchPorts looks, until stop is closed, for what must never be: a missing port of a user, and two
-// ports for one PodNIC.
+// watchPorts checks permanently, until stop is closed, that no port of a user disappears and no PodNIC has two ports.
 func (r *round) watchPorts(l *lab.Lab, w *nicPool, stop <-chan struct{}) {
 	model, ok := l.Ports.(*portcloud.Model)
 	if !ok {
@@ -345,25 +343,25 @@ func (r *round) watchPorts(l *lab.Lab, w *nicPool, stop <-chan struct{}) {
 			there[p.ID] = true
 			if other := of[p.Device]; p.Device != "" && other != "" && !said[p.Device] {
 				said[p.Device] = true
-				r.violate(duplicate, fmt.Sprintf("ports %s and %s are of one PodNIC, %s", other, p.ID, p.Device))
+				r.violate(duplicate, fmt.Sprintf("ports %s and %s belong to the same PodNIC, %s", other, p.ID, p.Device))
 			}
 			of[p.Device] = p.ID
 		}
 		for id, p := range w.ports {
 			if !there[id] && !said[id] {
 				said[id] = true
-				r.violate(leak, fmt.Sprintf("port %s (%s), which is a user's, is gone", id, p.Name))
+				r.violate(leak, fmt.Sprintf("user's port %s (%s) is gone", id, p.Name))
 			}
 		}
 		select {
 		case <-stop:
 			return
-		case <-time.After(200 * time.Millisecond): // the pace of the looks
+		case <-time.After(200 * time.Millisecond): // check interval
 		}
 	}
 }
 
-// tryNICs checks each pod with CHECK, and that pods of a VPC reach each other, in a lab at rest.
+// tryNICs runs CHECK on each pod of a lab at rest, and checks that pods of a VPC reach each other.
 func (r *round) tryNICs(ctx context.Context, l *lab.Lab) {
 	before := map[string]*node.Pod{} // by VPC
 	for _, n := range l.Nodes() {
@@ -378,7 +376,7 @@ func (r *round) tryNICs(ctx context.Context, l *lab.Lab) {
 	}
 }
 
-// answers waits until a pod is answered by another, in each family that both have.
+// answers waits until a pod gets replies from another, in each family that both have.
 func answers(ctx context.Context, from, to *node.Pod) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -399,8 +397,7 @@ func answers(ctx context.Context, from, to *node.Pod) error {
 	return nil
 }
 
-// onlyUsers waits until pods have no PodNIC and, once users' PodNICs are deleted too, only users'
-// ports are left, and these released.
+// onlyUsers waits until pods have no PodNICs and, after deleting users' PodNICs, only users' ports are left, unbound.
 func onlyUsers(ctx context.Context, l *lab.Lab) error {
 	if err := noPorts(ctx, l); err != nil {
 		return err
@@ -421,25 +418,24 @@ func onlyUsers(ctx context.Context, l *lab.Lab) error {
 		}
 		for _, p := range ports {
 			if p.Owner != "" || p.Device != "" || p.Host != "" || !strings.HasPrefix(p.Name, "given-") {
-				err = errors.Join(err, fmt.Errorf("port %s (%s) is left with the device %q of %q on %q", p.ID, p.Name, p.Device, p.Owner, p.Host))
+				err = errors.Join(err, fmt.Errorf("port %s (%s) is left with device %q, owner %q and host %q", p.ID, p.Name, p.Device, p.Owner, p.Host))
 			}
 		}
 		return errors.Join(err, harness.Equal("PodNICs", len(nics), 0))
 	})
 }
 
-// hybrid is the node whose agent wants a Linux bridge for each port.
+// hybrid is the node whose agent requires a Linux bridge for each port.
 const hybrid = "node-3"
 
-// setHybrid gives a node that joined the agent of hybrid, if it is that node.
+// setHybrid configures the agent of a node that joined, if it is node hybrid.
 func setHybrid(l *lab.Lab, name string) {
 	if model, ok := l.Ports.(*portcloud.Model); ok && name == hybrid {
 		model.Neutron.AddHost(name, neutronfake.Host{Agent: true, Hybrid: true})
 	}
 }
 
-// TestSoakDrawsNICs checks that pods have one to four NICs, that no claim has two pods, and that
-// claims return.
+// TestSoakDrawsNICs checks that pods have one to four NICs, that no claim has two pods, and that claims are returned.
 func TestSoakDrawsNICs(t *testing.T) {
 	w := &nicPool{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
@@ -458,7 +454,7 @@ func TestSoakDrawsNICs(t *testing.T) {
 				continue
 			}
 			if held[n.claim] || n.claim.vpc != s.network {
-				t.Fatalf("%+v is drawn twice, or into another VPC", n.claim)
+				t.Fatalf("claim %+v was drawn twice, or for another VPC", n.claim)
 			}
 			held[n.claim] = true
 		}
@@ -472,7 +468,7 @@ func TestSoakDrawsNICs(t *testing.T) {
 	}
 	for n := 1; n <= maxNICs; n++ {
 		if counts[n] < 20 {
-			t.Errorf("%d of 200 pods have %d NICs", counts[n], n)
+			t.Errorf("%d of 200 pods have %d NICs, want at least 20", counts[n], n)
 		}
 	}
 	for _, s := range drawn {
@@ -480,7 +476,7 @@ func TestSoakDrawsNICs(t *testing.T) {
 	}
 	for _, v := range w.vpcs {
 		if n := len(w.free[v.Name]); n != 6 {
-			t.Errorf("%d claims are back in %s, want 6", n, v.Name)
+			t.Errorf("%d claims were returned in %s, want 6", n, v.Name)
 		}
 	}
 }

@@ -19,35 +19,35 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// addressOwners records who had which address when, so that a double use is seen at once, not
-// only if it lasts until the end.
+// addressOwners records who had which address when, so that a duplicate use is detected immediately, even if it does
+// not last until the end.
 type addressOwners struct {
 	violate func(k kind, text string)
-	cooling time.Duration // of addresses
+	cooling time.Duration // cooling period of addresses
 
 	mu    sync.Mutex // guards all below
 	owner map[address]string
-	freed map[address]time.Time // when its last DEL began
-	holds map[string][]address  // by who holds them
+	freed map[address]time.Time // start of its last DEL
+	holds map[string][]address  // addresses by holder
 	adds  int
 	dels  int
 }
 
-// address is one of a network: those of VPCs may overlap.
+// address is an address in a network: VPCs may overlap.
 type address struct {
-	network string // empty: of the mode
+	network string // empty for the mode's own
 	addr    netip.Addr
 }
 
 func newAddressOwners(m mode, violate func(kind, string)) *addressOwners {
 	l := &addressOwners{violate: violate, cooling: cooling, owner: map[address]string{}, freed: map[address]time.Time{}, holds: map[string][]address{}}
-	if m.name == lab.PortMode { // where addresses are the VPC's
+	if m.name == lab.PortMode { // addresses belong to VPCs
 		l.cooling = 0
 	}
 	return l
 }
 
-// add makes a pod of a shape and records its addresses.
+// add adds a pod of a shape and records its addresses.
 func (l *addressOwners) add(ctx context.Context, n *node.Node, name string, s shape) error {
 	p, err := n.AddPod(ctx, name, s.options)
 	if err != nil {
@@ -69,23 +69,23 @@ func (l *addressOwners) own(who string, now time.Time, addrs ...address) {
 	l.take(who, now, addrs...)
 }
 
-// take records further addresses of a pod.
+// take records additional addresses of a pod.
 func (l *addressOwners) take(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range addrs {
 		if former, taken := l.owner[a]; taken {
-			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", a.addr, who, former))
+			l.violate(duplicate, fmt.Sprintf("%s was assigned to %s while %s has it", a.addr, who, former))
 		}
 		if since, ok := l.freed[a]; ok && a.network == "" && now.Before(since.Add(l.cooling)) {
-			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", a.addr, who, now.Sub(since), l.cooling))
+			l.violate(tooSoon, fmt.Sprintf("%s was assigned to %s %v after its release started, but cools for %v", a.addr, who, now.Sub(since), l.cooling))
 		}
 		l.owner[a] = who
 		l.holds[who] = append(l.holds[who], a)
 	}
 }
 
-// del removes a pod. Its addresses may be reused as soon as DEL begins.
+// del removes a pod. Its addresses may be reused as soon as DEL starts.
 func (l *addressOwners) del(ctx context.Context, n *node.Node, name string) error {
 	if _, err := n.Pod(name); err != nil {
 		return fmt.Errorf("delete: %w", err)
@@ -94,7 +94,7 @@ func (l *addressOwners) del(ctx context.Context, n *node.Node, name string) erro
 	return n.DelPod(ctx, name)
 }
 
-// force removes a pod whose object was deleted by force before its runtime knows.
+// force removes a pod whose object was force-deleted before the runtime knows.
 func (l *addressOwners) force(ctx context.Context, lab *lab.Lab, n *node.Node, name string) error {
 	p, err := n.Pod(name)
 	if err != nil {
@@ -106,12 +106,12 @@ func (l *addressOwners) force(ctx context.Context, lab *lab.Lab, n *node.Node, n
 		return client.IgnoreNotFound(lab.Kube.Client.Delete(ctx, o.DeepCopy(), client.GracePeriodSeconds(0)))
 	})
 	if err != nil {
-		return fmt.Errorf("delete the object of %s by force: %w", name, err)
+		return fmt.Errorf("force-delete the object of %s: %w", name, err)
 	}
 	return n.DelPod(ctx, name)
 }
 
-// giveLast releases the address that a pod got last.
+// giveLast releases the most recent address of a pod.
 func (l *addressOwners) giveLast(who string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +136,7 @@ func (l *addressOwners) free(now time.Time, who string) {
 	l.dels++
 }
 
-func TestDoubleUseIsSeen(t *testing.T) {
+func TestDuplicateUseIsDetected(t *testing.T) {
 	a, b, at := address{addr: netip.MustParseAddr("10.0.0.1")}, address{addr: netip.MustParseAddr("10.0.0.2")}, time.Now()
 	var got []kind
 	l := newAddressOwners(nodeMode, func(k kind, _ string) { got = append(got, k) })
@@ -149,6 +149,6 @@ func TestDoubleUseIsSeen(t *testing.T) {
 	l.free(at, "node-2/p2")
 	l.own("node-2/p4", at.Add(cooling), a)
 	if want := []kind{duplicate, tooSoon}; !slices.Equal(got, want) {
-		t.Errorf("it saw %v, want %v", got, want)
+		t.Errorf("violations = %v, want %v", got, want)
 	}
 }

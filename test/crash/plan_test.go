@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// plan says after how many operations of a round which trouble comes. It follows from the seed alone.
-// A trouble comes again after all others of its mode.
+// plan determines after how many operations of a round which trouble comes. It depends only on the seed. A trouble is
+// repeated only after all others of its mode.
 type plan struct {
 	of   mode
 	dice *rand.Rand
-	left []trouble // that come before one comes again
+	left []trouble // troubles before any is repeated
 	at   int       // operations before the last trouble
 }
 
@@ -32,10 +32,10 @@ func (p *plan) next() (at int, t trouble) {
 	return p.at, t
 }
 
-// distance is the least and the greatest number of operations between two troubles.
+// distance returns the minimum and maximum number of operations between two troubles.
 func (m mode) distance() (shortest, longest int) { return m.every - m.every/2, m.every + m.every/2 }
 
-// bounds are the least and the greatest number of troubles of some kinds among so many operations.
+// bounds returns the minimum and maximum number of troubles of some kinds in a number of operations.
 func (m mode) bounds(operations int, of func(trouble) bool) (least, most int) {
 	kinds, all := 0, len(m.troubles)
 	for _, t := range m.troubles {
@@ -50,13 +50,13 @@ func (m mode) bounds(operations int, of func(trouble) bool) (least, most int) {
 	return least, most
 }
 
-// paced is an error if a round has more or fewer kills than its operations allow.
+// paced returns an error if a round has more or fewer kills than its operations allow.
 func (m mode) paced(operations int, kills map[event]int) error {
 	var errs []error
 	total := 0
 	check := func(what event, got int, of func(trouble) bool) {
 		if least, most := m.bounds(operations, of); got < least || got > most {
-			errs = append(errs, fmt.Errorf("%s %d times in %d operations, want %d to %d", what, got, operations, least, most))
+			errs = append(errs, fmt.Errorf("%s: %d times in %d operations, want %d to %d", what, got, operations, least, most))
 		}
 	}
 	for _, e := range []event{daemonKill, operatorKill, apiServerKill, ovsdbKill} {
@@ -67,8 +67,8 @@ func (m mode) paced(operations int, kills map[event]int) error {
 	return errors.Join(errs...)
 }
 
-// TestPlans checks that every plan has as many kills as paced wants, that paced finds too few and too
-// many, and that each mode's short round has kills of every kind.
+// TestPlans checks that the kills of every plan satisfy paced, that paced detects too few and too many kills, and
+// that each mode's short round has kills of every kind.
 func TestPlans(t *testing.T) {
 	for _, m := range slices.Concat(modes, furtherSoaks) {
 		for seed := range uint64(200) {
@@ -85,19 +85,19 @@ func TestPlans(t *testing.T) {
 				t.Fatalf("%s mode, seed %d: %v", m.title(), seed, err)
 			}
 			if _, longest := m.distance(); m.ops-last > longest {
-				t.Errorf("%s mode, seed %d: no trouble comes after %d of %d operations", m.title(), seed, last, m.ops)
+				t.Errorf("%s mode, seed %d: no trouble after %d of %d operations", m.title(), seed, last, m.ops)
 			}
 		}
 		least, most := m.bounds(m.ops, func(t trouble) bool { return t.kills == daemonKill })
 		for _, n := range []int{least - 1, most + 1} {
 			if n >= 0 && m.paced(m.ops, map[event]int{daemonKill: n}) == nil {
-				t.Errorf("%s mode: nobody minds %d daemons killed, want %d to %d", m.title(), n, least, most)
+				t.Errorf("%s mode: paced() accepts %d daemon kills, want an error outside %d to %d", m.title(), n, least, most)
 			}
 		}
 	}
 	for _, m := range modes {
 		if least, most := m.bounds(m.ops, func(t trouble) bool { return t.kills != "" }); least < 5 || most > m.ops {
-			t.Errorf("%s mode: %d to %d kills in a short round", m.title(), least, most)
+			t.Errorf("%s mode: %d to %d kills in a short round, want at least 5 and not more than operations", m.title(), least, most)
 		}
 	}
 }

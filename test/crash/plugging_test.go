@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// alcorMode is port mode with an Alcor, machineMode with virtual machines in pods. Programs are
-// killed at what nodes do for these: the rest is as with Neutron and with containers.
+// alcorMode is port mode with Alcor, machineMode with virtual machines in pods. Programs are killed at the node steps
+// specific to these: all others are the same as with Neutron and with containers.
 var (
 	alcorMode = mode{
 		name: lab.PortMode, options: lab.Options{PortCloud: portcloud.NewAlcor},
@@ -28,8 +28,8 @@ var (
 	}
 )
 
-// TestDaemonKilledWhilePlugging kills the daemon at every step of giving a pod a NIC and taking it
-// away: a link of Alcor's agent, or a virtual machine's interface of either binding.
+// TestDaemonKilledWhilePlugging kills the daemon at every step of adding a NIC to a pod and removing it: a link of
+// Alcor's agent, or a virtual machine's interface of either binding.
 func TestDaemonKilledWhilePlugging(t *testing.T) {
 	t.Parallel()
 	t.Run("alcor", func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestDaemonKilledWhilePlugging(t *testing.T) {
 		killedWhilePlugging(t, alcorMode, l, harness.Sample(t, 5, alcorMode.kills), pod, func(ctx context.Context, t *testing.T) {
 			home := linkAtHome(ctx, t, l)
 			if port != "" && home != port {
-				t.Errorf("the link is of port %q, was of %s", home, port)
+				t.Errorf("the link belongs to port %q, want %s as before", home, port)
 			}
 			port = home
 		})
@@ -60,8 +60,8 @@ func TestDaemonKilledWhilePlugging(t *testing.T) {
 	})
 }
 
-// killedWhilePlugging has a pod come and go while the daemon is killed at each failpoint, and then
-// looks at what is gone.
+// killedWhilePlugging adds and removes a pod while the daemon is killed at each failpoint, and then checks the
+// cleanup.
 func killedWhilePlugging(t *testing.T, m mode, l *lab.Lab, failpoints []string, pod node.PodOptions, gone func(context.Context, *testing.T)) {
 	t.Helper()
 	n := l.Nodes()[0]
@@ -81,7 +81,7 @@ func killedWhilePlugging(t *testing.T, m mode, l *lab.Lab, failpoints []string, 
 	}
 }
 
-// linkAtHome waits until one link is in the VPC's namespace, as Alcor's agent made it, and returns its port.
+// linkAtHome waits until the VPC's namespace has one link, as made by Alcor's agent, and returns its port.
 func linkAtHome(ctx context.Context, t *testing.T, l *lab.Lab) string {
 	t.Helper()
 	var home []string

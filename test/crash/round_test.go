@@ -23,7 +23,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// faults are the cloud's faults in a soak.
+// faults are the cloud faults in a soak.
 var faults = []spec.Fault{
 	{Action: "*", Kind: "throttle", Probability: 0.05},
 	{Action: "*", Kind: "lostReply", Probability: 0.03},
@@ -32,34 +32,34 @@ var faults = []spec.Fault{
 	{Action: "Describe*", Kind: "latency", Latency: spec.Duration(30 * time.Millisecond), Probability: 0.3},
 }
 
-// Time limits. On a slow machine a round's operations end when two thirds are made; the other limits
-// only end what hangs.
+// Time limits. On a slow machine a round's operations end when two thirds are made; the other limits only end hanging
+// rounds.
 const (
 	operationsLimit = 12 * time.Minute
 	roundLimit      = 40 * time.Minute
-	hangLimit       = time.Hour // for what has no limit of its own
+	hangLimit       = time.Hour // for steps without a specific limit
 )
 
-// round is a lab with a seed: operations among troubles, rest, and an empty lab.
+// round is a lab with a seed: operations with troubles, then rest, then an empty lab.
 type round struct {
 	place
 	mode     mode
 	tally    *tally
-	end      time.Time       // of the soak: when no more operations begin; zero if at none
+	end      time.Time       // no operation starts after this time; zero for no limit
 	soak     context.Context // ends when the soak is interrupted
-	hot      bool            // running pods are given NICs, and lose them
-	keepLogs string          // a folder for the logs of a failed round; none if empty
+	hot      bool            // add and remove NICs of running pods
+	keepLogs string          // directory for the logs of a failed round; none if empty
 
-	operations atomic.Int64 // that have ended, which the trouble is paced by
+	operations atomic.Int64 // completed operations, which pace the troubles
 
-	roster sync.Mutex // held while nodes of the lab come and go, and by whoever has them stay
+	roster sync.Mutex // held while nodes are added or removed, and by code that needs them to stay
 
 	mu    sync.Mutex // guards all below
-	found []string   // what is wrong, and how to make it happen again
+	found []string   // violations, with commands that reproduce them
 }
 
-// violate records a violation, and prints it at once. Once the soak is interrupted, failures and
-// unfinished work are none.
+// violate records a violation and prints it immediately. After an interruption of the soak, failures and unfinished
+// work are not violations.
 func (r *round) violate(k kind, text string) {
 	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog {
 		return
@@ -83,7 +83,7 @@ func (r *round) ok(what string, err error) {
 	}
 }
 
-// timed does a step, and records how long it took unless it was interrupted.
+// timed runs a step, and records how long it took unless interrupted.
 func (r *round) timed(what, pod string, do func() error) error {
 	begun := time.Now()
 	err := do()
@@ -98,7 +98,7 @@ func (r *round) operation(e event, n *node.Node, pod string, do func() error) {
 	r.operations.Add(1)
 }
 
-// make makes the round, and gives up when it hangs.
+// make runs the round, and gives up if it hangs.
 func (r *round) make() {
 	r.tally.begin(r.place)
 	done := make(chan struct{})
@@ -108,9 +108,9 @@ func (r *round) make() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(hangLimit): // it has limits of its own for all that should end
+	case <-time.After(hangLimit): // all steps that should end have their own limits
 		stacks := make([]byte, 1<<20)
-		r.violate(other, fmt.Sprintf("the round hangs for %v\n%s", hangLimit, stacks[:runtime.Stack(stacks, true)]))
+		r.violate(other, fmt.Sprintf("the round has hung for %v\n%s", hangLimit, stacks[:runtime.Stack(stacks, true)]))
 	}
 	if len(r.violations()) > 0 {
 		r.tally.count(failedRound, 1)
@@ -135,7 +135,7 @@ func (r *round) play() {
 		r.ok("inject", err)
 	}
 	nics, err := newNICPool(ctx, l)
-	if r.ok("what pods are given", err); err != nil {
+	if r.ok("create NICs for pods", err); err != nil {
 		return
 	}
 	users, err := newEgressUsers(ctx, r, l)
@@ -157,7 +157,7 @@ func (r *round) play() {
 	}
 }
 
-// operate makes and removes pods at random among troubles, with a worker for each node.
+// operate adds and removes pods at random during troubles, with a worker for each node.
 func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, nics *nicPool, users *egressUsers) {
 	before, late := r.tally.copy(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
@@ -187,20 +187,19 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, 
 		return
 	}
 	if owners.adds < r.ops/4 {
-		r.violate(other, fmt.Sprintf("too little was done: %d pods in %d operations", owners.adds, r.ops))
+		r.violate(other, fmt.Sprintf("too little progress: %d pods in %d operations", owners.adds, r.ops))
 	}
 	killed := r.tally.copy()
 	for e := range killed {
 		killed[e] += m.missed[e] - before[e]
 	}
-	r.ok("pace of the trouble", r.mode.paced(int(r.operations.Load()), killed))
+	r.ok("pace of the troubles", r.mode.paced(int(r.operations.Load()), killed))
 }
 
 // over reports whether the soak's time is over.
 func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) }
 
-// rest waits until all views agree, removes the pods, and waits until nodes have no more than they
-// keep.
+// rest waits until all views agree, removes the pods, and waits until nodes hold only what the policy keeps.
 func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, users *egressUsers) {
 	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
@@ -221,12 +220,12 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, use
 	emptying, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := r.timed("empty", "", func() error { return r.mode.empty(emptying, l) }); err != nil {
-		r.violate(leak, fmt.Sprintf("after %v not all went back: %v", patience, err))
+		r.violate(leak, fmt.Sprintf("not everything was released after %v: %v", patience, err))
 	}
 	r.settle(ctx, l, "settle empty")
 }
 
-// settle waits until the lab agrees with itself (oracle.Check).
+// settle waits until the lab is consistent (oracle.Check).
 func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 	ctx, cancel := context.WithTimeout(ctx, harness.Rest)
 	defer cancel()
@@ -235,7 +234,7 @@ func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 		if strings.Contains(err.Error(), "leaked") {
 			k = leak
 		}
-		r.violate(k, fmt.Sprintf("after %v still not at rest: %v", harness.Rest, err))
+		r.violate(k, fmt.Sprintf("still not at rest after %v: %v", harness.Rest, err))
 	}
 }
 
@@ -257,7 +256,7 @@ func (r *round) finish(l *lab.Lab) {
 	}
 }
 
-// keep copies the logs of a lab, with its violations.
+// keep saves the logs of a lab, and its violations.
 func (r *round) keep(dir string) error {
 	if err := os.MkdirAll(r.keepLogs, 0o755); err != nil {
 		return err

@@ -1,8 +1,7 @@
-// Package crash kills programs, in every mode: at every failpoint, and at random among faults of the
-// cloud (docs/architecture.md, "Rules that no crash may break"). Each time the kernel, the records on disk,
-// introspection, the lab's EC2 and the API's objects must agree again, with no address given out twice
-// and nothing leaked. A soak (TestSoak) is one short round of two modes, or with flags any number of
-// rounds (make soak).
+// Package crash kills programs, in every mode: at every failpoint, and at random during cloud faults
+// (docs/architecture.md, "Rules that no crash may break"). Each time the kernel, the records on disk, introspection,
+// the lab's EC2 and the API objects must agree again, with no address assigned twice and nothing leaked. A soak
+// (TestSoak) is one short round of two modes or, with flags, any number of rounds (make soak).
 package crash
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// violationText is how many bytes of a violation are in the report.
+// violationText is the maximum length of a violation in the report, in bytes.
 const violationText = 600
 
-// report is what a soak says at its end.
+// report returns the final report of a soak.
 func report(o options, elapsed time.Duration, interrupted bool, tallies []*tally) string {
 	var b strings.Builder
 	wrong, end := 0, ""
@@ -46,7 +45,7 @@ func report(o options, elapsed time.Duration, interrupted bool, tallies []*tally
 	return b.String()
 }
 
-// progress is a line for each mode, printed during the soak.
+// progress returns a line for each mode, printed during the soak.
 func progress(elapsed time.Duration, tallies []*tally) string {
 	var b strings.Builder
 	for _, t := range tallies {
@@ -103,7 +102,7 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 	}
 }
 
-// percentile is the shortest of sorted times that p percent do not exceed; 0 of none.
+// percentile returns the smallest of sorted times that p percent do not exceed; 0 if there are none.
 func percentile(sorted []time.Duration, p float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -131,7 +130,7 @@ func (t *tally) reportViolations(b *strings.Builder) {
 	}
 }
 
-// counts is "a 1, b 0", or "none" without any keys.
+// counts formats as "a 1, b 0", or "none" without keys.
 func counts[K ~string](keys []K, n map[K]int) string {
 	var list []string
 	for _, k := range keys {
@@ -143,7 +142,7 @@ func counts[K ~string](keys []K, n map[K]int) string {
 	return strings.Join(list, ", ")
 }
 
-// short rounds a duration to three digits or so.
+// short rounds a duration to about three digits.
 func short(d time.Duration) string {
 	switch {
 	case d >= 10*time.Second:
@@ -160,7 +159,7 @@ type event string
 const (
 	added           event = "ADD"
 	deleted         event = "DEL"
-	given           event = "NIC given" // to a running pod
+	given           event = "NIC given" // added to a running pod
 	taken           event = "NIC taken"
 	daemonKill      event = "daemon killed"
 	daemonStop      event = "daemon stopped"
@@ -177,7 +176,7 @@ const (
 	nodeLoss        event = "node lost"
 	forcedDelete    event = "forced deletion"
 	egressEdit      event = "Egress, pod or namespace changed"
-	givenUp         event = "pod given up" // it named an Egress that it may not use, for long
+	givenUp         event = "pod given up" // named an Egress that it may not use, for too long
 	gatewayKill     event = "gateway killed"
 	gatewayDeletion event = "gateway's pod deleted"
 	rolloutRestart  event = "rollout restarted"
@@ -189,11 +188,11 @@ const (
 type kind string
 
 const (
-	duplicate    kind = "duplicate"     // an address that two pods have
-	tooSoon      kind = "cooling"       // an address that was given out while it cooled
-	leak         kind = "leak"          // what does not go away
+	duplicate    kind = "duplicate"     // an address of two pods
+	tooSoon      kind = "cooling"       // an address assigned while cooling
+	leak         kind = "leak"          // leftover state
 	disagreement kind = "disagreement"  // kernel, records, introspection, EC2 and objects contradict each other
-	badLog       kind = "race or panic" // what a program logged
+	badLog       kind = "race or panic" // in the log of a program
 	other        kind = "other"         // a failed operation, a time limit, the lab itself
 )
 
@@ -204,12 +203,12 @@ type place struct {
 	mode  lab.Mode
 	round int
 	seed  uint64
-	ops   int // that it was to make
+	ops   int // planned operations
 }
 
 func (p place) String() string { return fmt.Sprintf("%s round %d, seed %d", p.mode, p.round, p.seed) }
 
-// again is the command that repeats the round.
+// again returns the command that repeats the round.
 func (p place) again() string {
 	return fmt.Sprintf("make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d", p.seed, p.mode, p.ops)
 }
@@ -220,17 +219,17 @@ type violation struct {
 	text string
 }
 
-// step is something that took time.
+// step is a timed step.
 type step struct {
 	place
 	what string // ADD node-1/p7, settle
 	took time.Duration
 }
 
-// Limits of what a tally keeps.
+// Limits of the data kept in a tally.
 const (
 	slowestSteps   = 10
-	keptViolations = 10 // of each kind
+	keptViolations = 10 // per kind
 )
 
 // tally counts what happens in one mode.
@@ -239,13 +238,13 @@ type tally struct {
 
 	mu         sync.Mutex // guards all below
 	rounds     []place
-	round      place // the last one
+	round      place // the last round
 	events     map[event]int
-	faults     map[string]int            // that calls of EC2 met, by kind
-	times      map[event][]time.Duration // of operations
-	slowest    []step                    // the slowest first
+	faults     map[string]int            // injected into EC2 calls, by kind
+	times      map[event][]time.Duration // durations of operations
+	slowest    []step                    // slowest first
 	wrong      map[kind]int
-	violations []violation // the first of each kind
+	violations []violation // the first ones of each kind
 }
 
 func newTally(m lab.Mode) *tally {
@@ -286,7 +285,7 @@ func (t *tally) met(faults map[string]int) {
 	}
 }
 
-// took records a step of a pod. Failed ones are among the slowest steps, but are no operations.
+// took records a pod's step. Failed steps are among the slowest steps but do not count as operations.
 func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -317,17 +316,17 @@ func (t *tally) violate(v violation) {
 	}
 }
 
-// made is how many operations succeeded.
+// made returns how many operations succeeded.
 func (t *tally) made() int { return t.of(added) + t.of(deleted) }
 
-// kills are all sudden ends of programs.
+// kills returns the number of abrupt ends of programs.
 func (t *tally) kills() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath] + t.events[ovsdbKill] + t.events[gatewayKill]
 }
 
-// violated is the number of violations.
+// violated returns the number of violations.
 func (t *tally) violated() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -337,14 +336,14 @@ func (t *tally) violated() (n int) {
 	return n
 }
 
-// options are the flags of a soak. Without a time or a number of operations it is one short round of
-// two modes, by the gate's slice.
+// options are the flags of a soak. Without a time or a number of operations it is one short round of two modes,
+// chosen by the gate's slice.
 type options struct {
-	time   time.Duration // after which no operation begins
-	ops    int           // of each mode
-	mode   string        // the only one, unless empty
-	seed   uint64        // of the first round
-	report string        // the file that it goes to; logs of failed rounds lie beside it
+	time   time.Duration // no operation starts later
+	ops    int           // operations per mode
+	mode   string        // the only mode, unless empty
+	seed   uint64        // seed of the first round
+	report string        // file for the report; logs of failed rounds are stored next to it
 }
 
 func (o *options) register(fs *flag.FlagSet) {
@@ -355,7 +354,7 @@ func (o *options) register(fs *flag.FlagSet) {
 	fs.StringVar(&o.report, "soak.report", "", "write the report to this file too")
 }
 
-// complete checks the options and chooses a seed if none is given.
+// complete checks the options and chooses a seed if none is set.
 func (o *options) complete() error {
 	switch {
 	case o.time < 0:
@@ -371,10 +370,10 @@ func (o *options) complete() error {
 	return nil
 }
 
-// long reports whether there are rounds until a limit.
+// long reports whether the soak has rounds until a limit.
 func (o *options) long() bool { return o.time > 0 || o.ops > 0 }
 
-// soakModes are the lab's modes, and those that are soaked only when named.
+// soakModes are the lab's modes, and those soaked only by name.
 var soakModes = append(slices.Clone(lab.Modes), "pool+ports", "egress", "node+dual", "operator+dual", "node+ipv6", "operator+ipv6", "operator+branches")
 
 // chosen reports whether a mode is soaked.
@@ -382,8 +381,8 @@ func (o *options) chosen(m lab.Mode, further bool) bool {
 	return o.mode == "" && !further || o.mode == string(m)
 }
 
-// roundSeed is the seed of a round. That of the first is the run's own, so that any round can be
-// repeated as a first one.
+// roundSeed returns the seed of a round. The first round uses the run's seed, so that any round can be repeated as a
+// first one.
 func roundSeed(run uint64, round int) uint64 {
 	if round == 1 {
 		return run
@@ -391,8 +390,8 @@ func roundSeed(run uint64, round int) uint64 {
 	return uint64(1 + rand.New(rand.NewPCG(run, uint64(round))).Uint32())
 }
 
-// roundOps is how many operations the next round of a mode makes: a whole round's, or the rest up to
-// the limit.
+// roundOps returns how many operations the next round of a mode makes: those of a whole round, or the rest up to the
+// limit.
 func (o *options) roundOps(whole, done int) int {
 	if o.ops == 0 {
 		return whole

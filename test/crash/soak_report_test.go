@@ -75,7 +75,7 @@ Violations
 		t.Errorf("the report differs (-want +got):\n%s", diff)
 	}
 	if got, want := progress(100*time.Second, []*tally{counted}), "   1m40s  pool round 2, seed 99: 12 operations, 19 kills, 2 violations\n"; got != want {
-		t.Errorf("progress is %q, want %q", got, want)
+		t.Errorf("progress() = %q, want %q", got, want)
 	}
 }
 
@@ -88,12 +88,12 @@ func TestSoakReportIsBounded(t *testing.T) {
 		counted.took(p, "settle", "", time.Duration(i), nil)
 	}
 	if len(counted.violations) != keptViolations || len(counted.slowest) != slowestSteps || counted.slowest[0].took != 1499 {
-		t.Errorf("%d violations and %d steps are kept, the slowest %v", len(counted.violations), len(counted.slowest), counted.slowest[0])
+		t.Errorf("%d violations and %d steps kept, the slowest %v, want the limits and 1499", len(counted.violations), len(counted.slowest), counted.slowest[0])
 	}
 	text := report(options{}, time.Hour, false, []*tally{counted})
 	for _, want := range []string{"1500 violations\n", "other 1500\n", "and 1490 more in mode node\n"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("the report is without %q:\n%s", want, text)
+			t.Errorf("report lacks %q:\n%s", want, text)
 		}
 	}
 }
@@ -109,16 +109,16 @@ func TestSoakPercentiles(t *testing.T) {
 		p     float64
 		want  time.Duration
 	}{
-		{"of none", nil, 50, 0},
-		{"of one", thousand[:1], 50, 1},
-		{"of two", thousand[:2], 50, 1},
-		{"above the first of two", thousand[:2], 51, 2},
-		{"50 of many", thousand, 50, 500},
-		{"99.9 of many", thousand, 99.9, 999},
-		{"100 of many", thousand, 100, 1000},
+		{"no times", nil, 50, 0},
+		{"one time", thousand[:1], 50, 1},
+		{"two times", thousand[:2], 50, 1},
+		{"two times, above the first", thousand[:2], 51, 2},
+		{"p50", thousand, 50, 500},
+		{"p99.9", thousand, 99.9, 999},
+		{"p100", thousand, 100, 1000},
 	} {
 		if got := percentile(c.times, c.p); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			t.Errorf("%s: percentile() = %v, want %v", c.name, got, c.want)
 		}
 	}
 }
@@ -147,9 +147,9 @@ func TestSoakFlags(t *testing.T) {
 		}
 		switch {
 		case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
-			t.Errorf("%s: error %v, want %q", c.args, err, c.err)
+			t.Errorf("%s: error = %v, want one containing %q", c.args, err, c.err)
 		case c.err == "" && (err != nil || o != c.want):
-			t.Errorf("%s: %+v, error %v, want %+v", c.args, o, err, c.want)
+			t.Errorf("%s: options = %+v, error = %v, want %+v", c.args, o, err, c.want)
 		}
 	}
 }
@@ -160,27 +160,27 @@ func TestSoakModes(t *testing.T) {
 		titles = append(titles, m.title())
 	}
 	if !slices.Equal(titles, soakModes) {
-		t.Errorf("there are soaks %v, and may be asked for %v", titles, soakModes)
+		t.Errorf("modes = %v, want those of soakModes, %v", titles, soakModes)
 	}
 }
 
 func TestEveryRunHasASeed(t *testing.T) {
 	var o options
 	if err := o.complete(); err != nil || o.seed == 0 {
-		t.Errorf("seed %d, error %v", o.seed, err)
+		t.Errorf("seed = %d, error = %v, want a nonzero seed", o.seed, err)
 	}
 }
 
-// TestSeedsOfRounds checks that a run with a round's seed repeats it.
+// A run with the seed of a round repeats that round.
 func TestSeedsOfRounds(t *testing.T) {
 	if got := roundSeed(7, 1); got != 7 {
-		t.Errorf("the first round has seed %d, want the run's", got)
+		t.Errorf("seed of the first round = %d, want 7, the run's", got)
 	}
 	seen := map[uint64]bool{}
 	for round := 1; round <= 200; round++ {
 		seed := roundSeed(7, round)
 		if seed == 0 || seen[seed] || seed != roundSeed(7, round) {
-			t.Errorf("round %d has seed %d, not one of its own", round, seed)
+			t.Errorf("seed of round %d = %d, want a unique, reproducible one", round, seed)
 		}
 		seen[seed] = true
 	}
@@ -196,7 +196,7 @@ func TestOperationsOfRounds(t *testing.T) {
 	} {
 		o := options{ops: c.limit}
 		if got := o.roundOps(c.whole, c.done); got != c.want {
-			t.Errorf("limit %d, %d of %d done: %d, want %d", c.limit, c.done, c.whole, got, c.want)
+			t.Errorf("limit %d, %d done, rounds of %d: roundOps() = %d, want %d", c.limit, c.done, c.whole, got, c.want)
 		}
 	}
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestSoak makes and removes pods at random on three nodes while daemons and two operators are killed
-// at random moments and at failpoints, leaders are halted, the API server is killed, and EC2 fails
-// calls or is away. Double use of an address is seen at once. At the end all views must agree, and
-// nodes must be back to what they keep. It is one short round of two modes, which take turns
-// (harness.Rotate); with -soak.time or -soak.ops it has rounds until these limits, whatever it finds.
+// TestSoak adds and removes pods at random on three nodes while daemons and two operators are killed at random
+// moments and at failpoints, leaders are halted, the API server is killed, and EC2 fails calls or is unreachable.
+// Duplicate use of an address is detected immediately. At the end all views must agree, and nodes must hold only what
+// the policy keeps. By default it is one short round of two modes, which take turns (harness.Rotate); with -soak.time
+// or -soak.ops it runs rounds until these limits, regardless of violations.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	o := soakFlags
@@ -31,7 +31,7 @@ func TestSoak(t *testing.T) {
 	s := &soak{options: o, ctx: ctx, began: time.Now()}
 	fmt.Printf("soak: seed %d\n", o.seed)
 	done := make(chan struct{})
-	t.Cleanup(func() { // after all modes
+	t.Cleanup(func() { // after all modes have ended
 		close(done)
 		fmt.Print("\n" + s.save(t))
 		if ctx.Err() != nil {
@@ -52,7 +52,7 @@ func TestSoak(t *testing.T) {
 			}
 			tally := newTally(m.title())
 			s.tallies = append(s.tallies, tally)
-			t.Parallel() // the others' tallies are there before it goes on
+			t.Parallel() // all tallies exist before the rounds start
 			harness.Slot(t)
 			s.rounds(t, m, tally)
 		})
@@ -63,13 +63,13 @@ func TestSoak(t *testing.T) {
 type soak struct {
 	options
 	began   time.Time
-	ctx     context.Context // ends when it is interrupted
-	tallies []*tally        // one for each mode
+	ctx     context.Context // ends when the soak is interrupted
+	tallies []*tally        // one per mode
 
 	saving sync.Mutex // held while the report is written
 }
 
-// rounds makes the rounds of a mode until a limit, or until several in a row made no operation.
+// rounds runs the rounds of a mode until a limit, or until several in a row completed no operation.
 func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	var end time.Time
 	if s.time > 0 {
@@ -79,7 +79,7 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	if s.long() {
 		whole *= longer
 	}
-	idle := 0 // rounds in a row, the last ones, that made no operation
+	idle := 0 // latest rounds in a row without an operation
 	more := func() bool {
 		return s.ctx.Err() == nil && idle < idleRounds && (s.ops == 0 || tally.made() < s.ops) && (end.IsZero() || time.Now().Before(end))
 	}
@@ -98,11 +98,11 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 			idle = 0
 		}
 		if idle == idleRounds {
-			r.violate(other, fmt.Sprintf("the mode is given up: %d rounds in a row made no operation", idle))
+			r.violate(other, fmt.Sprintf("giving up the mode: no operation in %d rounds in a row", idle))
 		}
 		for _, text := range r.violations() {
 			if s.long() {
-				t.Fail() // a night's violations are in the report, not in memory
+				t.Fail() // the violations are in the report, not in memory
 			} else {
 				t.Error(text)
 			}
@@ -110,14 +110,14 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 		s.save(t)
 	}
 	if tally.made() == 0 {
-		t.Error("no operation was made")
+		t.Error("no operation succeeded")
 	}
 }
 
 // idleRounds is the number of rounds in a row without an operation after which a mode is given up.
 const idleRounds = 3
 
-// longer is how many times the operations of a short round a long one has.
+// longer is the factor between the operations of a long and a short round.
 const longer = 10
 
 // keptRounds is the number of failed rounds of a mode whose logs are kept.
@@ -131,13 +131,13 @@ func (s *soak) watch(done <-chan struct{}) {
 		select {
 		case <-done:
 			return
-		case <-time.After(time.Minute): // the pace of what is printed
+		case <-time.After(time.Minute): // print interval
 			fmt.Print(progress(s.elapsed(), s.tallies))
 		}
 	}
 }
 
-// save writes the report so far, and returns it.
+// save writes the current report, and returns it.
 func (s *soak) save(t *testing.T) string {
 	s.saving.Lock()
 	defer s.saving.Unlock()

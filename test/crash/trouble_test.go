@@ -18,14 +18,14 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// trouble is a fault in a soak. It ends what it begins, except for programs, which
-// troublemaker.restart starts again.
+// trouble is a fault in a soak. It reverts the fault itself, except for ended programs, which troublemaker.restart
+// starts again.
 type trouble struct {
-	kills event // the kill that it counts; empty: it kills nothing
+	kills event // counted kill; empty if nothing is killed
 	make  func(ctx context.Context, m *troublemaker)
 }
 
-// troublemaker makes the troubles of a plan until stop is closed.
+// troublemaker injects the troubles of a plan until stop is closed.
 type troublemaker struct {
 	*round
 	plan *plan
@@ -33,16 +33,15 @@ type troublemaker struct {
 	dice *rand.Rand // for the details of a trouble
 	stop <-chan struct{}
 
-	armed  map[*proc.Process]bool // for its present life
-	missed map[event]int          // kills of programs that had ended by themselves
+	armed  map[*proc.Process]bool // armed for the current run
+	missed map[event]int          // intended kills of programs that had already ended
 }
 
-// restartDelay is how soon a program that died at a failpoint starts again. Operations may need it,
-// and no trouble is due before they continue.
+// restartDelay is how soon a program that died at a failpoint is restarted. Operations may need it, and no trouble is
+// due before they continue.
 const restartDelay = 100 * time.Millisecond
 
-// run makes each trouble after a number of operations, so that the speed of the machine does not
-// matter.
+// run injects each trouble after a number of operations, so that the speed of the machine does not matter.
 func (m *troublemaker) run(ctx context.Context) {
 	m.makeHasty()
 	for at, t := m.plan.next(); m.reach(ctx, at); at, t = m.plan.next() {
@@ -54,7 +53,7 @@ func (m *troublemaker) run(ctx context.Context) {
 	m.restart(false)
 }
 
-// reach waits for a number of operations of the round, and returns false if there are fewer.
+// reach waits for a number of operations in the round, and returns false if there are fewer.
 func (m *troublemaker) reach(ctx context.Context, operations int) bool {
 	for int(m.operations.Load()) < operations {
 		select {
@@ -62,7 +61,7 @@ func (m *troublemaker) reach(ctx context.Context, operations int) bool {
 			return int(m.operations.Load()) >= operations
 		case <-ctx.Done():
 			return false
-		case <-time.After(restartDelay): // the pace of the trouble, not a wait for anything
+		case <-time.After(restartDelay): // paces the troubles, does not wait for a condition
 		}
 		m.roster.Lock()
 		m.restart(true)
@@ -71,12 +70,12 @@ func (m *troublemaker) reach(ctx context.Context, operations int) bool {
 	return ctx.Err() == nil
 }
 
-// pause lasts for a random time: operations may not continue before its end.
+// pause waits for a random time: operations may not continue before it ends.
 func (m *troublemaker) pause(ctx context.Context, most time.Duration) {
 	select {
 	case <-m.stop:
 	case <-ctx.Done():
-	case <-time.After(time.Duration(m.dice.Int64N(int64(most)))): // the pace of the trouble, not a wait for anything
+	case <-time.After(time.Duration(m.dice.Int64N(int64(most)))): // paces the troubles, does not wait for a condition
 	}
 }
 
@@ -103,7 +102,7 @@ var killOperator = trouble{kills: operatorKill, make: func(_ context.Context, m 
 
 func (m *troublemaker) model() *portcloud.Model { return m.lab.Ports.(*portcloud.Model) }
 
-// neutronFails has Neutron fail a few calls, before or after they take effect.
+// neutronFails makes Neutron fail a few calls, before or after they take effect.
 var neutronFails = trouble{make: func(_ context.Context, m *troublemaker) {
 	faults := []neutronfake.Fault{
 		{Path: "/v2.0/*", Status: 503, Message: "busy"},
@@ -122,7 +121,7 @@ var neutronFails = trouble{make: func(_ context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 }}
 
-// neutronAway has Neutron refuse every call for a while.
+// neutronAway makes Neutron refuse every call for a while.
 var neutronAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	m.model().Neutron.HTTP.Inject(neutronfake.Fault{Status: 503, Message: "away"})
@@ -130,13 +129,13 @@ var neutronAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.model().Neutron.HTTP.ClearFaults()
 }}
 
-// tokensRevoked has Keystone revoke all tokens.
+// tokensRevoked makes Keystone revoke all tokens.
 var tokensRevoked = trouble{make: func(_ context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	m.model().Neutron.Keystone.RevokeTokens()
 }}
 
-// overQuota sets the quota to the present number of ports for a while.
+// overQuota sets the quota to the current number of ports for a while.
 var overQuota = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	cloud := m.model().Neutron
@@ -145,7 +144,7 @@ var overQuota = trouble{make: func(ctx context.Context, m *troublemaker) {
 	cloud.SetQuota(-1)
 }}
 
-// hostAway has Neutron bind no port to a host for a while, as when its agent is down.
+// hostAway makes Neutron bind no port to a host for a while, as if its agent were down.
 var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
 	name := m.node().Name
@@ -155,7 +154,7 @@ var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	setHybrid(m.lab, name)
 }}
 
-// portChanged deletes or changes a port of Berth's behind its back.
+// portChanged deletes or changes one of Berth's ports behind its back.
 var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	cloud := m.model().Neutron
 	ports := slices.DeleteFunc(cloud.Ports(), func(p neutronfake.Port) bool { return p.Owner == "" })
@@ -171,26 +170,25 @@ var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	case 1:
 		cloud.Edit(p.ID, func(p *neutronfake.Port) { p.Host = elsewhere })
 	default:
-		// A port that a user deletes stays deleted, and its address may go to the next pod unless pods
-		// ask for it.
+		// A port deleted by a user stays deleted, and its address may go to the next pod unless pods request it.
 		if !strings.HasPrefix(p.Name, "given-") && askedFor(p) {
 			cloud.Remove(p.ID)
 		}
 	}
 }}
 
-// askedFor reports whether pods ask for all addresses of a port.
+// askedFor reports whether pods request all addresses of a port.
 func askedFor(p neutronfake.Port) bool {
 	return !slices.ContainsFunc(p.FixedIPs, func(f neutronfake.FixedIP) bool { return f.IP.As4()[3] < firstFixed })
 }
 
-// restartDatabase kills and starts the OVSDB of a node.
+// restartDatabase kills and restarts the OVSDB of a node.
 var restartDatabase = trouble{kills: ovsdbKill, make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ovsdbKill, 1)
 	m.ok("restart OVSDB", m.model().OVN.Switch(m.node().Name).RestartDatabase(ctx))
 }}
 
-// end records that a program was ended, unless it had ended by itself.
+// end records the kill of a program, unless it had already ended.
 func (m *troublemaker) end(e event, p *proc.Process, err error) {
 	m.ok(string(e), err)
 	if p.EndedByItself() {
@@ -200,8 +198,8 @@ func (m *troublemaker) end(e event, p *proc.Process, err error) {
 	m.tally.count(e, 1)
 }
 
-// haltOperator halts an operator, sometimes for longer than its Lease, so that it continues as an old
-// leader. It may end meanwhile, at its failpoint or without its Lease.
+// haltOperator halts an operator, sometimes for longer than its Lease, so that it continues as a former leader. It
+// may end meanwhile, at its failpoint or because it lost its Lease.
 var haltOperator = trouble{make: func(ctx context.Context, m *troublemaker) {
 	o := m.someOperator()
 	unlessGone := func(err error) {
@@ -233,7 +231,7 @@ var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.lab.Cloud.API.Outage(false)
 }}
 
-// makeHasty restarts operators with short Leases: long ones are for raising a lab on a busy machine.
+// makeHasty restarts operators with short Leases: the long ones are for starting a lab on a busy machine.
 func (m *troublemaker) makeHasty() {
 	for _, p := range m.mode.programs(m.lab) {
 		if len(p.hasty) > 0 {
@@ -243,8 +241,8 @@ func (m *troublemaker) makeHasty() {
 	}
 }
 
-// restart starts programs that do not run, half of them with a failpoint that kills them. After the
-// trouble it restarts all without.
+// restart starts ended programs, half of them with a failpoint that kills them. After the troubles it restarts all
+// without failpoints.
 func (m *troublemaker) restart(armed bool) {
 	for _, p := range m.mode.programs(m.lab) {
 		if !armed {
@@ -265,8 +263,8 @@ func (m *troublemaker) restart(armed bool) {
 	}
 }
 
-// ended records why a program ended that nobody ended. Only a failpoint may end one by a signal, and
-// only operators end by themselves, without their Lease.
+// ended records why a program ended that was not killed. Only a failpoint may end a program by a signal, and only
+// operators end by themselves, without their Lease.
 func (m *troublemaker) ended(p program) {
 	signaled := p.ExitCode() < 0
 	switch {
@@ -274,14 +272,13 @@ func (m *troublemaker) ended(p program) {
 	case signaled && m.armed[p.Process]:
 		m.tally.count(p.died, 1)
 	case signaled || p.died == daemonDeath:
-		m.violate(other, fmt.Sprintf("%s ended by itself, with exit status %d (-1: by a signal)\n%s", p, p.ExitCode(), p.LogTail(15)))
+		m.violate(other, fmt.Sprintf("%s ended unexpectedly with exit status %d (-1 means a signal)\n%s", p, p.ExitCode(), p.LogTail(15)))
 	default:
 		m.tally.count(endedByItself, 1)
 	}
 }
 
-// arms is the environment that kills a program at whichever of three failpoints it reaches first, or
-// none.
+// arms returns the environment that kills a program at the first of three failpoints that it reaches, or at none.
 func (m *troublemaker) arms(points []string) map[string]string {
 	if m.dice.IntN(2) == 0 {
 		return nil

@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestTwoActiveOperators runs two operators for the same nodes without leader election, while pods
-// come and go. One is halted now and then and continues with what it knew before. No address is in two
-// pods, nor available on two nodes unless one has released it, no block is cut twice, no request is
-// lost, and at the end nodes have no more than they keep.
+// TestTwoActiveOperators runs two operators for the same nodes without leader election, while pods are added and
+// removed. One of them is halted repeatedly and continues with its old state. No address is in two pods, nor
+// available on two nodes unless one has released it, no block is cut twice, no request is lost, and at the end nodes
+// hold only what the policy keeps.
 func TestTwoActiveOperators(t *testing.T) {
 	t.Parallel()
-	smallBlocks := poolMode // of two addresses, a quarter of which is no warm one
+	smallBlocks := poolMode // two addresses per block, too few for a quarter to be warm
 	smallBlocks.options.Pools = []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/25", IPv6: "fd02::/121"})}
 	smallBlocks.pods, smallBlocks.empty = 20, blocks(0)
 	for i, m := range []mode{operatorMode, smallBlocks} {
@@ -65,7 +65,7 @@ func TestTwoActiveOperators(t *testing.T) {
 	}
 }
 
-// haltInTurn halts one operator after the other until done is closed.
+// haltInTurn halts the operators alternately until done is closed.
 func haltInTurn(t *testing.T, operators []*lab.Operator, done <-chan struct{}) {
 	for i := 0; ; i++ {
 		o := operators[i%len(operators)]
@@ -88,8 +88,7 @@ func closedWithin(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// availableOnce checks every version of every NodeNetwork for addresses that two nodes may give to
-// pods.
+// availableOnce checks every version of every NodeNetwork for addresses that two nodes may assign to pods.
 func availableOnce(t *testing.T, w watch.Interface) {
 	nodes := map[string]*v1alpha1.NodeNetwork{}
 	for e := range w.ResultChan() {
@@ -101,14 +100,14 @@ func availableOnce(t *testing.T, w watch.Interface) {
 		for a := range o.Spec.IPAM.Available {
 			for _, other := range nodes {
 				if other.Name != o.Name && serves(o, a) && serves(other, a) {
-					t.Errorf("%s is available on %s and on %s", a, o.Name, other.Name)
+					t.Errorf("%s is available on both %s and %s", a, o.Name, other.Name)
 				}
 			}
 		}
 	}
 }
 
-// serves reports whether a node may give an address to a pod: it is available, and not released.
+// serves reports whether a node may assign an address to a pod: it is available, and not released.
 func serves(o *v1alpha1.NodeNetwork, a string) bool {
 	_, ok := o.Spec.IPAM.Available[a]
 	return ok && !(slices.Contains(o.Spec.IPAM.Releasing, a) && slices.Contains(o.Status.IPAM.Released, a))

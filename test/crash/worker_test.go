@@ -13,23 +13,23 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// worker makes and removes the pods of one node.
+// worker adds and removes the pods of one node.
 type worker struct {
 	*round
 	lab    *lab.Lab
 	node   *node.Node
 	owners *addressOwners
-	nics   *nicPool     // nil where pods have none
-	users  *egressUsers // nil where there are no Egresses
+	nics   *nicPool     // nil if pods have no NICs
+	users  *egressUsers // nil without Egresses
 	dice   *rand.Rand
-	atOnce int       // the most operations at a time
-	late   time.Time // when two thirds of the operations are enough
+	atOnce int       // maximum concurrent operations
+	late   time.Time // after this, two thirds of the operations are enough
 	pods   []string
-	shapes map[string]shape // of pods
+	shapes map[string]shape // shapes of pods
 	next   int
 
 	mu    sync.Mutex // guards given
-	given []string   // pods that were given up
+	given []string   // pods given up
 }
 
 func (w *worker) run(ctx context.Context, ops int) {
@@ -39,7 +39,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 	w.shapes = map[string]shape{}
 	for more() {
-		// Towards a random number of pods.
+		// Add or remove pods towards a random number of pods.
 		want := w.dice.IntN(w.mode.pods + 1)
 		for len(w.pods) != want && more() {
 			if len(w.pods) < want {
@@ -60,7 +60,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 }
 
-// some runs some operations of begin at the same time.
+// some runs up to most operations of begin concurrently.
 func (w *worker) some(most int, begin func() func()) int {
 	n := 1 + w.dice.IntN(min(w.atOnce, most))
 	var wg sync.WaitGroup
@@ -86,7 +86,7 @@ func (w *worker) add(ctx context.Context) func() {
 	}
 }
 
-// edits is the number of users' changes between two steps.
+// edits returns the number of users' changes between two steps.
 func (w *worker) edits() int {
 	if w.users == nil {
 		return 0
@@ -94,7 +94,7 @@ func (w *worker) edits() int {
 	return 1 + w.dice.IntN(3)
 }
 
-// addClient makes a pod that may be a client of Egresses.
+// addClient adds a pod that may be a client of Egresses.
 func (w *worker) addClient(ctx context.Context, name string) func() {
 	o := w.users.draw(w.dice)
 	w.pods = append(w.pods, name)
@@ -129,14 +129,14 @@ func (w *worker) del(ctx context.Context) func() {
 	}
 }
 
-// In one of lossOdds steps a node is lost, and one of forceOdds DELs is of a pod whose object is gone
-// already, in modes with ports.
+// In modes with ports, one of lossOdds steps loses a node, and one of forceOdds DELs is for a pod whose object is
+// already gone.
 const (
 	lossOdds  = 20
 	forceOdds = 5
 )
 
-// loseNode removes the node with all its pods, and adds another with its name.
+// loseNode removes the node with all its pods, and adds another one with the same name.
 func (w *worker) loseNode(ctx context.Context) {
 	w.roster.Lock()
 	defer w.roster.Unlock()

@@ -18,9 +18,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestSandboxesUseAlcorLinks has containerd make sandboxes whose interfaces are links of Alcor's
-// agents. Packets pass between nodes, and the link of a NIC that outlives its pod returns to the VPC's
-// namespace, also after a kill of berthd.
+// TestSandboxesUseAlcorLinks makes containerd create sandboxes whose interfaces are links of Alcor's agents. Packets
+// pass between nodes, and the link of a NIC that outlives its pod returns to the VPC's namespace, even after berthd
+// was killed.
 func TestSandboxesUseAlcorLinks(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PortMode, lab.Options{Nodes: 2, NoDaemons: true, PortCloud: portcloud.NewAlcor})
@@ -47,10 +47,10 @@ func TestSandboxesUseAlcorLinks(t *testing.T) {
 	near := runtimes[0].withNICs(t, "near", "[{nic: kept}, {subnet: subnet-1}]")
 	far := runtimes[1].withNICs(t, "far", "[{subnet: subnet-1}]")
 	if near.addr.String() != "192.168.1.50" {
-		t.Errorf("CRI says %s", near.addr)
+		t.Errorf("address according to CRI = %s, want 192.168.1.50", near.addr)
 	}
 	near.answers(t, far.netns, far.addr)
-	far.answers(t, near.netns, ipv4Of(t, near.netns, "eth1")) // which is in its subnet
+	far.answers(t, near.netns, ipv4Of(t, near.netns, "eth1")) // in the same subnet
 	harness.OK(t, runtimes[0].node.Kill())
 	near.answers(t, far.netns, far.addr)
 	runtimes[0].startDaemon(t)
@@ -61,10 +61,10 @@ func TestSandboxesUseAlcorLinks(t *testing.T) {
 		harness.OK(t, s.on.remove(ctx, s.id))
 		s.on.node.Objects.Gone("default", s.name)
 	}
-	harness.Eventually(t, patience, "the link of the NIC that is kept is back, and no other is there", func() error {
+	harness.Eventually(t, patience, "only the link of the kept NIC is in the VPC's namespace", func() error {
 		home, err := cloud.Home(runtimes[0].node.Name)
 		if err == nil && !slices.Equal(home, []string{kept.Status.PortID}) {
-			err = fmt.Errorf("at home are %q, want %s", home, kept.Status.PortID)
+			err = fmt.Errorf("ports of the links = %q, want %s", home, kept.Status.PortID)
 		}
 		return err
 	})
@@ -72,7 +72,7 @@ func TestSandboxesUseAlcorLinks(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// withNICs makes the sandbox of a pod with an annotation for NICs.
+// withNICs creates the sandbox of a pod with an annotation for NICs.
 func (c *containerd) withNICs(t *testing.T, name, nics string) *sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, 2*time.Minute)
@@ -85,6 +85,6 @@ func (c *containerd) withNICs(t *testing.T, name, nics string) *sandbox {
 	harness.OK(t, err)
 	s, err := c.inspect(ctx, reply.GetPodSandboxId())
 	harness.OK(t, err)
-	s.name = name // as the node knows it
+	s.name = name // name known to the node
 	return s
 }

@@ -28,11 +28,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// patience is for one step of a runtime on a busy machine.
+// patience is the time limit for one step of a runtime on a busy machine.
 const patience = 30 * time.Second
 
-// containerd is a node's container runtime: a process in the node's network
-// namespace with folders, sockets and cgroups of its own.
+// containerd is a node's container runtime: a process in the node's network namespace with private directories,
+// sockets and cgroups.
 type containerd struct {
 	cri.RuntimeServiceClient
 	images cri.ImageServiceClient
@@ -40,14 +40,13 @@ type containerd struct {
 	dir    string
 	group  cgroup.Group
 	cmd    *exec.Cmd
-	exited chan struct{} // closed when the process is gone
+	exited chan struct{} // closed when the process has ended
 	conn   *grpc.ClientConn
 }
 
-// configuration is of version 2, which containerd 1.6 and 1.7 read and 2.x
-// converts. Everything lies in the node's own folders; native snapshots work
-// on any file system; oom scores below its own need a capability that
-// containers often lack.
+// configuration is of version 2, which containerd 1.6 and 1.7 read and 2.x converts. Everything is in the node's own
+// directories; native snapshots work on any file system; lower oom scores need a capability that containers often
+// lack.
 const configuration = `version = 2
 root = "%[1]s/root"
 state = "%[1]s/state"
@@ -71,8 +70,8 @@ state = "%[1]s/state"
   conf_dir = "%[4]s"
 `
 
-// startContainerd gives a node a container runtime, which is removed when the test ends. A test that
-// passes must have removed its sandboxes, and then nothing of them may be left.
+// startContainerd starts a container runtime for a node and removes it when the test ends. A passing test must have
+// removed its sandboxes, so that nothing is left.
 func startContainerd(t *testing.T, n *node.Node) *containerd {
 	t.Helper()
 	c := &containerd{
@@ -110,7 +109,7 @@ func (c *containerd) start(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	harness.OK(t, ns.Do(c.node.Netns, cmd.Start))
 	go func() {
-		_ = cmd.Wait() // how it ends is in its log
+		_ = cmd.Wait() // the log has the exit status
 		close(exited)
 	}()
 	c.cmd, c.exited = cmd, exited
@@ -133,7 +132,7 @@ func (c *containerd) start(t *testing.T) {
 	})
 }
 
-// end ends the process, not its children, and returns when it is gone.
+// end ends the process, but not its children, and waits until it has ended.
 func (c *containerd) end(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if c.exited == nil {
@@ -142,17 +141,17 @@ func (c *containerd) end(t *testing.T, s syscall.Signal) {
 	if c.conn != nil {
 		c.conn.Close()
 	}
-	_ = c.cmd.Process.Signal(s) // one that is gone is seen below
+	_ = c.cmd.Process.Signal(s) // an ended process is handled below
 	select {
 	case <-c.exited:
 	case <-time.After(patience):
-		t.Errorf("containerd of %s does not end within %v of %v", c.node.Name, patience, s)
+		t.Errorf("containerd of %s did not end within %v after %v", c.node.Name, patience, s)
 		_ = c.cmd.Process.Kill()
 		<-c.exited
 	}
 }
 
-// importImage loads the pause image, and returns when CRI knows it.
+// importImage loads the pause image, and waits until CRI lists it.
 func (c *containerd) importImage(t *testing.T) {
 	t.Helper()
 	image, err := pauseImage()
@@ -160,7 +159,7 @@ func (c *containerd) importImage(t *testing.T) {
 	path := filepath.Join(c.dir, "pause.tar")
 	harness.OK(t, os.WriteFile(path, image, 0o644))
 	harness.OK(t, c.ctr(t, "image", "import", "--snapshotter=native", path))
-	harness.Eventually(t, patience, "CRI knows the image", func() error {
+	harness.Eventually(t, patience, "CRI lists the image", func() error {
 		reply, err := c.images.ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: pauseImageName}})
 		if err == nil && reply.GetImage() == nil {
 			err = errors.New("no such image")
@@ -169,7 +168,7 @@ func (c *containerd) importImage(t *testing.T) {
 	})
 }
 
-// ctr runs containerd's client in the namespace of CRI.
+// ctr runs containerd's client in the CRI namespace.
 func (c *containerd) ctr(t *testing.T, args ...string) error {
 	t.Helper()
 	ctx := harness.Deadline(t, patience)
@@ -180,7 +179,7 @@ func (c *containerd) ctr(t *testing.T, args ...string) error {
 	return nil
 }
 
-// condition asks for one of the runtime's conditions.
+// condition returns one of the runtime's conditions.
 func (c *containerd) condition(t *testing.T, kind string) (bool, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -193,7 +192,7 @@ func (c *containerd) condition(t *testing.T, kind string) (bool, error) {
 	return false, err
 }
 
-// close ends the runtime and removes what it made. What is left after a test that passed is an error.
+// close ends the runtime and removes its files. Leftovers of a passing test are an error.
 func (c *containerd) close(t *testing.T) {
 	if !t.Failed() {
 		c.stop(t)
@@ -207,7 +206,7 @@ func (c *containerd) close(t *testing.T) {
 	}
 	errs := []error{c.group.Kill(10 * time.Second)}
 	if c.exited != nil {
-		_ = c.cmd.Process.Kill() // should it not have joined its cgroup
+		_ = c.cmd.Process.Kill() // in case it has not joined its cgroup
 		<-c.exited
 	}
 	mounts, err := mountsBelow(c.dir)
@@ -220,7 +219,7 @@ func (c *containerd) close(t *testing.T) {
 	}
 }
 
-// checkLeftovers is an error for what a runtime without sandboxes must not have.
+// checkLeftovers reports state that a runtime without sandboxes must not have.
 func (c *containerd) checkLeftovers(t *testing.T) {
 	for what, list := range map[string]func() ([]string, error){
 		"processes": func() ([]string, error) {
@@ -231,11 +230,11 @@ func (c *containerd) checkLeftovers(t *testing.T) {
 		"cgroups":            func() ([]string, error) { return children(c.podsGroup()) },
 		"network namespaces": func() ([]string, error) { return filepath.Glob(c.netnsDir() + "/*") },
 	} {
-		ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own has ended
+		ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's context has ended
 		err := poll.Until(ctx, func() error {                              // shims end by themselves
 			left, err := list()
 			if err == nil && len(left) > 0 {
-				err = fmt.Errorf("there are still %v", left)
+				err = fmt.Errorf("%v are left", left)
 			}
 			return err
 		})
@@ -246,10 +245,10 @@ func (c *containerd) checkLeftovers(t *testing.T) {
 	}
 }
 
-// treePrefix begins the name of a run's cgroup.
+// treePrefix is the name prefix of a run's cgroup.
 const treePrefix = "berth-e2e-"
 
-// join moves a process to a group that it makes.
+// join creates a cgroup and moves a process to it.
 func join(g cgroup.Group, pid int) error {
 	if err := g.Create(); err != nil {
 		return err
@@ -262,7 +261,7 @@ func join(g cgroup.Group, pid int) error {
 	return errors.Join(errs...)
 }
 
-// children lists what lies below a group, in any hierarchy.
+// children lists the cgroups below a group, in any hierarchy.
 func children(g cgroup.Group) (found []string, err error) {
 	dirs, err := g.Directories()
 	for _, dir := range dirs {
@@ -276,7 +275,7 @@ func children(g cgroup.Group) (found []string, err error) {
 	return found, err
 }
 
-// sweepCgroups removes the cgroups of runs that were killed, unless they have processes.
+// sweepCgroups removes the cgroups of killed runs, unless they have processes.
 func sweepCgroups() error {
 	roots, err := cgroup.Hierarchies()
 	errs := []error{err}

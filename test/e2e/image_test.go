@@ -16,11 +16,11 @@ import (
 	"sync"
 )
 
-// pauseImageName is what containerd knows the sandboxes' image by. The host
-// does not exist: nothing may try to pull it.
+// pauseImageName is the name of the sandbox image in containerd. The host does not exist, so that any attempt to pull
+// the image fails.
 const pauseImageName = "pause.invalid/berth/pause:e2e"
 
-// pauseImage is the sandboxes' image as a tar archive in OCI layout.
+// pauseImage is the sandbox image as a tar archive in OCI layout.
 var pauseImage = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "pause-")
 	if err != nil {
@@ -40,7 +40,7 @@ var pauseImage = sync.OnceValues(func() ([]byte, error) {
 	return packImage(pauseImageName, "pause", data)
 })
 
-// blob names content that an OCI layout holds (image-spec, "Content Descriptors").
+// blob describes content of an OCI layout (image-spec, "Content Descriptors").
 type blob struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -57,8 +57,8 @@ func newBlob(mediaType string, data []byte) blob {
 	}
 }
 
-// packImage makes an image of one layer with one static program, which is its
-// entry point, in OCI layout (image-spec, "Image Layout").
+// packImage creates an image of one layer with a static program as its entry point, in OCI layout (image-spec, "Image
+// Layout").
 func packImage(image, name string, program []byte) ([]byte, error) {
 	layerTar, err := packTar(file{name, 0o755, program})
 	if err != nil {

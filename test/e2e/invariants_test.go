@@ -33,7 +33,7 @@ func agree(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 			errs = append(errs, err, c.compare(t, l.Snapshot(), sandboxes))
 			for _, s := range sandboxes {
 				if other, taken := holder[s.addr]; taken {
-					errs = append(errs, fmt.Errorf("%s is in two sandboxes: %s and %s", s.addr, other, s.name))
+					errs = append(errs, fmt.Errorf("%s is in both sandboxes %s and %s", s.addr, other, s.name))
 				}
 				holder[s.addr] = s.name
 			}
@@ -42,7 +42,7 @@ func agree(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	})
 }
 
-// ready lists the sandboxes that the runtime calls ready.
+// ready lists the sandboxes that the runtime reports as ready.
 func (c *containerd) ready(t *testing.T) (found []*sandbox, err error) {
 	list, err := c.ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
 		State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY},
@@ -67,20 +67,20 @@ func (c *containerd) compare(t *testing.T, books vpc.Snapshot, sandboxes []*sand
 	for _, s := range sandboxes {
 		inside, err := addressOf(s.netns)
 		if err == nil && inside != s.addr {
-			err = fmt.Errorf("%s has %v inside, CRI says %s", s.name, inside, s.addr)
+			err = fmt.Errorf("%s has the address %v inside, but %s according to CRI", s.name, inside, s.addr)
 		}
 		errs = append(errs, err)
 		eni, owned := owner(books, c.node, s.addr)
 		if !owned || eni.Primary == s.addr {
-			errs = append(errs, fmt.Errorf("%s has %s, which is no secondary address of %s at EC2", s.name, s.addr, c.node.Name))
+			errs = append(errs, fmt.Errorf("%s has %s, which is not a secondary address of %s in EC2", s.name, s.addr, c.node.Name))
 		}
 		i := slices.IndexFunc(doc.Allocated, func(a introspect.Allocated) bool { return a.ContainerID == s.id })
 		if i < 0 {
-			errs = append(errs, fmt.Errorf("the daemon knows nothing of %s", s.name))
+			errs = append(errs, fmt.Errorf("the daemon does not know %s", s.name))
 			continue
 		}
 		if a := doc.Allocated[i]; a.Address != s.addr || a.Pod != s.name || a.Namespace != "default" || a.UID != "uid-"+s.name || a.ENI != eni.ID {
-			errs = append(errs, fmt.Errorf("the daemon says %+v of %s with %s on %s", a, s.name, s.addr, eni.ID))
+			errs = append(errs, fmt.Errorf("the daemon reports %+v for %s with %s on %s", a, s.name, s.addr, eni.ID))
 		}
 	}
 	if len(doc.Allocated) != len(sandboxes) {
@@ -88,12 +88,12 @@ func (c *containerd) compare(t *testing.T, books vpc.Snapshot, sandboxes []*sand
 	}
 	links, err := podLinks(c.node)
 	if err == nil && len(links) != len(sandboxes) {
-		err = fmt.Errorf("%s: pod links %v, %d sandboxes", c.node.Name, links, len(sandboxes))
+		err = fmt.Errorf("%s: pod links %v for %d sandboxes", c.node.Name, links, len(sandboxes))
 	}
 	return errors.Join(append(errs, err)...)
 }
 
-// owner finds the ENI of a node that has an address.
+// owner returns the ENI of a node that has an address.
 func owner(books vpc.Snapshot, n *node.Node, a netip.Addr) (vpc.ENI, bool) {
 	for _, e := range books.InstanceENIs(n.InstanceID) {
 		if e.Owns(a) {
@@ -103,7 +103,7 @@ func owner(books vpc.Snapshot, n *node.Node, a netip.Addr) (vpc.ENI, bool) {
 	return vpc.ENI{}, false
 }
 
-// addressOf reads the IPv4 address of eth0 in a network namespace.
+// addressOf returns the IPv4 address of eth0 in a network namespace.
 func addressOf(netns string) (found netip.Addr, err error) {
 	err = ns.Do(netns, func() error {
 		eth0, err := net.InterfaceByName("eth0")
@@ -121,7 +121,7 @@ func addressOf(netns string) (found netip.Addr, err error) {
 	return found, err
 }
 
-// podLinks lists Berth's links of pods on a node.
+// podLinks lists Berth's pod links on a node.
 func podLinks(n *node.Node) (names []string, err error) {
 	err = ns.Do(n.Netns, func() error {
 		links, err := net.Interfaces()
@@ -135,14 +135,14 @@ func podLinks(n *node.Node) (names []string, err error) {
 	return names, err
 }
 
-// holds reports whether the daemon has an address allocated to a sandbox.
+// holds reports whether the daemon has allocated an address to a sandbox.
 func holds(doc introspect.Document, s *sandbox) bool {
 	return slices.ContainsFunc(doc.Allocated, func(a introspect.Allocated) bool {
 		return a.Address == s.addr && a.ContainerID == s.id
 	})
 }
 
-// cools reports whether an address cools.
+// cools reports whether an address is cooling.
 func cools(doc introspect.Document, a netip.Addr) bool {
 	return slices.ContainsFunc(doc.Cooling, func(c introspect.Cooling) bool { return c.Address == a })
 }

@@ -54,18 +54,18 @@ func run(m *testing.M) (code int) {
 	return code
 }
 
-// prepare checks for the programs and makes the paths that runtimes expect. undo removes what outlives
-// the sandbox.
+// prepare checks for the required programs and creates the paths that runtimes expect. undo removes what outlives the
+// sandbox.
 func prepare() (undo func() error, err error) {
 	undo = func() error { return nil }
 	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "podman": "podman"} {
 		if _, err := exec.LookPath(program); err != nil {
-			return undo, fmt.Errorf("no program %s: install the Debian package %s (make e2e does): %w", program, of, err)
+			return undo, fmt.Errorf("program %s not found: install the Debian package %s (make e2e does): %w", program, of, err)
 		}
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(cgroup.Root, &st); err != nil || st.Type != unix.SYSFS_MAGIC {
-		return undo, errors.Join(errors.New("this is not the sandbox: run `make e2e`, which keeps /run/containerd, /var/lib/cni and mounts off the machine"), err)
+		return undo, errors.Join(errors.New("not in the sandbox: run `make e2e`, which isolates /run/containerd, /var/lib/cni and mounts from the machine"), err)
 	}
 	if err := cgroup.Mount(); err != nil {
 		return undo, fmt.Errorf("mount the cgroups that runc needs, which takes the machine's root: %w", err)
@@ -78,8 +78,8 @@ func prepare() (undo func() error, err error) {
 	tree = cgroup.Group(treePrefix + hex.EncodeToString(id))
 	undo = func() error { return errors.Join(tree.Kill(10*time.Second), tree.Remove()) }
 	for _, dir := range []string{
-		"/var/lib/cni", // of libcni in containerd and podman
-		"/run/netns",   // podman would mount it on itself, above the namespaces that are there
+		"/var/lib/cni", // used by libcni in containerd and podman
+		"/run/netns",   // podman would mount it onto itself, hiding existing namespaces
 	} {
 		uncover, err := cover(dir)
 		last := undo
@@ -91,7 +91,7 @@ func prepare() (undo func() error, err error) {
 	return undo, nil
 }
 
-// cover mounts an empty file system at dir, which uncover removes, with dir if it was not there.
+// cover mounts an empty file system at dir; uncover removes it, and dir if that did not exist.
 func cover(dir string) (uncover func() error, err error) {
 	err = os.Mkdir(dir, 0o755)
 	made := err == nil
@@ -113,11 +113,11 @@ func cover(dir string) (uncover func() error, err error) {
 	}, nil
 }
 
-// mountsBelow lists what is mounted at dir and below, the latest first.
+// mountsBelow lists the mount points at dir and below, latest first.
 func mountsBelow(dir string) (found []string, err error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(data)) {
-		f := strings.Fields(line) // proc_pid_mountinfo(5): the fifth is where
+		f := strings.Fields(line) // proc_pid_mountinfo(5): the fifth field is the mount point
 		if len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], strings.TrimSuffix(dir, "/")+"/")) {
 			found = append([]string{f[4]}, found...)
 		}

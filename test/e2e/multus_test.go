@@ -34,8 +34,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// networksCRD defines NetworkAttachmentDefinitions (Kubernetes Network Custom
-// Resource Definition De-facto Standard, section 3.4).
+// networksCRD defines NetworkAttachmentDefinitions (Kubernetes Network Custom Resource Definition De-facto Standard,
+// section 3.4).
 const networksCRD = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -54,7 +54,7 @@ spec:
 // multusAccount is Multus's service account.
 var multusAccount = types.NamespacedName{Namespace: "kube-system", Name: "multus"}
 
-// installMultus creates Multus's kind and account.
+// installMultus creates Multus's CRD and service account.
 func installMultus(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	crd := &unstructured.Unstructured{}
@@ -78,9 +78,8 @@ func installMultus(t *testing.T, c *lab.Cluster) {
 	}
 }
 
-// useMultus makes Multus the network of a node, which calls Berth for every pod's first interface.
-// Multus drops the path of the daemon's socket, so it must be at its default: only one node of a
-// sandbox can use Multus.
+// useMultus makes Multus the network of a node; it calls Berth for every pod's first interface. Multus drops the path
+// of the daemon's socket, so the socket must be at its default path: only one node of a sandbox can use Multus.
 func useMultus(t *testing.T, l *lab.Lab, n *node.Node, binary string) {
 	t.Helper()
 	harness.OK(t, os.Symlink(n.StateDir(), filepath.Dir(cni.DefaultSocket)))
@@ -104,7 +103,7 @@ func useMultus(t *testing.T, l *lab.Lab, n *node.Node, binary string) {
 	harness.OK(t, os.WriteFile(filepath.Join(n.ConfDir(), "00-multus.conflist"), conf, 0o600))
 }
 
-// attachmentDefinition creates a network of Berth's with addresses of a pool.
+// attachmentDefinition creates a network of Berth's with addresses from a pool.
 func attachmentDefinition(t *testing.T, c *lab.Cluster, name, pool string) {
 	t.Helper()
 	config, err := json.Marshal(map[string]string{"cniVersion": "1.0.0", "name": name, "type": "berth", "pool": pool})
@@ -114,11 +113,11 @@ func attachmentDefinition(t *testing.T, c *lab.Cluster, name, pool string) {
 	o.SetKind("NetworkAttachmentDefinition")
 	o.SetNamespace("default")
 	o.SetName(name)
-	harness.Eventually(t, patience, "make a NetworkAttachmentDefinition", func() error { return c.Client.Create(t.Context(), o.DeepCopy()) })
+	harness.Eventually(t, patience, "create a NetworkAttachmentDefinition", func() error { return c.Client.Create(t.Context(), o.DeepCopy()) })
 }
 
-// TestMultusDelegatesToBerth has Multus call Berth as the cluster's network, and as a further one with
-// a pool of its own.
+// TestMultusDelegatesToBerth makes Multus call Berth as the cluster's network, and as an additional one with its own
+// pool.
 func TestMultusDelegatesToBerth(t *testing.T) {
 	t.Parallel()
 	binary, err := exec.Command("../../hack/tool.sh", "multuscni", "multus").Output()
@@ -153,18 +152,18 @@ func TestMultusDelegatesToBerth(t *testing.T) {
 	for ifName, subnet := range map[string]string{"eth0": "10.2.0.0/16", "net1": "10.3.0.0/24", "net7": "10.3.0.0/24"} {
 		addr := ipv4Of(t, p.Netns(), ifName)
 		if !netip.MustParsePrefix(subnet).Contains(addr) || seen[addr] {
-			t.Errorf("%s has %s, want an address of its own of %s", ifName, addr, subnet)
+			t.Errorf("%s has %s, want a distinct address in %s", ifName, addr, subnet)
 		}
 		seen[addr] = true
 		for _, from := range []string{nodes[0].Netns, nodes[1].Netns, client.Netns()} {
 			reply, err := echo.Ask(ctx, from, "tcp", netip.AddrPortFrom(addr, echo.Port), netip.Addr{}, ifName)
 			if err != nil || reply.To != addr {
-				t.Errorf("ask %s of the pod at %s from %s: %v, %v", ifName, addr, from, reply, err)
+				t.Errorf("call to %s of the pod at %s from %s: reply %v, error %v", ifName, addr, from, reply, err)
 			}
 		}
 		reply, err := echo.Ask(ctx, p.Netns(), "tcp", netip.AddrPortFrom(client.Addr(), echo.Port), addr, "from "+ifName)
 		if err != nil || reply.You != addr {
-			t.Errorf("the pod asks from %s: %v, %v", addr, reply, err)
+			t.Errorf("call by the pod from %s: reply %v, error %v", addr, reply, err)
 		}
 	}
 	doc := harness.Document(t, nodes[0])
@@ -174,19 +173,19 @@ func TestMultusDelegatesToBerth(t *testing.T) {
 
 	_, err = nodes[0].AddPod(ctx, "refused", node.PodOptions{Once: true, Annotations: with("closed").Annotations})
 	if err == nil || !strings.Contains(err.Error(), "network's configuration names AddressPool closed, whose spec.podNamespaces does not list namespace default") {
-		t.Errorf("a network with a pool that is not for its namespace: %v", err)
+		t.Errorf("network with a pool of another namespace: error = %v, want a rejection", err)
 	}
 
 	for _, n := range nodes {
 		harness.RemoveAll(t, n)
-		harness.Shows(t, n, "all addresses have cooled", func(doc introspect.Document) error {
+		harness.Shows(t, n, "all addresses have cooled down", func(doc introspect.Document) error {
 			return harness.Equal("addresses in use or cooling", doc.Totals.Cooling+doc.Totals.Allocated, 0)
 		})
 	}
 	harness.Settle(t, l)
 }
 
-// ipv4Of reads the IPv4 address of an interface in a network namespace.
+// ipv4Of returns the IPv4 address of an interface in a network namespace.
 func ipv4Of(t *testing.T, netns, ifName string) (found netip.Addr) {
 	t.Helper()
 	harness.OK(t, ns.Do(netns, func() error {

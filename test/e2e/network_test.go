@@ -16,10 +16,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// cooling is long enough to be seen.
+// cooling is long enough to be observed.
 const cooling = 4 * time.Second
 
-// raise starts a lab whose nodes have a container runtime each, and daemons that know its CRI socket.
+// raise starts a lab whose nodes each have a container runtime, with daemons that know its CRI socket.
 func raise(t *testing.T, nodes int, daemons bool, args ...string) (*lab.Lab, []*containerd) {
 	t.Helper()
 	args = append([]string{"--log-level=debug", "--cooling-period=" + cooling.String(), "--repair-interval=1s"}, args...)
@@ -45,26 +45,26 @@ func (c *containerd) startDaemon(t *testing.T) {
 	harness.OK(t, c.node.Start("--cri-socket="+c.socket()))
 }
 
-// networkReady waits until daemon and runtime can take sandboxes.
+// networkReady waits until daemon and runtime can run sandboxes.
 func (c *containerd) networkReady(t *testing.T) {
 	t.Helper()
 	harness.Ready(t, c.node)
 	c.callsNetworkReady(t)
 }
 
-// callsNetworkReady waits until the runtime can take sandboxes.
+// callsNetworkReady waits until the runtime can run sandboxes.
 func (c *containerd) callsNetworkReady(t *testing.T) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, "containerd calls the network ready", func() error {
+	harness.Eventually(t, time.Minute, "containerd reports the network as ready", func() error {
 		ok, err := c.condition(t, cri.NetworkReady)
 		if err == nil && !ok {
-			err = errors.New("it does not")
+			err = errors.New("the network is not ready")
 		}
 		return err
 	})
 }
 
-// empty removes all sandboxes, and waits until all views agree on that.
+// empty removes all sandboxes, and waits until all views agree.
 func empty(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	t.Helper()
 	for _, c := range runtimes {
@@ -74,8 +74,8 @@ func empty(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	harness.Settle(t, l)
 }
 
-// TestRuntimeReportsNetworkReady checks when containerd reports the network as ready: not without a
-// daemon, nor before the first address, but with one, and still after a kill of the daemon.
+// TestRuntimeReportsNetworkReady checks when containerd reports the network as ready: not without a daemon, nor
+// before the first address, but with an address, and still after the daemon was killed.
 func TestRuntimeReportsNetworkReady(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, false)
@@ -83,10 +83,10 @@ func TestRuntimeReportsNetworkReady(t *testing.T) {
 	notReady := func(while string, attempt uint32) {
 		t.Helper()
 		if ok, err := c.condition(t, cri.NetworkReady); err != nil || ok {
-			t.Errorf("%s: network ready %v, %v", while, ok, err)
+			t.Errorf("%s: network ready = %v, %v, want false", while, ok, err)
 		}
 		if _, err := c.try(t.Context(), "early", attempt); err == nil || !strings.Contains(err.Error(), "cni plugin not initialized") {
-			t.Errorf("%s: a sandbox fails with %v, want one that says so of CNI", while, err)
+			t.Errorf("%s: RunPodSandbox error = %v, want \"cni plugin not initialized\"", while, err)
 		}
 	}
 	notReady("without a daemon", 0)
@@ -99,17 +99,17 @@ func TestRuntimeReportsNetworkReady(t *testing.T) {
 	l.Cloud.API.Outage(false)
 	c.callsNetworkReady(t)
 	if doc := harness.Document(t, c.node); doc.Totals.Available == 0 {
-		t.Errorf("containerd calls the network ready while no address is: %+v", doc.Totals)
+		t.Errorf("containerd reports the network as ready without an available address: %+v", doc.Totals)
 	}
 	s, err := c.run(harness.Deadline(t, patience), "first", func(err error) {
-		t.Errorf("the first sandbox failed though the network was ready: %v", err)
+		t.Errorf("the first sandbox failed although the network was ready: %v", err)
 	})
 	harness.OK(t, err)
 	agree(t, l, c)
 
 	harness.OK(t, c.node.Kill())
 	if ok, err := c.condition(t, cri.NetworkReady); err != nil || !ok {
-		t.Errorf("daemon killed: network ready %v, %v", ok, err)
+		t.Errorf("daemon killed: network ready = %v, %v, want true", ok, err)
 	}
 	c.startDaemon(t)
 	c.networkReady(t)
@@ -117,11 +117,11 @@ func TestRuntimeReportsNetworkReady(t *testing.T) {
 	empty(t, l, c)
 }
 
-// TestSandboxesHaveVPCAddresses fills a node beyond its primary ENI. Every sandbox has an address of
-// the VPC and is reached from another node. A released address is not given out before it has cooled.
+// TestSandboxesHaveVPCAddresses fills a node beyond its primary ENI. Every sandbox has an address in the VPC and is
+// reachable from another node. A released address is not reused before it has cooled down.
 func TestSandboxesHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
-	const count = 20 // of the 27 that an m5.large has on its three ENIs
+	const count = 20 // an m5.large has 27 on its three ENIs
 	l, runtimes := raise(t, 2, true)
 	c, other := runtimes[0], runtimes[1]
 	sandboxes := c.runMany(t, "web", count)
@@ -144,17 +144,17 @@ func TestSandboxesHaveVPCAddresses(t *testing.T) {
 	stopAndCool(t, c, sandboxes[0])
 	again := c.runMany(t, "again", 1)[0]
 	if again.addr == sandboxes[0].addr {
-		t.Errorf("%s was handed out while it cooled", again.addr)
+		t.Errorf("%s was assigned while cooling", again.addr)
 	}
 	empty(t, l, runtimes...)
-	harness.Shows(t, c.node, "all addresses have cooled", func(doc introspect.Document) error {
+	harness.Shows(t, c.node, "all addresses have cooled down", func(doc introspect.Document) error {
 		return harness.Equal("addresses in use or cooling", doc.Totals.Cooling+doc.Totals.Allocated, 0)
 	})
 	harness.Settle(t, l)
 }
 
-// stopAndCool stops a sandbox twice and removes it twice, as a kubelet may:
-// its address cools from the first on.
+// stopAndCool stops a sandbox twice and removes it twice, like a kubelet may: its address starts to cool at the first
+// stop.
 func stopAndCool(t *testing.T, c *containerd, s *sandbox) {
 	t.Helper()
 	stop := &cri.StopPodSandboxRequest{PodSandboxId: s.id}
@@ -168,10 +168,10 @@ func stopAndCool(t *testing.T, c *containerd, s *sandbox) {
 	i := slices.IndexFunc(doc.Cooling, func(c introspect.Cooling) bool { return c.Address == s.addr })
 	if i < 0 {
 		if time.Since(before) < cooling {
-			t.Errorf("%s does not cool: %+v", s.addr, doc.Cooling)
+			t.Errorf("%s is not cooling: %+v", s.addr, doc.Cooling)
 		}
 	} else if left := doc.Cooling[i].RemainingSeconds; left <= 0 || left > cooling.Seconds() {
-		t.Errorf("%s cools for %v s more, want at most %v", s.addr, left, cooling)
+		t.Errorf("remaining cooling time of %s = %v s, want at most %v", s.addr, left, cooling)
 	}
 	_, err = c.StopPodSandbox(harness.Deadline(t, patience), stop)
 	harness.OK(t, err)

@@ -21,8 +21,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// containersConf makes podman use CNI (its own netavark is the default since
-// 4.0) with the plugins and configurations of a node (containers.conf(5)).
+// containersConf makes podman use CNI (its own netavark is the default since 4.0) with the plugins and configuration
+// of a node (containers.conf(5)).
 const containersConf = `[engine]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
@@ -39,13 +39,13 @@ default_ulimits = []
 type podman struct {
 	node  *node.Node
 	dir   string
-	state string // its state, at a path of at most 50 characters (podman's limit)
+	state string // state directory; podman limits the path to 50 characters
 }
 
 // newPodman prepares podman on a node. Its containers and storage are removed when the test ends.
 func newPodman(t *testing.T, n *node.Node) podman {
 	t.Helper()
-	state, err := os.MkdirTemp("/run", "podman-") // the sandbox's own
+	state, err := os.MkdirTemp("/run", "podman-") // private to the sandbox
 	harness.OK(t, err)
 	p := podman{node: n, dir: filepath.Join(n.Dir, "podman"), state: state}
 	harness.OK(t, os.MkdirAll(p.dir, 0o755))
@@ -69,7 +69,7 @@ func newPodman(t *testing.T, n *node.Node) podman {
 
 func (p podman) config() string { return filepath.Join(p.dir, "containers.conf") }
 
-// run runs podman in the node's network namespace and returns what it prints.
+// run runs podman in the node's network namespace and returns its output.
 func (p podman) run(ctx context.Context, args ...string) (string, error) {
 	args = append([]string{"--root", filepath.Join(p.dir, "root"), "--runroot", p.state,
 		"--tmpdir", filepath.Join(p.state, "tmp"), "--storage-driver=vfs"}, args...)
@@ -97,9 +97,8 @@ func (p podman) start(t *testing.T, name string) string {
 // networkName is berthd's default for --cni-network.
 const networkName = "berth"
 
-// TestPodmanContainersHaveVPCAddresses runs containers of podman, which uses libcni like CRI-O. Each
-// has an address of the VPC, is reached from another node, and releases the address when it is
-// removed.
+// TestPodmanContainersHaveVPCAddresses runs containers with podman, which uses libcni like CRI-O. Each has an address
+// in the VPC, is reachable from another node, and releases the address when removed.
 func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 2, DaemonArgs: []string{"--log-level=debug", "--cooling-period=" + cooling.String()}})
@@ -117,7 +116,7 @@ func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 		harness.OK(t, err)
 		addrs = append(addrs, addr)
 		if eni, ok := owner(l.Snapshot(), nodes[0], addr); !ok || eni.Primary == addr {
-			t.Errorf("container %s has %s, which is no secondary address of its node at EC2", id, addr)
+			t.Errorf("container %s has %s, which is not a secondary address of its node in EC2", id, addr)
 		}
 		var reply echo.Reply
 		harness.Eventually(t, patience, "the container answers another node", func() (err error) {
@@ -125,7 +124,7 @@ func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 			return err
 		})
 		if reply.You != harness.PrimaryAddress(t, l, nodes[1]) || reply.To != addr {
-			t.Errorf("asked %s from %s, and it says %v", addr, nodes[1].Name, reply)
+			t.Errorf("call to %s from %s returned %v", addr, nodes[1].Name, reply)
 		}
 	}
 	if addrs[0] == addrs[1] {
@@ -136,22 +135,22 @@ func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 	harness.OK(t, err)
 	doc := harness.Document(t, nodes[0])
 	if len(doc.Allocated) != 1 || doc.Allocated[0].Address != addrs[1] || doc.Allocated[0].ContainerID != ids[1] {
-		t.Errorf("one container is left, the daemon says %+v", doc.Allocated)
+		t.Errorf("allocated addresses = %+v, want only that of the remaining container", doc.Allocated)
 	}
 	if !cools(doc, addrs[0]) {
-		t.Errorf("%s of the removed container does not cool: %+v", addrs[0], doc.Cooling)
+		t.Errorf("%s of the removed container is not cooling: %+v", addrs[0], doc.Cooling)
 	}
 
-	// The daemon is restarted under a container, which is removed then.
+	// The daemon is restarted while a container runs, which is then removed.
 	harness.OK(t, nodes[0].Kill())
 	harness.OK(t, nodes[0].Start())
 	harness.Ready(t, nodes[0])
 	if reply, err := nodes[1].Ask(t.Context(), "tcp", addrs[1], "still there"); err != nil || reply.To != addrs[1] {
-		t.Errorf("after a restart of the daemon: %v, %v", reply, err)
+		t.Errorf("call after a restart of the daemon: reply %v, error %v", reply, err)
 	}
 	_, err = p.run(harness.Deadline(t, patience), "rm", "--force", "--time=0", ids[1])
 	harness.OK(t, err)
-	harness.Shows(t, nodes[0], "both addresses have cooled", func(doc introspect.Document) error {
+	harness.Shows(t, nodes[0], "both addresses have cooled down", func(doc introspect.Document) error {
 		return harness.Equal("addresses in use or cooling", doc.Totals.Cooling+doc.Totals.Allocated, 0)
 	})
 	if links, err := podLinks(nodes[0]); err != nil || len(links) > 0 {

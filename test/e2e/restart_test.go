@@ -14,10 +14,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At its start it releases
-// those without a network namespace that the runtime does not list either. One that is only not listed
-// is released once its namespace has been gone for the grace period, and one that is listed when the
-// runtime stops it.
+// TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At start the daemon releases those that
+// have no network namespace and are not listed by the runtime. A sandbox that is only unlisted is released once its
+// namespace has been gone for the grace period, and a listed one when the runtime stops it.
 func TestVanishedSandboxesAreReleased(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second
@@ -40,7 +39,7 @@ func TestVanishedSandboxesAreReleased(t *testing.T) {
 	c.networkReady(t)
 	doc := harness.Document(t, c.node)
 	if holds(doc, gone) || !cools(doc, gone.addr) {
-		t.Errorf("%s, whose sandbox is gone and forgotten, was not released at start: %+v", gone.addr, doc)
+		t.Errorf("%s of an unlisted sandbox without a namespace was not released at start: %+v", gone.addr, doc)
 	}
 	for what, s := range map[string]*sandbox{"gone but listed": listed, "alive but not listed": unlisted, "alive": alive} {
 		if !holds(doc, s) {
@@ -49,14 +48,14 @@ func TestVanishedSandboxesAreReleased(t *testing.T) {
 	}
 
 	unlisted.dropNetns(t)
-	harness.Shows(t, c.node, "the address of the forgotten sandbox is released", func(doc introspect.Document) error {
+	harness.Shows(t, c.node, "address of the unlisted sandbox is released", func(doc introspect.Document) error {
 		if holds(doc, unlisted) {
 			return errors.New("still held")
 		}
 		return nil
 	})
-	if !holds(harness.Document(t, c.node), listed) { // gone for longer than unlisted
-		t.Errorf("%s was released though the runtime lists its sandbox", listed.addr)
+	if !holds(harness.Document(t, c.node), listed) { // its namespace has been gone longer than that of unlisted
+		t.Errorf("%s was released although the runtime lists its sandbox", listed.addr)
 	}
 	_, err := c.StopPodSandbox(harness.Deadline(t, patience), &cri.StopPodSandboxRequest{PodSandboxId: listed.id})
 	harness.OK(t, err)
@@ -67,7 +66,7 @@ func TestVanishedSandboxesAreReleased(t *testing.T) {
 	empty(t, l, c)
 }
 
-// wantListed expects the runtime to list exactly these sandboxes.
+// wantListed checks that the runtime lists exactly these sandboxes.
 func wantListed(t *testing.T, c *containerd, ids ...string) {
 	t.Helper()
 	reply, err := c.ListPodSandbox(harness.Deadline(t, patience), &cri.ListPodSandboxRequest{})
@@ -82,8 +81,8 @@ func wantListed(t *testing.T, c *containerd, ids ...string) {
 	}
 }
 
-// TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep their connections and
-// addresses, and are removed afterwards.
+// TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep their connections and addresses, and can
+// be removed afterwards.
 func TestSandboxesOutliveContainerd(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, true)
@@ -95,7 +94,7 @@ func TestSandboxesOutliveContainerd(t *testing.T) {
 		end(t)
 		talk.GoOn(t, 5)
 		if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) || len(doc.Cooling) > 0 {
-			t.Errorf("without containerd: %+v", doc)
+			t.Errorf("introspection without containerd = %+v, want all sandboxes and no cooling address", doc)
 		}
 		c.start(t)
 		c.networkReady(t)
@@ -103,7 +102,7 @@ func TestSandboxesOutliveContainerd(t *testing.T) {
 			now, err := c.inspect(t.Context(), s.id)
 			harness.OK(t, err)
 			if *now != *s {
-				t.Errorf("containerd restarted: sandbox %+v, was %+v", *now, *s)
+				t.Errorf("sandbox after a restart of containerd = %+v, want %+v", *now, *s)
 			}
 		}
 		agree(t, l, c)
@@ -111,10 +110,10 @@ func TestSandboxesOutliveContainerd(t *testing.T) {
 	c.crash(t)
 	harness.OK(t, c.node.Kill())
 	talk.GoOn(t, 5)
-	c.startDaemon(t) // with nobody at the CRI socket
+	c.startDaemon(t) // with no server on the CRI socket
 	harness.Ready(t, c.node)
 	if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) {
-		t.Errorf("daemon started without containerd: %+v", doc)
+		t.Errorf("introspection of a daemon started without containerd = %+v, want all sandboxes", doc)
 	}
 	c.start(t)
 	c.runMany(t, "later", 1)

@@ -21,17 +21,17 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// sandbox is one that its runtime reports as ready.
+// sandbox is a sandbox that its runtime reports as ready.
 type sandbox struct {
 	id    string
-	name  string // of the pod
+	name  string // name of the pod
 	on    *containerd
-	addr  netip.Addr // as CRI reports it
-	netns string     // the file of its network namespace
-	pid   int        // of its pause process
+	addr  netip.Addr // as reported by CRI
+	netns string     // path of the network namespace
+	pid   int        // process ID of the pause process
 }
 
-// sandboxConfig is a kubelet's description of a pod.
+// sandboxConfig returns a kubelet's description of a pod.
 func (c *containerd) sandboxConfig(name string, attempt uint32) *cri.PodSandboxConfig {
 	return &cri.PodSandboxConfig{
 		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name, Attempt: attempt},
@@ -40,7 +40,7 @@ func (c *containerd) sandboxConfig(name string, attempt uint32) *cri.PodSandboxC
 	}
 }
 
-// try makes a sandbox, or returns the first failure.
+// try creates a sandbox, or returns the first failure.
 func (c *containerd) try(ctx context.Context, name string, attempt uint32) (*sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -51,8 +51,8 @@ func (c *containerd) try(ctx context.Context, name string, attempt uint32) (*san
 	return c.inspect(ctx, reply.GetPodSandboxId())
 }
 
-// run makes a sandbox as a kubelet does: a failed one is removed and made again with the next attempt
-// number, until ctx ends. failed, which may be nil, is called with each failure.
+// run creates a sandbox like a kubelet does: a failed one is removed and created again with the next attempt number,
+// until ctx ends. failed, which may be nil, is called for each failure.
 func (c *containerd) run(ctx context.Context, name string, failed func(error)) (*sandbox, error) {
 	for attempt := uint32(0); ; attempt++ {
 		s, err := c.try(ctx, name, attempt)
@@ -68,18 +68,18 @@ func (c *containerd) run(ctx context.Context, name string, failed func(error)) (
 		}
 		for _, old := range list.GetItems() {
 			if old.GetMetadata().GetName() == name {
-				_ = c.remove(ctx, old.GetId()) // tried again in the next round
+				_ = c.remove(ctx, old.GetId()) // retried in the next round
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return nil, err
-		case <-time.After(200 * time.Millisecond): // as a kubelet waits, but shorter
+		case <-time.After(200 * time.Millisecond): // like a kubelet's wait, but shorter
 		}
 	}
 }
 
-// runMany makes sandboxes name-0 and so on, all at the same time.
+// runMany creates sandboxes name-0, name-1 and so on, all concurrently.
 func (c *containerd) runMany(t *testing.T, name string, count int) []*sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, time.Minute)
@@ -91,7 +91,7 @@ func (c *containerd) runMany(t *testing.T, name string, count int) []*sandbox {
 	return made
 }
 
-// inspect asks for a sandbox's address, network namespace and process.
+// inspect returns a sandbox with its address, network namespace and process.
 func (c *containerd) inspect(ctx context.Context, id string) (*sandbox, error) {
 	reply, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *containerd) inspect(ctx context.Context, id string) (*sandbox, error) {
 	if s.addr, err = netip.ParseAddr(status.GetNetwork().GetIp()); err != nil {
 		return nil, fmt.Errorf("address of sandbox %s: %w", s.name, err)
 	}
-	// What containerd adds to the status when asked to be verbose.
+	// What containerd adds to a verbose status.
 	var info struct {
 		PID         int `json:"pid"`
 		RuntimeSpec struct {
@@ -149,12 +149,12 @@ func (c *containerd) removeAll(t *testing.T) {
 	harness.OK(t, harness.AtOnce(len(list.GetItems()), func(i int) error { return c.remove(ctx, list.GetItems()[i].GetId()) }))
 }
 
-// forget makes the runtime lose a sandbox without a CNI call: containerd lists what it holds when it
-// starts, so it must be restarted then.
+// forget makes the runtime lose a sandbox without a CNI call. containerd must be restarted afterwards, because it
+// reads its sandboxes when it starts.
 func (c *containerd) forget(t *testing.T, s *sandbox) {
 	t.Helper()
 	harness.OK(t, unix.Kill(s.pid, unix.SIGKILL))
-	harness.Eventually(t, patience, "delete the container once its process is", func() error {
+	harness.Eventually(t, patience, "delete the container after its process has ended", func() error {
 		return c.ctr(t, "container", "delete", s.id)
 	})
 }
@@ -162,20 +162,20 @@ func (c *containerd) forget(t *testing.T, s *sandbox) {
 // dropNetns removes a sandbox's process and network namespace.
 func (s *sandbox) dropNetns(t *testing.T) {
 	t.Helper()
-	_ = unix.Kill(s.pid, unix.SIGKILL) // may be gone
+	_ = unix.Kill(s.pid, unix.SIGKILL) // may have ended
 	harness.OK(t, unix.Unmount(s.netns, unix.MNT_DETACH))
 	harness.OK(t, os.Remove(s.netns))
 	harness.Eventually(t, patience, "the pause process ends", func() error {
-		state, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.pid), "stat")) // none of one that is gone
+		state, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.pid), "stat")) // empty if the process has ended
 		if len(state) > 0 && !strings.Contains(string(state), ") Z ") {
-			return fmt.Errorf("it runs: %s", state)
+			return fmt.Errorf("still running: %s", state)
 		}
 		return nil
 	})
 }
 
-// connect opens a connection into the sandbox from a network namespace. The
-// pause process may be slower than its runtime, and not listen yet.
+// connect opens a connection to the sandbox from a network namespace. The pause process may be slower than its
+// runtime, and not listen yet.
 func (s *sandbox) connect(t *testing.T, netns string) (conn *echo.Conn) {
 	t.Helper()
 	harness.Eventually(t, patience, "connect to "+s.name, func() (err error) {
@@ -188,22 +188,22 @@ func (s *sandbox) connect(t *testing.T, netns string) (conn *echo.Conn) {
 	return conn
 }
 
-// answers checks that the sandbox answers a network namespace, and sees the address from.
+// answers checks that the sandbox replies to a network namespace, and sees the source address from.
 func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
 	t.Helper()
 	conn := s.connect(t, netns)
 	defer conn.Close()
 	reply, err := conn.Once("ping", patience)
 	if err != nil {
-		t.Errorf("ask %s (%s) from %s: %v", s.name, s.addr, from, err)
+		t.Errorf("call to %s (%s) from %s: %v", s.name, s.addr, from, err)
 		return
 	}
 	if reply.You != from || reply.To != s.addr {
-		t.Errorf("asked %s from %s, and it says %v", s.addr, from, reply)
+		t.Errorf("call to %s from %s returned %v", s.addr, from, reply)
 	}
 }
 
-// converse asks a sandbox over one connection from a network namespace.
+// converse starts a conversation with a sandbox over one connection from a network namespace.
 func (s *sandbox) converse(t *testing.T, netns string) *harness.Conversations {
 	t.Helper()
 	return harness.Converse(t, 10*time.Millisecond, 5*time.Second, s.connect(t, netns))

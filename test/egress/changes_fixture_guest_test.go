@@ -30,8 +30,8 @@ const fouPort = 5555
 // selected is a namespace whose pods the Egress may select.
 func (s *liveEgress) selected() string { return s.key.Namespace + "-selected" }
 
-// selects has the Egress select pods by their labels and those of their namespaces, and its gateways
-// end soon.
+// selects makes the Egress select pods by their labels and those of their namespaces, and gives its gateways a short
+// grace period.
 func selects(e *v1alpha1.EgressSpec) {
 	e.Clients = &v1alpha1.EgressClientSelector{
 		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "live"}},
@@ -42,7 +42,7 @@ func selects(e *v1alpha1.EgressSpec) {
 
 func (s *liveEgress) ctx() context.Context { return harness.Deadline(s.t, harness.Patience) }
 
-// in is the Egress in a subtest.
+// in returns the Egress for a subtest.
 func (s *liveEgress) in(t *testing.T) *liveEgress {
 	of := *s.egress
 	of.t = t
@@ -70,7 +70,7 @@ func (s *liveEgress) add(at int, name string, o node.PodOptions) *node.Pod {
 	return p
 }
 
-// seenAs is an error unless the outside sees a pod with one of some addresses.
+// seenAs returns an error unless the outside host sees a pod with one of the given addresses.
 func (s *liveEgress) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 	for _, network := range []string{"tcp", "udp"} {
 		as, err := seenAs(s.ctx(), p, network, to, answerWithin)
@@ -78,16 +78,17 @@ func (s *liveEgress) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 			return err
 		}
 		if !slices.Contains(by, as) {
-			return fmt.Errorf("pod %s is seen as %s by %s, want one of %v", p.Name, as, to, by)
+			return fmt.Errorf("source address of pod %s = %s at %s, want one of %v", p.Name, as, to, by)
 		}
 	}
 	return nil
 }
 
-// byGateways and asItself wait until a pod reaches hosts outside that way.
+// byGateways waits until a pod reaches outside hosts through a gateway, asItself until it does so with its own
+// address.
 func (s *liveEgress) byGateways(p *node.Pod, to ...netip.Addr) {
 	s.t.Helper()
-	s.until(fmt.Sprintf("pod %s by a gateway to %v", p.Name, to), func() error {
+	s.until(fmt.Sprintf("pod %s reaches %v through a gateway", p.Name, to), func() error {
 		var errs []error
 		for _, a := range to {
 			errs = append(errs, s.seenAs(p, a, s.gatewayAddresses()))
@@ -98,7 +99,7 @@ func (s *liveEgress) byGateways(p *node.Pod, to ...netip.Addr) {
 
 func (s *liveEgress) asItself(p *node.Pod, to ...netip.Addr) {
 	s.t.Helper()
-	s.until(fmt.Sprintf("pod %s as itself to %v", p.Name, to), func() error {
+	s.until(fmt.Sprintf("pod %s reaches %v with its own address", p.Name, to), func() error {
 		var errs []error
 		for _, a := range to {
 			errs = append(errs, s.seenAs(p, a, p.Addrs))
@@ -139,7 +140,7 @@ func (s *liveEgress) consents(to string) {
 	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), namespaceOf(s.selected()), client.RawPatch(types.MergePatchType, []byte(body))))
 }
 
-// annotate sets the annotation of a running pod that names Egresses; none removes it.
+// annotate sets the annotation of a running pod that names Egresses; an empty value removes it.
 func (s *liveEgress) annotate(p *node.Pod, names string) {
 	s.t.Helper()
 	key := v1alpha1.AnnotationEgressPrefix + s.key.Namespace

@@ -30,8 +30,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestEgressChangesUnderRunningPods changes an Egress and its clients while pods run, and looks at
-// the traffic of these pods, which never restart. The soak changes every field of Egresses.
+// TestEgressChangesUnderRunningPods changes an Egress and its clients and checks the traffic of running pods, which
+// never restart. The soak changes every field of Egresses.
 func TestEgressChangesUnderRunningPods(t *testing.T) {
 	s := &liveEgress{newEgress(t, "live", selects)}
 	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), map[string]string{v1alpha1.AnnotationEgressSelectableFrom: s.key.Namespace}))
@@ -84,7 +84,8 @@ func scaleGateways(s *liveEgress, named, _ *node.Pod) {
 	}
 }
 
-// changeClients makes a pod a client and back, by its namespace's label, its own, and its annotation.
+// changeClients makes a pod a client and reverts it, through its namespace's label, its own label, and its
+// annotation.
 func changeClients(s *liveEgress, _, plain *node.Pod) {
 	namespace := namespaceOf(s.selected())
 	s.label(namespace, "team", "live")
@@ -100,7 +101,7 @@ func changeClients(s *liveEgress, _, plain *node.Pod) {
 	s.byGateways(plain, outside...)
 	s.label(namespace, "team", "")
 	s.asItself(plain, outside...)
-	// It may not name the Egress before the Egress allows its namespace.
+	// The pod may not use the Egress before the Egress allows its namespace.
 	s.annotate(plain, s.key.Name)
 	s.refused(plain, v1alpha1.EgressNotAllowed)
 	s.asItself(plain, outside...)
@@ -112,7 +113,7 @@ func changeClients(s *liveEgress, _, plain *node.Pod) {
 	s.asItself(plain, outside...)
 }
 
-// refused waits until a pod's EgressClient has the reason why it may not use an Egress.
+// refused waits until a pod's EgressClient reports why the pod may not use an Egress.
 func (s *liveEgress) refused(p *node.Pod, reason string) {
 	s.t.Helper()
 	s.until("pod "+p.Name+" is refused", func() error {
@@ -121,7 +122,7 @@ func (s *liveEgress) refused(p *node.Pod, reason string) {
 			return err
 		}
 		if len(c.Spec.Refused) != 1 || c.Spec.Refused[0].Reason != reason {
-			return fmt.Errorf("it is refused %+v", c.Spec.Refused)
+			return fmt.Errorf("refused Egresses = %+v", c.Spec.Refused)
 		}
 		return nil
 	})
@@ -131,15 +132,15 @@ func takePermission(s *liveEgress, named, _ *node.Pod) {
 	s.edit(func(e *v1alpha1.EgressSpec) { e.AllowedNamespaces = nil })
 	s.refused(named, v1alpha1.EgressNotAllowed)
 	s.asItself(named, outside...)
-	s.until("nothing of egress in pod "+named.Name, func() error { return nothingIn(named) })
+	s.until("no egress state in pod "+named.Name, func() error { return nothingIn(named) })
 	s.edit(func(e *v1alpha1.EgressSpec) {
 		e.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{s.clients()}}
 	})
 	s.byGateways(named, outside...)
 }
 
-// breakPod has one pod that cannot be changed, as another link has the name of its tunnel, and changes
-// the Egress of all.
+// breakPod creates one pod that cannot be changed, because another link has the name of its tunnel, and changes the
+// Egress of all pods.
 func breakPod(s *liveEgress, named, _ *node.Pod) {
 	bad := s.add(0, "bad", s.named())
 	s.byGateways(bad, outside...)
@@ -158,7 +159,7 @@ func breakPod(s *liveEgress, named, _ *node.Pod) {
 	})
 	s.byGateways(named, outside...)
 	s.byGateways(other, outside...)
-	// Once the link is gone, the pod is changed too.
+	// Once the link is gone, that pod is changed, too.
 	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error { return ns.DeleteLink(h, tunnel.Link4) }))
 	s.byGateways(bad, outside...)
 	for _, name := range []string{"bad", "other"} {
@@ -166,12 +167,12 @@ func breakPod(s *liveEgress, named, _ *node.Pod) {
 	}
 }
 
-// makeEgressAnew deletes the Egress and creates it with the same name.
+// makeEgressAnew deletes the Egress and recreates it with the same name.
 func makeEgressAnew(s *liveEgress, named, _ *node.Pod) {
 	before := s.read()
 	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), before))
 	again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: s.key.Namespace, Name: s.key.Name}, Spec: before.Spec}
-	s.until("the Egress is made again", func() error {
+	s.until("the Egress is recreated", func() error {
 		err := s.lab.Kube.Client.Create(s.ctx(), again.DeepCopy())
 		if apierrors.IsAlreadyExists(err) {
 			return nil
@@ -179,13 +180,13 @@ func makeEgressAnew(s *liveEgress, named, _ *node.Pod) {
 		return err
 	})
 	if s.read().UID == before.UID {
-		s.t.Fatal("it is the Egress of before")
+		s.t.Fatal("the Egress was not recreated")
 	}
 	s.gateways(2)
 	s.byGateways(named, outside...)
 }
 
-// deleteEgress deletes the Egress, of which nothing may stay anywhere.
+// deleteEgress deletes the Egress, which must leave no state behind.
 func deleteEgress(s *liveEgress, named, plain *node.Pod) {
 	s.label(namespaceOf(s.selected()), "team", "live")
 	s.label(podOf(plain), "out", "gateway")
@@ -193,13 +194,13 @@ func deleteEgress(s *liveEgress, named, plain *node.Pod) {
 	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), s.read()))
 	for i, p := range []*node.Pod{named, plain} {
 		s.asItself(p, outside...)
-		s.until("nothing of egress in pod "+p.Name, func() error { return nothingIn(p) })
-		s.until("nothing of it in the record of pod "+p.Name, func() error { return s.notRecorded(i, p) })
+		s.until("no egress state in pod "+p.Name, func() error { return nothingIn(p) })
+		s.until("no Egress in the record of pod "+p.Name, func() error { return s.notRecorded(i, p) })
 	}
-	s.until("no object of it is there", s.noObjects)
+	s.until("all objects of the Egress are deleted", s.noObjects)
 }
 
-// notRecorded expects no egress in a pod's record.
+// notRecorded checks that a pod's record has no egress.
 func (s *liveEgress) notRecorded(at int, p *node.Pod) error {
 	text, err := s.lab.Nodes()[at].Get(s.ctx(), node.IntrospectionURL+"/pod?namespace="+p.Namespace+"&name="+p.ObjectName)
 	if err != nil {
@@ -210,13 +211,13 @@ func (s *liveEgress) notRecorded(at int, p *node.Pod) error {
 		return err
 	}
 	if len(pod.Attachments) != 1 || pod.Attachments[0].Egress != nil {
-		return fmt.Errorf("pod %s is recorded with %s", p.Name, text)
+		return fmt.Errorf("record of pod %s = %s, want one attachment without egress", p.Name, text)
 	}
 	return nil
 }
 
-// nothingIn expects nothing of egress in a pod's namespace: links, rules, routes, nftables tables, and
-// ports of Foo-over-UDP.
+// nothingIn checks that a pod's namespace has no egress state: links, rules, routes, nftables tables, and
+// Foo-over-UDP ports.
 func nothingIn(p *node.Pod) error {
 	return ns.Do(p.Netns(), func() error {
 		var errs []error
@@ -255,7 +256,7 @@ func nothingIn(p *node.Pod) error {
 	})
 }
 
-// noObjects expects no object of the Egress.
+// noObjects checks that no object of the Egress is left.
 func (s *liveEgress) noObjects() error {
 	var errs []error
 	kube := s.lab.Kube.Client
@@ -276,11 +277,11 @@ func (s *liveEgress) noObjects() error {
 	return errors.Join(errs...)
 }
 
-// TestFirstConnections has a few pods connect as soon as they have their network, all at the same
-// time. None fails, and no gateway drops a packet of a pod that it does not know yet.
+// TestFirstConnections makes a few pods connect concurrently as soon as they have their network. No connection fails,
+// and no gateway drops a packet of a pod that it does not know yet.
 func TestFirstConnections(t *testing.T) { firstConnections(t, "first", 6) }
 
-// runtimesAtOnce is how many pods are made at a time, as an emulated processor runs few processes.
+// runtimesAtOnce is how many pods are created at a time, because an emulated processor runs only few processes.
 const runtimesAtOnce = 8
 
 func firstConnections(t *testing.T, name string, pods int) {
@@ -307,10 +308,10 @@ func firstConnections(t *testing.T, name string, pods int) {
 		defer cancel()
 		r, err := echo.Ask(ctx, p.Netns(), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "first")
 		if err != nil {
-			return fmt.Errorf("the first connection of pod %s: %w", p.Name, err)
+			return fmt.Errorf("first connection of pod %s: %w", p.Name, err)
 		}
 		if !slices.Contains(gateways, r.You) {
-			return fmt.Errorf("the first connection of pod %s is seen as %s, want one of %v", p.Name, r.You, gateways)
+			return fmt.Errorf("source address of the first connection of pod %s = %s, want one of %v", p.Name, r.You, gateways)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -326,17 +327,17 @@ func firstConnections(t *testing.T, name string, pods int) {
 		pods, time.Since(began).Seconds(), adds[pods/2].Seconds(), adds[pods-1].Seconds(), took[pods/2].Seconds()*1000, took[pods-1].Seconds()*1000)
 	harness.OK(t, err)
 	if n := s.strangers() - strangers; n != 0 {
-		t.Errorf("gateways dropped %v packets as they were of no client", n)
+		t.Errorf("gateways dropped %v packets of unknown clients", n)
 	}
 	if n := s.setUp(); n < float64(pods) {
-		t.Errorf("berthds tell scrapers of %v clients that are set up, want %d at least", n, pods)
+		t.Errorf("clients set up according to the metrics of all berthds = %v, want at least %d", n, pods)
 	}
 	harness.OK(t, harness.AtOnce(pods, func(i int) error {
 		return s.lab.Nodes()[i%len(s.lab.Nodes())].DelPod(s.ctx(), fmt.Sprintf("first-%d", i))
 	}))
 }
 
-// setUp is the number of clients in the metrics of all berthds.
+// setUp returns the number of clients set up according to the metrics of all berthds.
 func (s *egress) setUp() (n float64) {
 	s.t.Helper()
 	for _, at := range s.lab.Nodes() {
@@ -347,7 +348,7 @@ func (s *egress) setUp() (n float64) {
 	return n
 }
 
-// strangers is how many packets the gateways dropped as they were of no client.
+// strangers returns how many packets of unknown clients the gateways dropped.
 func (s *egress) strangers() (n float64) {
 	s.t.Helper()
 	for _, g := range s.lab.Gateways(s.key) {

@@ -30,8 +30,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// world is the lab of all tests of the package, raised by the first one. Tests run one after the
-// other, and leave its nodes, daemons and operator running.
+// world is the lab of all tests in the package, started by the first one. Tests run sequentially, and leave its
+// nodes, daemons and operator running.
 var world struct {
 	once sync.Once
 	lab  *lab.Lab
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// raised is the lab, with all its programs ready.
+// raised returns the lab, with all its programs ready.
 func raised(t *testing.T) *lab.Lab {
 	t.Helper()
 	world.once.Do(func() {
@@ -86,14 +86,14 @@ func tellLogs(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// egress is an Egress with gateways in a namespace of its own, and its clients.
+// egress is an Egress with gateways in its own namespace, and its clients.
 type egress struct {
 	t   *testing.T
 	lab *lab.Lab
-	key types.NamespacedName // of the Egress
+	key types.NamespacedName // name of the Egress
 }
 
-// change is a test's change of an Egress.
+// change is a modification of an Egress.
 type change = func(*v1alpha1.EgressSpec)
 
 // replicas sets the number of gateways.
@@ -101,10 +101,9 @@ func replicas(n int32) change {
 	return func(s *v1alpha1.EgressSpec) { s.Replicas = &n }
 }
 
-// newEgress creates a namespace with the Egress "way", whose destinations are the addresses of the
-// host outside. It has two gateways unless changes say otherwise, and may be used by pods of the
-// namespace "NAME-clients" that name it. newEgress returns once all gateways are ready. All of it is
-// removed when the test ends.
+// newEgress creates a namespace with the Egress "way", whose destinations are the addresses of the outside host. It
+// has two gateways unless changes say otherwise, and may be used by pods in the namespace "NAME-clients" that name
+// it. newEgress returns once all gateways are ready. Everything is removed when the test ends.
 func newEgress(t *testing.T, name string, changes ...change) *egress {
 	t.Helper()
 	s := &egress{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
@@ -130,7 +129,7 @@ func newEgress(t *testing.T, name string, changes ...change) *egress {
 	return s
 }
 
-// clients is the namespace of the Egress's clients.
+// clients returns the namespace of the Egress's clients.
 func (s *egress) clients() string { return s.key.Namespace + "-clients" }
 
 // end removes the clients, the Egress and its gateways.
@@ -150,7 +149,7 @@ func (s *egress) end() {
 	if err := s.lab.Kube.Client.Delete(ctx, e); client.IgnoreNotFound(err) != nil {
 		s.t.Error(err)
 	}
-	// No test needs their connections any more.
+	// No test needs their connections any longer.
 	if err := poll.Until(ctx, func() error {
 		left := s.lab.Gateways(s.key)
 		for _, g := range left {
@@ -164,8 +163,8 @@ func (s *egress) end() {
 	}
 }
 
-// gateways waits until the Egress has a number of gateways, all ready and none ending, and returns
-// their addresses with their names.
+// gateways waits until the Egress has the given number of gateways, all ready and none terminating, and returns their
+// names by address.
 func (s *egress) gateways(n int) map[netip.Addr]string {
 	s.t.Helper()
 	addrs, err := s.lab.Kube.WaitGateways(harness.Deadline(s.t, harness.Patience), s.key, n)
@@ -179,7 +178,7 @@ func (s *egress) edit(c change) {
 	harness.OK(s.t, s.lab.Kube.EditEgress(harness.Deadline(s.t, harness.Patience), s.key, func(e *v1alpha1.Egress) { c(&e.Spec) }))
 }
 
-// client makes a pod that names the Egress.
+// client adds a pod that names the Egress.
 func (s *egress) client(n *node.Node, name string) *node.Pod {
 	s.t.Helper()
 	p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), name, s.named())
@@ -187,30 +186,30 @@ func (s *egress) client(n *node.Node, name string) *node.Pod {
 	return p
 }
 
-// named are options of a pod that names the Egress.
+// named returns the options of a pod that names the Egress.
 func (s *egress) named() node.PodOptions {
 	return node.PodOptions{Namespace: s.clients(), Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + s.key.Namespace: s.key.Name}}
 }
 
-// outside are the addresses of the host outside, which are the Egress's destinations.
+// outside lists the addresses of the outside host, which are the Egress's destinations.
 var outside = []netip.Addr{site.OutsideHost, site.OutsideHost6}
 
-// answerWithin only ends what hangs.
+// answerWithin only ends hanging requests.
 const answerWithin = 20 * time.Second
 
-// seenAs asks the host outside, by a new connection, which address it sees.
+// seenAs returns the source address that the outside host sees in a new connection.
 func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr, within time.Duration) (netip.Addr, error) {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	r, err := echo.Ask(one, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("pod %s to %s by %s: %w", p.Name, to, network, err)
+		return netip.Addr{}, fmt.Errorf("pod %s to %s over %s: %w", p.Name, to, network, err)
 	}
 	return r.You, nil
 }
 
-// reaches waits until a pod reaches the host outside in both families by one of the gateways, or by
-// any if there is none given. It fails at once if the pod is seen with its own address.
+// reaches waits until a pod reaches the outside host in both families through one of the given gateways, or through
+// any if by is nil. It fails immediately if the pod is seen with its own address.
 func (s *egress) reaches(p *node.Pod, by map[netip.Addr]string) {
 	s.t.Helper()
 	for _, to := range outside {
@@ -225,17 +224,17 @@ func (s *egress) reaches(p *node.Pod, by map[netip.Addr]string) {
 				return nil
 			}
 			if _, ok := by[as]; !ok && by != nil {
-				return fmt.Errorf("it is seen as %s, want one of %v", as, by)
+				return fmt.Errorf("source address = %s, want one of %v", as, by)
 			}
 			return nil
 		})
 		if leaked {
-			s.t.Fatalf("pod %s reached %s by its own address", p.Name, to)
+			s.t.Fatalf("pod %s reached %s with its own address", p.Name, to)
 		}
 	}
 }
 
-// metrics are a gateway's metrics.
+// metrics returns a gateway's metrics.
 func (s *egress) metrics(g *lab.Gateway) string {
 	s.t.Helper()
 	text, err := ns.Get(harness.Deadline(s.t, time.Minute), g.Pod.Netns(), fmt.Sprintf("http://%s/metrics", netip.AddrPortFrom(g.Pod.Addr(), v1alpha1.EgressHealthPort)))

@@ -30,15 +30,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// apart puts each gateway on a node of its own.
+// apart puts each gateway on a separate node.
 func apart(s *v1alpha1.EgressSpec) {
 	s.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
 		{"labelSelector": {"matchLabels": {"egress.berth.dev/name": "way"}}, "topologyKey": "kubernetes.io/hostname"}]}}}`)}}
 }
 
-// TestConnectionsMoveOffALostGatewayNode stops a gateway's node without a word: nodes notice by asking
-// gateways, and new connections use the other one. Once Kubernetes misses the node, another gateway
-// replaces it.
+// TestConnectionsMoveOffALostGatewayNode stops a gateway's node abruptly: nodes detect this by probing gateways, and
+// new connections use the other gateway. Once Kubernetes detects the lost node, another gateway replaces the lost
+// one.
 func TestConnectionsMoveOffALostGatewayNode(t *testing.T) {
 	s := newEgress(t, "node-gone", apart)
 	by := s.gateways(2)
@@ -59,7 +59,7 @@ func TestConnectionsMoveOffALostGatewayNode(t *testing.T) {
 		_, err := s.lab.AddNode(lost.Pod.Node)
 		harness.OK(t, err)
 	})
-	harness.Eventually(t, harness.Patience, "ten new connections in a row are answered within 2 s", func() error {
+	harness.Eventually(t, harness.Patience, "ten new connections in a row get replies within 2 s", func() error {
 		for i := range 10 {
 			if _, err := seenAs(t.Context(), p, "tcp", outside[i%2], 2*time.Second); err != nil {
 				return err
@@ -67,14 +67,14 @@ func TestConnectionsMoveOffALostGatewayNode(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("a node gone: all new connections work after %s", time.Since(began))
+	t.Logf("node lost: all new connections work after %s", time.Since(began))
 	s.lab.Kube.NodeLost(lost.Pod.Node)
 	s.reaches(p, s.gateways(2))
 	flood.end()
 	if len(flood.leaked) > 0 {
-		t.Errorf("%d connections left by another way, first as %s", len(flood.leaked), flood.leaked[0])
+		t.Errorf("%d connections bypassed the gateways, first with the source address %s", len(flood.leaked), flood.leaked[0])
 	}
-	t.Logf("%d new connections, %d of them not answered within %s, longest gap between answers %s", flood.begun, len(flood.errs), answerWithin, flood.gap)
+	t.Logf("%d new connections, %d of them without a reply within %s, longest gap between replies %s", flood.begun, len(flood.errs), answerWithin, flood.gap)
 }
 
 // The traffic of a rolling update.
@@ -83,8 +83,8 @@ const (
 	newASecond = 50
 )
 
-// TestRollingUpdateLosesNoConnection replaces all gateways under long and new connections: no new one
-// fails, and the old ones are served until they end.
+// TestRollingUpdateLosesNoConnection replaces all gateways under long and new connections: no new connection fails,
+// and existing ones are served until they end.
 func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	s := newEgress(t, "rolling")
 	before := s.gateways(2)
@@ -105,7 +105,7 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 				return err
 			}
 			if _, old := before[as]; old {
-				return fmt.Errorf("a new connection goes by %s, an old gateway", as)
+				return fmt.Errorf("a new connection uses the old gateway %s", as)
 			}
 		}
 		return nil
@@ -122,14 +122,14 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	after := s.gateways(2)
 	for a := range before {
 		if _, ok := after[a]; ok {
-			t.Errorf("address %s is still a gateway's", a)
+			t.Errorf("address %s still belongs to a gateway", a)
 		}
 	}
 }
 
-// TestConnectionsOutliveAllPrograms kills the operator, the client's daemon, and the gateways'
-// programs under traffic. The kernel keeps serving connections, datagrams and new connections, of
-// which none fails, and a new pod waits until the programs are back.
+// TestConnectionsOutliveAllPrograms kills the operator, the client's daemon, and the gateways' programs under
+// traffic. The kernel keeps serving connections, datagrams and new connections without failures, and a new pod waits
+// until the programs are back.
 func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	s := newEgress(t, "away")
 	n := s.lab.Nodes()[0]
@@ -180,7 +180,7 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	m := <-pods
 	harness.OK(t, m.err)
 	s.reaches(m.pod, nil)
-	t.Logf("a pod made meanwhile reached the outside %s after they were back", time.Since(began))
+	t.Logf("a pod created meanwhile reached the outside %s after the programs were back", time.Since(began))
 	flood.end()
 	flood.none(s)
 	for of, talks := range map[string]*harness.Conversations{"connections": tcp, "datagrams": udp} {
@@ -191,8 +191,8 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	t.Logf("%d new connections, the slowest took %s", flood.begun, flood.worst)
 }
 
-// TestFullConnectionTrackingIsReported opens more connections than a gateway may track: its metrics
-// and an Event of its pod report it, it does not end, and serves again when there is room.
+// TestFullConnectionTrackingIsReported opens more connections than a gateway may track: its metrics and an Event of
+// its pod report that; the gateway keeps running, and serves new connections again when there is room.
 func TestFullConnectionTrackingIsReported(t *testing.T) {
 	const limit, each = 5000, 2700
 	s := newEgress(t, "full", replicas(1))
@@ -207,14 +207,14 @@ func TestFullConnectionTrackingIsReported(t *testing.T) {
 	text := s.metrics(g)
 	count, refused := sample(t, text, "berth_egress_connections"), sample(t, text, "berth_egress_connections_refused_total")
 	if got := sample(t, text, "berth_egress_connections_limit"); got != limit {
-		t.Errorf("the limit is told as %v, want %d", got, limit)
+		t.Errorf("reported limit = %v, want %d", got, limit)
 	}
 	if count < limit*99/100 || refused == 0 {
-		t.Errorf("%v connections are tracked and %v packets refused, want the limit %d and some", count, refused, limit)
+		t.Errorf("%v tracked connections and %v refused packets, want about %d and more than 0", count, refused, limit)
 	}
 	more := each
 	harness.Eventually(t, harness.Patience, "an Event of the gateway", func() error {
-		// These are refused too: the node compares with what it saw before.
+		// These are refused, too: the node compares the counter with its previous value.
 		begin(t, a, more, more+each/10)
 		begin(t, b, more, more+each/10)
 		more += each / 10
@@ -225,20 +225,20 @@ func TestFullConnectionTrackingIsReported(t *testing.T) {
 		if !slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
 			return e.Reason == "ConnectionsFull" && e.Type == corev1.EventTypeWarning && e.Regarding.Name == g.Name && strings.Contains(e.Note, "of 5000 connections")
 		}) {
-			return fmt.Errorf("none among %d", len(events.Items))
+			return fmt.Errorf("no such Event among %d", len(events.Items))
 		}
 		return nil
 	})
 	setLimit(t, 100000)
 	s.reaches(a, nil)
 	if g.Starts() != 1 {
-		t.Errorf("berth-egress was started %d times", g.Starts())
+		t.Errorf("berth-egress was started %d times, want once", g.Starts())
 	}
 	t.Logf("%v connections tracked, %v packets refused", count, refused)
 }
 
-// begin sends a datagram to each of some ports of the host outside, each of which begins a connection,
-// as long as the pod itself may track more.
+// begin sends a datagram to each of a range of ports on the outside host, each of which starts a connection, as long
+// as the pod itself may track more.
 func begin(t *testing.T, p *node.Pod, from, to int) {
 	t.Helper()
 	c, err := ns.ListenPacket(p.Netns(), netip.AddrPortFrom(p.Addr(), 0))
@@ -263,20 +263,20 @@ func setLimit(t *testing.T, n int) {
 	t.Cleanup(func() { harness.OK(t, os.WriteFile(file, []byte(strings.TrimSpace(string(was))), 0o644)) })
 }
 
-// sample is the value of a metric without labels.
+// sample returns the value of a metric without labels.
 func sample(t *testing.T, text, name string) float64 {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^` + name + ` (\S+)$`).FindStringSubmatch(text)
 	if m == nil {
-		t.Fatalf("no metric %s", name)
+		t.Fatalf("metric %s not found", name)
 	}
 	v, err := strconv.ParseFloat(m[1], 64)
 	harness.OK(t, err)
 	return v
 }
 
-// TestNothingLeaksWithoutGateways scales an Egress to zero under traffic, and up again. Meanwhile
-// nothing leaves with a pod's own address, and condition Available is False.
+// TestNothingLeaksWithoutGateways scales an Egress to zero under traffic, and up again. Meanwhile no packet leaves
+// with a pod's own address, and the condition Available is False.
 func TestNothingLeaksWithoutGateways(t *testing.T) {
 	s := newEgress(t, "gone")
 	nodes := s.lab.Nodes()
@@ -293,19 +293,19 @@ func TestNothingLeaksWithoutGateways(t *testing.T) {
 		}
 		c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionAvailable)
 		if c == nil || c.Status != "False" {
-			return fmt.Errorf("its condition is %v", c)
+			return fmt.Errorf("condition Available = %v", c)
 		}
 		return nil
 	})
 	for _, g := range s.lab.Gateways(s.key) {
-		harness.OK(t, g.Kill()) // at once, before its connections have ended
+		harness.OK(t, g.Kill()) // immediately, before its connections have ended
 	}
 	s.gateways(0)
 	for _, p := range []*node.Pod{a, b} {
 		harness.Eventually(t, harness.Patience, "destinations are unreachable from pod "+p.Name, func() error {
 			for _, to := range outside {
 				if as, err := seenAs(t.Context(), p, "tcp", to, time.Second); err == nil {
-					return fmt.Errorf("it is seen as %s", as)
+					return fmt.Errorf("reached with the source address %s", as)
 				}
 			}
 			return nil
@@ -323,13 +323,13 @@ func TestNothingLeaksWithoutGateways(t *testing.T) {
 	for _, f := range floods {
 		f.end()
 		if len(f.leaked) > 0 {
-			t.Errorf("%d of %d connections left by the pod's own way, first as %s", len(f.leaked), f.begun, f.leaked[0])
+			t.Errorf("%d of %d connections bypassed the gateways, first with the source address %s", len(f.leaked), f.begun, f.leaked[0])
 		}
 	}
 }
 
-// TestReusedAddressIsNoClient removes a client during conversations, and gives its address to another
-// pod at once: gateways have forgotten the client, and the other pod is seen with its own address.
+// TestReusedAddressIsNoClient removes a client during conversations, and immediately gives its address to another
+// pod: gateways have forgotten the client, and the new pod is seen with its own address.
 func TestReusedAddressIsNoClient(t *testing.T) {
 	s := newEgress(t, "reused")
 	n := s.lab.Nodes()[0]
@@ -338,20 +338,20 @@ func TestReusedAddressIsNoClient(t *testing.T) {
 	talk := s.talk(old, "udp", 4, 50*time.Millisecond)
 	talk.GoOn(t, 40)
 	harness.OK(t, n.DelPod(harness.Deadline(t, harness.Patience), old.Name))
-	_ = talk.End() // it ends with its pod
+	_ = talk.End() // ends with its pod
 
 	successor := s.successor(n, old.Addr())
 	as, err := seenAs(t.Context(), successor, "udp", site.OutsideHost, answerWithin)
 	harness.OK(t, err)
 	if as != successor.Addr() {
-		t.Errorf("the pod with the address of a client that is gone is seen as %s, want itself", as)
+		t.Errorf("source address of the pod with a former client's address = %s, want its own", as)
 	}
 	for _, g := range s.lab.Gateways(s.key) {
-		harness.Eventually(t, harness.Patience, g.Name+" forgets the client that is gone", func() error { return forgotten(g, old.Addrs) })
+		harness.Eventually(t, harness.Patience, g.Name+" forgets the deleted client", func() error { return forgotten(g, old.Addrs) })
 	}
 }
 
-// successor makes pods that are no clients, until one has an address.
+// successor adds pods that are not clients, until one of them has an address.
 func (s *egress) successor(n *node.Node, a netip.Addr) *node.Pod {
 	s.t.Helper()
 	for i := range 40 {
@@ -362,11 +362,11 @@ func (s *egress) successor(n *node.Node, a netip.Addr) *node.Pod {
 		}
 		harness.OK(s.t, n.DelPod(harness.Deadline(s.t, harness.Patience), p.Name))
 	}
-	s.t.Fatalf("no pod of 40 got the address %s", a)
+	s.t.Fatalf("none of 40 pods got the address %s", a)
 	return nil
 }
 
-// forgotten is an error if a gateway tracks a connection of some addresses.
+// forgotten returns an error if a gateway tracks a connection from one of the addresses.
 func forgotten(g *lab.Gateway, addrs []netip.Addr) error {
 	return ns.Do(g.Pod.Netns(), func() error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -376,7 +376,7 @@ func forgotten(g *lab.Gateway, addrs []netip.Addr) error {
 			}
 			for _, f := range flows {
 				if from, ok := netip.AddrFromSlice(f.Forward.SrcIP); ok && slices.Contains(addrs, from.Unmap()) {
-					return fmt.Errorf("it tracks %s", f)
+					return fmt.Errorf("the gateway still tracks %s", f)
 				}
 			}
 		}

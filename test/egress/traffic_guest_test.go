@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// talk begins conversations of a pod, spread over both families. Each asks a question every pace.
+// talk starts conversations of a pod, spread over both families. Each sends a question at the given pace.
 func (s *egress) talk(p *node.Pod, network string, many int, pace time.Duration) *harness.Conversations {
 	s.t.Helper()
 	var conns []*echo.Conn
@@ -35,14 +35,14 @@ type flood struct {
 
 	mu     sync.Mutex // guards all below
 	begun  int
-	worst  time.Duration // from the beginning of a connection to its answer
-	last   time.Time     // when one was answered last
-	gap    time.Duration // the longest between two answers
-	leaked []netip.Addr  // by which addresses pods were seen that are not gateways'
-	errs   []error       // one a connection that failed
+	worst  time.Duration // longest time from the start of a connection to its reply
+	last   time.Time     // time of the last reply
+	gap    time.Duration // longest time between two replies
+	leaked []netip.Addr  // source addresses that do not belong to gateways
+	errs   []error       // one per failed connection
 }
 
-// pour begins new connections of a pod, one every pace, over both families in turn. Each may take some
+// pour opens new connections from a pod at the given pace, alternating between the families. Each must get a reply in
 // time, and must be seen with a gateway's address.
 func (s *egress) pour(p *node.Pod, pace, within time.Duration) *flood {
 	s.t.Helper()
@@ -90,7 +90,7 @@ func (f *flood) end() {
 	f.work.Wait()
 }
 
-// poured waits for a number of further connections.
+// poured waits for the given number of further connections.
 func (f *flood) poured(s *egress, more int) {
 	s.t.Helper()
 	count := func() int {
@@ -101,13 +101,13 @@ func (f *flood) poured(s *egress, more int) {
 	deadline := time.Now().Add(3 * time.Minute)
 	for want := count() + more; count() < want; {
 		if time.Now().After(deadline) {
-			s.t.Fatal("new connections stand still")
+			s.t.Fatal("no further connections")
 		}
 		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // as often as they are begun
 	}
 }
 
-// none checks that no connection failed and none left past the gateways.
+// none checks that no connection failed or bypassed the gateways.
 func (f *flood) none(s *egress) {
 	s.t.Helper()
 	f.mu.Lock()
@@ -116,6 +116,6 @@ func (f *flood) none(s *egress) {
 		s.t.Errorf("%d of %d new connections failed, first: %v", len(f.errs), f.begun, f.errs[0])
 	}
 	if len(f.leaked) > 0 {
-		s.t.Errorf("%d new connections left by another way than a gateway, first as %s", len(f.leaked), f.leaked[0])
+		s.t.Errorf("%d new connections bypassed the gateways, first with the source address %s", len(f.leaked), f.leaked[0])
 	}
 }

@@ -16,28 +16,27 @@ import (
 	"testing/fstest"
 )
 
-// tag marks files with tests for the guest; those that also have longTag take minutes, and only make
-// e2e runs them.
+// tag marks files with tests for the guest. Those that also have longTag take minutes, and only make e2e runs them.
 const (
 	tag     = "guest"
 	longTag = "e2e"
 )
 
-// found are the tests for the guest of one package.
+// found lists the tests for the guest in one package.
 type found struct {
-	dir   string // below the module's root
+	dir   string // relative to the module's root
 	tests []string
-	api   bool // needs a Kubernetes API, or programs of Berth, which need one
+	api   bool // needs a Kubernetes API, or Berth's programs, which need one
 }
 
-// program is that of the package's tests.
+// program returns the name of the package's test program.
 func (f found) program() string { return path.Base(f.dir) + ".test" }
 
-// asksForAPI matches sources of packages that need an API or programs.
+// asksForAPI matches source code of packages that need an API or Berth's programs.
 var asksForAPI = regexp.MustCompile(`\b(harness\.(Main|Kube)\(|kube\.Remote\()`)
 
-// find finds the tests for the guest: those of *_test.go files whose build constraint needs the tag,
-// and with long also those that need longTag.
+// find finds the tests for the guest: those in *_test.go files whose build constraint requires the tag, and with long
+// also those that require longTag.
 func find(module fs.FS, long bool) ([]found, error) {
 	tests, api := map[string][]string{}, map[string]bool{}
 	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {
@@ -63,7 +62,7 @@ func find(module fs.FS, long bool) ([]found, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for tests for the guest: %w", err)
+		return nil, fmt.Errorf("find the tests for the guest: %w", err)
 	}
 	var all []found
 	for dir, names := range tests {
@@ -75,8 +74,7 @@ func find(module fs.FS, long bool) ([]found, error) {
 	return all, nil
 }
 
-// needsGuest reports whether a file is built with the tag, and longTag if long, and not without the
-// tag.
+// needsGuest reports whether a file is built with the tag (and longTag if long), but not without the tag.
 func needsGuest(source string, long bool) bool {
 	lines := bufio.NewScanner(strings.NewReader(source))
 	for lines.Scan() {
@@ -94,7 +92,7 @@ func needsGuest(source string, long bool) bool {
 	return false
 }
 
-// testsOf are the names of a file's tests.
+// testsOf returns the names of a file's tests.
 func testsOf(name string, source []byte) (tests []string, err error) {
 	file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.SkipObjectResolution)
 	if err != nil {
@@ -139,7 +137,7 @@ func TestFindsTestsForTheGuest(t *testing.T) {
 			t.Fatal(err)
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("long %t: found %v, want %v", long, got, want)
+			t.Errorf("find(long=%t) = %v, want %v", long, got, want)
 		}
 	}
 }

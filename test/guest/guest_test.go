@@ -1,6 +1,5 @@
-// Package guest runs the tests that need a kernel with Foo-over-UDP or VLANs, in two virtual machines,
-// of which one has a control plane of the host's. They are in the packages that they test, in files
-// with the build tag guest.
+// Package guest runs the tests that need a kernel with Foo-over-UDP or VLANs, in two virtual machines, one of which
+// uses a control plane on the host. The tests are in the packages under test, in files with the build tag guest.
 package guest
 
 import (
@@ -25,25 +24,24 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The machines' size. A second processor costs the host a third more, while it runs the tests of other
-// packages.
+// The size of the machines. A second processor costs the host a third more while it runs the tests of other packages.
 const (
 	cpus   = 1
 	memory = 4096 // MiB
 )
 
-// The values of make test; long_test.go has those of make e2e.
+// The values for make test; long_test.go has those for make e2e.
 var (
-	long   = false            // also what takes minutes, and all cases of what else runs a sample
-	within = 40 * time.Minute // it only ends what hangs
+	long   = false            // include tests that take minutes, and all cases of sampled tests
+	within = 40 * time.Minute // only ends hanging runs
 )
 
-// root is the module's, from this package.
+// root is the module's root, relative to this package.
 const root = "../.."
 
-// TestGuest has a subtest for each test in a machine, below that of its package. Packages that need
-// only the kernel have one machine, those that share a control plane another. A package that has
-// passed and is unchanged is not run again (verdict_test.go).
+// TestGuest has a subtest for each test in a machine, below a subtest for its package. Packages that need only the
+// kernel share one machine, those that need a control plane another. A package that has passed and is unchanged is
+// not run again (verdict_test.go).
 func TestGuest(t *testing.T) {
 	all, err := find(os.DirFS(root), long)
 	harness.OK(t, err)
@@ -96,7 +94,7 @@ func TestGuest(t *testing.T) {
 		t.Run(p.dir, func(t *testing.T) {
 			o := outcomes[p.dir]
 			if o == nil {
-				t.Fatal("was not run: the machine had ended")
+				t.Fatal("not run: the machine had ended")
 			}
 			harness.OK(t, o.read(t.Context()))
 			if o.report(t, p.tests) && !settled[p.dir] {
@@ -108,8 +106,8 @@ func TestGuest(t *testing.T) {
 	}
 }
 
-// progress returns what prints lines at once, with the time since its call. go test shows lines of a
-// running test only after it has failed, so they are marked as the package's, as package testing does.
+// progress returns a function that prints lines immediately, with the time since the call of progress. go test shows
+// lines of a running test only after it has failed, so they are marked as the package's, like package testing does.
 // No other test may run.
 func progress(t *testing.T) func(format string, args ...any) {
 	began := time.Now()
@@ -122,20 +120,20 @@ func progress(t *testing.T) func(format string, args ...any) {
 	}
 }
 
-// stream is a machine with what it runs.
+// stream is a machine and the packages that it runs.
 type stream struct {
 	name        string
-	module, bin string // folders
+	module, bin string // directories
 	image       vm.Image
 	api         bool // with a control plane
 	say         func(format string, args ...any)
 
-	left     []found // not run to its end yet
+	left     []found // packages not yet completed
 	outcomes []*outcome
 	err      error
 }
 
-// run runs one package after the other. When a machine locks up, another one runs the rest.
+// run runs the packages one after the other. When a machine locks up, another one runs the rest.
 func (s *stream) run(ctx context.Context) error {
 	if len(s.left) == 0 {
 		return nil
@@ -182,7 +180,7 @@ func (s *stream) once(ctx context.Context) (err error) {
 	return err
 }
 
-// sample is the slice that the tests run.
+// sample returns the slice of cases that the tests run.
 func sample() string {
 	if long {
 		return "all"
@@ -190,8 +188,8 @@ func sample() string {
 	return cmp.Or(os.Getenv(harness.SampleVar), "0")
 }
 
-// build builds the test programs in dir, and in bin below it the programs that harness.Main would
-// build in the guest. Neither has the race detector, which would be ten times as slow.
+// build builds the test programs in dir, and in bin below it the programs that harness.Main would build in the guest.
+// They have no race detector, which would be ten times as slow.
 func build(t *testing.T, module, dir string, all []found) error {
 	t.Helper()
 	tags := "guest,grpcnotrace"
@@ -207,7 +205,7 @@ func build(t *testing.T, module, dir string, all []found) error {
 		}
 		return nil
 	}
-	// One command is a third of the work of many. The programs do not depend on the module's folder.
+	// One command takes a third of the time of several. The programs do not depend on the module's directory.
 	flags := []string{"-trimpath", "-buildvcs=false", "-ldflags=-s -w"}
 	args := append([]string{"test", "-c", "-tags=" + tags, "-o", dir + "/"}, flags...)
 	for _, p := range all {
@@ -223,7 +221,7 @@ func build(t *testing.T, module, dir string, all []found) error {
 	return run(append(append([]string{"build", "-tags=grpcnotrace", "-o", filepath.Join(dir, "bin") + "/"}, flags...), programs...)...)
 }
 
-// needed are the programs that harness.Main builds for these packages.
+// needed returns the programs that harness.Main builds for these packages.
 func needed(t *testing.T, module string, all []found) (programs []string) {
 	t.Helper()
 	for _, p := range all {
@@ -239,10 +237,10 @@ func needed(t *testing.T, module string, all []found) (programs []string) {
 	return slices.Compact(programs)
 }
 
-// asks is a call of harness.Main.
+// asks matches a call of harness.Main.
 var asks = regexp.MustCompile(`\bharness\.Main\(m((?:, *"[a-z-]+")*)\)`)
 
-// programsOf are the packages of the programs that a file has harness.Main build.
+// programsOf returns the packages of the programs that a file requests from harness.Main.
 func programsOf(source string) (programs []string) {
 	for _, call := range asks.FindAllStringSubmatch(source, -1) {
 		for _, name := range strings.FieldsFunc(call[1], func(r rune) bool { return strings.ContainsRune(`," `, r) }) {
@@ -255,6 +253,6 @@ func programsOf(source string) (programs []string) {
 func TestProgramsOfAPackage(t *testing.T) {
 	got := programsOf(`func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth-operator")) }`)
 	if want := []string{"./cmd/berthd", "./cmd/berth-operator"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("programsOf() = %q, want %q", got, want)
 	}
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// mark begins the lines of the guest's script that separate the outputs of test programs: mark begin
-// DIR, and mark end EXIT-CODE.
+// mark starts the lines of the guest's script that separate the outputs of test programs: mark begin DIR, and mark
+// end EXIT-CODE.
 const mark = "\x1d"
 
-// script runs one test program of dir after the other, each in its package's folder.
+// script runs the test programs in dir one after the other, each in its package's directory.
 func script(root, dir string, all []found) string {
 	var b strings.Builder
 	for _, p := range all {
@@ -41,21 +41,20 @@ type outcome struct {
 	results []*result
 }
 
-// result is what became of a test that is no subtest.
+// result is the result of a top-level test.
 type result struct {
 	name   string
-	action string // of go tool test2json: pass, fail or skip; empty: it did not end
+	action string // from go tool test2json: pass, fail or skip; empty if the test did not end
 	took   float64
-	output strings.Builder   // with that of its subtests
-	said   map[string]string // each of these by its full name
-	skips  []string          // full names of subtests that were skipped
+	output strings.Builder   // including subtests
+	said   map[string]string // output of the subtests, by full name
+	skips  []string          // full names of skipped subtests
 }
 
-// started begins the line of a test that starts.
+// started is the prefix of the line of a starting test.
 const started = "\x16=== RUN   "
 
-// split splits the output of the script by its marks; progress is called for each package, the n-th,
-// and for each test.
+// split splits the output of the script at its marks; progress is called for the n-th package, and for each test.
 func split(guest io.Reader, progress func(n int, what string, test bool)) (all []*outcome, err error) {
 	var now *outcome
 	r := bufio.NewReader(guest)
@@ -90,7 +89,7 @@ func split(guest io.Reader, progress func(n int, what string, test bool)) (all [
 	}
 }
 
-// read converts the output with go tool test2json, and sorts it by tests.
+// read converts the output with go tool test2json, and groups it by test.
 func (o *outcome) read(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-t")
 	cmd.Stdin = bytes.NewReader(o.output)
@@ -107,7 +106,7 @@ func (o *outcome) read(ctx context.Context) error {
 		if err := events.Decode(&e); err == io.EOF {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("read what go tool test2json says: %w", err)
+			return fmt.Errorf("read the output of go tool test2json: %w", err)
 		}
 		name, _, sub := strings.Cut(e.Test, "/")
 		if name == "" {
@@ -136,14 +135,14 @@ func (o *outcome) of(name string) *result {
 	return o.results[len(o.results)-1]
 }
 
-// Marks of lines of a test that passed, and of messages of one that was skipped.
+// Prefixes of log lines of a passed test, and of messages of a skipped one.
 const (
 	notRun     = "NOT RUN:"     // the test lacked something
 	otherSlice = "OTHER SLICE:" // harness.Rotate
 )
 
-// report makes subtests of the guest's tests, all of which must be there. It returns whether all
-// passed that were not left to another slice.
+// report makes subtests of the guest's tests, all of which must be present. It returns whether all tests passed that
+// were not left to another slice.
 func (o *outcome) report(t *testing.T, want []string) (complete bool) {
 	failed, complete := false, true
 	for _, name := range want {
@@ -189,7 +188,7 @@ func (o *outcome) report(t *testing.T, want []string) (complete bool) {
 	return complete && !failed && o.ended && o.code == 0
 }
 
-// why is the reason for which a test was skipped.
+// why returns the reason why a test was skipped.
 func why(said string) string {
 	for line := range strings.Lines(said) {
 		if i := strings.Index(line, otherSlice); i >= 0 {
@@ -207,23 +206,23 @@ func TestOutputIsSplitByPackage(t *testing.T) {
 	var told []string
 	all, err := split(strings.NewReader(guest), func(n int, what string, test bool) { told = append(told, fmt.Sprint(n, " ", what, " ", test)) })
 	if want := "1 a/b false; 1 a/b TestOne true; 1 a/b TestTwo true; 1 a/b TestThree true; 2 c false"; err != nil || len(all) != 2 || strings.Join(told, "; ") != want {
-		t.Fatalf("got %v, %v, told of %q", all, err, told)
+		t.Fatalf("got %v, %v and reports %q", all, err, told)
 	}
 	if o := all[1]; o.dir != "c" || o.ended || string(o.output) != "half" {
-		t.Errorf("the second program is %+v", o)
+		t.Errorf("second program = %+v, want an unfinished one", o)
 	}
 	o := all[0]
 	if err := o.read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if !o.ended || o.code != 2 {
-		t.Errorf("the first program is %+v", o)
+		t.Errorf("first program = %+v, want one that ended with code 2", o)
 	}
 	for name, want := range map[string]struct{ action, output string }{
 		"TestOne": {"pass", "one says"}, "TestTwo": {"fail", "x_test.go:1: bad"}, "TestThree": {"", "panic: oh"}, "TestFour": {},
 	} {
 		if r := o.of(name); r.action != want.action && !(name == "TestThree" && r.action == "fail") || !strings.Contains(r.output.String(), want.output) {
-			t.Errorf("%s: %q, output %q; want %q", name, r.action, r.output.String(), want)
+			t.Errorf("%s: action = %q, output = %q, want %q", name, r.action, r.output.String(), want)
 		}
 	}
 }
@@ -250,7 +249,7 @@ func TestOutcomesOfPackages(t *testing.T) {
 			o := &outcome{dir: "a", output: []byte(c.output + "\x16=== NAME  \n\x16PASS\n"), ended: true}
 			harness.OK(t, o.read(t.Context()))
 			if got := o.report(t, []string{"TestOne"}); got != c.complete {
-				t.Errorf("complete: %t, want %t", got, c.complete)
+				t.Errorf("report() = %t, want %t", got, c.complete)
 			}
 		})
 	}

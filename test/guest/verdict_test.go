@@ -23,35 +23,35 @@ import (
 // VerdictsVar is the environment variable that disables kept verdicts: "none".
 const VerdictsVar = "BERTH_VERDICTS"
 
-// verdicts are the outcomes of packages that have passed and need only the guest's kernel and the
-// machine's programs, kept under a hash of all that they depend on.
+// verdicts caches the outcomes of packages that have passed and need only the guest's kernel and the machine's
+// programs, keyed by a hash of everything they depend on.
 type verdicts struct {
-	dir    string // empty: none are taken or kept
-	module string // folder of the module
-	bin    string // folder of the test programs
-	common string // hash of what all depend on
+	dir    string // empty if the cache is disabled
+	module string // directory of the module
+	bin    string // directory of the test programs
+	common string // hash of the common dependencies
 }
 
-// mostVerdicts is how many of the latest are kept: a change of a common dependency makes one for each
+// mostVerdicts is how many of the latest verdicts are kept: a change of a common dependency creates one for each
 // package.
 const mostVerdicts = 200
 
-// verdict is a file of them.
+// verdict is the content of a cached file.
 type verdict struct {
 	Package string
 	When    time.Time
-	Output  []byte // of the test program
+	Output  []byte // output of the test program
 }
 
-// openVerdicts are those for the programs in a folder. All depend on the guest's kernel, on how tests
-// run there, and on the Debian packages.
+// openVerdicts opens the cache for the programs in a directory. All verdicts depend on the guest's kernel, on how
+// tests run there, and on the Debian packages.
 func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	if os.Getenv(VerdictsVar) == "none" || long {
 		return &verdicts{}, nil
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return nil, fmt.Errorf("find the folder for verdicts: %w", err)
+		return nil, fmt.Errorf("find the directory for verdicts: %w", err)
 	}
 	h := sha256.New()
 	fmt.Fprintf(h, "%q\n", []string{filepath.Base(string(image)), fmt.Sprint(cpus, memory, sample() == "all")})
@@ -61,8 +61,8 @@ func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	return &verdicts{dir: filepath.Join(cache, "berth", "verdicts"), module: module, bin: bin, common: hex.EncodeToString(h.Sum(nil))}, err
 }
 
-// file is the path of a package's verdict. A program without the name of the sample variable has no
-// sample.
+// file returns the path of a package's verdict. A program that does not contain the name of the sample variable does
+// not depend on the sample.
 func (v *verdicts) file(p found) (string, error) {
 	program, err := os.ReadFile(filepath.Join(v.bin, p.program()))
 	if err != nil {
@@ -77,7 +77,7 @@ func (v *verdicts) file(p found) (string, error) {
 	return filepath.Join(v.dir, hex.EncodeToString(h.Sum(nil))), err
 }
 
-// of returns the outcome of a package that has passed as it is, and its time; nil if there is none.
+// of returns the outcome of a package that has passed unchanged, and its time; nil if there is none.
 func (v *verdicts) of(p found) (*outcome, time.Time) {
 	if v.dir == "" || p.api {
 		return nil, time.Time{}
@@ -94,7 +94,7 @@ func (v *verdicts) of(p found) (*outcome, time.Time) {
 	return &outcome{dir: p.dir, output: d.Output, ended: true}, d.When
 }
 
-// keep keeps the outcome of a package that has passed.
+// keep stores the outcome of a package that has passed.
 func (v *verdicts) keep(p found, o *outcome) error {
 	if v.dir == "" || p.api {
 		return nil
@@ -110,7 +110,7 @@ func (v *verdicts) keep(p found, o *outcome) error {
 	if err := os.MkdirAll(v.dir, 0o755); err != nil {
 		return err
 	}
-	half, err := os.CreateTemp(v.dir, ".half-") // another run may keep the same
+	half, err := os.CreateTemp(v.dir, ".half-") // another run may store the same verdict
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (v *verdicts) removeOld() error {
 	}
 	var files []file
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil { // another run may have removed it
+		if info, err := e.Info(); err == nil { // another run may have removed the file
 			files = append(files, file{e.Name(), info.ModTime()})
 		}
 	}
@@ -145,7 +145,7 @@ func (v *verdicts) removeOld() error {
 	return nil
 }
 
-// hashFiles hashes the wanted files below a folder, with their paths.
+// hashFiles hashes the wanted files below a directory, with their paths.
 func hashFiles(h io.Writer, dir string, wanted func(name string) bool) error {
 	return filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() || !wanted(e.Name()) {
@@ -168,7 +168,8 @@ func hashFile(h io.Writer, name string) error {
 	return err
 }
 
-// TestUnchangedPackagesKeepTheirVerdict checks that a verdict is used for an unchanged package, and not after any change.
+// TestUnchangedPackagesKeepTheirVerdict checks that a verdict is used for an unchanged package, and not after a
+// change.
 func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv(VerdictsVar, "")
@@ -198,7 +199,7 @@ func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 		return o != nil && o.dir == p.dir && o.ended && o.code == 0 && string(o.output) == "said" && time.Since(when) < time.Hour
 	}
 	if taken(open("/x/image"), p) {
-		t.Fatal("there is a verdict at first")
+		t.Fatal("the empty cache has a verdict")
 	}
 	harness.OK(t, open("/x/image").keep(p, &outcome{dir: "a/b", output: []byte("said"), ended: true}))
 	for what, c := range map[string]struct {
@@ -207,25 +208,25 @@ func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 		pkg          found
 		want         bool
 	}{
-		"nothing":             {image: "/y/image", pkg: p, want: true},
-		"code that is built":  {change: func() { write(in("a/b/b.go"), "") }, undo: func() { write(in("a/b/b.go"), "code") }, image: "/x/image", pkg: p, want: true},
-		"a test of machines":  {change: func() { write(in("lab/vm/machine_test.go"), "") }, undo: func() { write(in("lab/vm/machine_test.go"), "test") }, image: "/x/image", pkg: p, want: true},
-		"the program":         {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE") }, image: "/x/image", pkg: p},
-		"a file of testdata":  {change: func() { write(in("a/b/testdata/x"), "") }, undo: func() { write(in("a/b/testdata/x"), "data") }, image: "/x/image", pkg: p},
-		"the machine":         {change: func() { write(in("lab/vm/machine.go"), "") }, undo: func() { write(in("lab/vm/machine.go"), "machine") }, image: "/x/image", pkg: p},
-		"how tests are run":   {change: func() { write(in("test/guest/guest_test.go"), "") }, undo: func() { write(in("test/guest/guest_test.go"), "guest") }, image: "/x/image", pkg: p},
-		"the sample":          {change: func() { t.Setenv(harness.SampleVar, "4") }, undo: func() { t.Setenv(harness.SampleVar, "3") }, image: "/x/image", pkg: p},
-		"verdicts are not on": {change: func() { t.Setenv(VerdictsVar, "none") }, undo: func() { t.Setenv(VerdictsVar, "") }, image: "/x/image", pkg: p},
-		"the kernel":          {image: "/x/other", pkg: p},
-		"which tests are run": {image: "/x/image", pkg: found{dir: "a/b", tests: []string{"TestOne", "TestTwo"}}},
-		"it needs an API":     {image: "/x/image", pkg: found{dir: "a/b", tests: []string{"TestOne"}, api: true}},
-		"nothing, in the end": {image: "/x/image", pkg: p, want: true},
+		"no change":         {image: "/y/image", pkg: p, want: true},
+		"source code only":  {change: func() { write(in("a/b/b.go"), "") }, undo: func() { write(in("a/b/b.go"), "code") }, image: "/x/image", pkg: p, want: true},
+		"machine test":      {change: func() { write(in("lab/vm/machine_test.go"), "") }, undo: func() { write(in("lab/vm/machine_test.go"), "test") }, image: "/x/image", pkg: p, want: true},
+		"test program":      {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE") }, image: "/x/image", pkg: p},
+		"testdata":          {change: func() { write(in("a/b/testdata/x"), "") }, undo: func() { write(in("a/b/testdata/x"), "data") }, image: "/x/image", pkg: p},
+		"machine code":      {change: func() { write(in("lab/vm/machine.go"), "") }, undo: func() { write(in("lab/vm/machine.go"), "machine") }, image: "/x/image", pkg: p},
+		"guest runner":      {change: func() { write(in("test/guest/guest_test.go"), "") }, undo: func() { write(in("test/guest/guest_test.go"), "guest") }, image: "/x/image", pkg: p},
+		"sample":            {change: func() { t.Setenv(harness.SampleVar, "4") }, undo: func() { t.Setenv(harness.SampleVar, "3") }, image: "/x/image", pkg: p},
+		"verdicts disabled": {change: func() { t.Setenv(VerdictsVar, "none") }, undo: func() { t.Setenv(VerdictsVar, "") }, image: "/x/image", pkg: p},
+		"kernel":            {image: "/x/other", pkg: p},
+		"list of tests":     {image: "/x/image", pkg: found{dir: "a/b", tests: []string{"TestOne", "TestTwo"}}},
+		"API needed":        {image: "/x/image", pkg: found{dir: "a/b", tests: []string{"TestOne"}, api: true}},
+		"reverted changes":  {image: "/x/image", pkg: p, want: true},
 	} {
 		if c.change != nil {
 			c.change()
 		}
 		if got := taken(open(c.image), c.pkg); got != c.want {
-			t.Errorf("%s: a verdict is taken: %t, want %t", what, got, c.want)
+			t.Errorf("%s: verdict used = %t, want %t", what, got, c.want)
 		}
 		if c.undo != nil {
 			c.undo()
@@ -235,7 +236,7 @@ func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 	harness.OK(t, open("/x/image").keep(p, &outcome{dir: "a/b", output: []byte("said"), ended: true}))
 	t.Setenv(harness.SampleVar, "4")
 	if !taken(open("/x/image"), p) {
-		t.Error("a program that has no samples has another verdict with another sample")
+		t.Error("the verdict of a program without samples depends on the sample")
 	}
 	v := open("/x/image")
 	for i := range mostVerdicts + 5 {
@@ -243,6 +244,6 @@ func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 	}
 	harness.OK(t, v.removeOld())
 	if left, err := os.ReadDir(v.dir); err != nil || len(left) != mostVerdicts {
-		t.Errorf("%d verdicts are kept, %v", len(left), err)
+		t.Errorf("%d verdicts are kept, error %v, want mostVerdicts", len(left), err)
 	}
 }

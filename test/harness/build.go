@@ -1,5 +1,5 @@
-// Package harness is shared by tests of the whole: it builds the programs under test, raises labs, and
-// checks what they leave behind.
+// Package harness is shared by tests of the whole system: it builds the programs under test, starts labs, and checks
+// what they leave behind.
 package harness
 
 import (
@@ -19,15 +19,15 @@ import (
 // BinDir holds the programs under test while Main runs.
 var BinDir string
 
-// parallel is how many tests of a package run at a time: all of them, as Slot limits them. With fewer,
-// tests that wait for a slot could keep subtests of those that hold one from running.
+// parallel is how many tests of a package run in parallel: all of them, because Slot limits the labs. With fewer,
+// tests that wait for a slot could block subtests of a test that holds one.
 const parallel = "1000"
 
-// Main builds programs (names under cmd/) and runs a package's tests with them, for TestMain. It
-// returns the exit code. Daemon and operator have the race detector if the tests do.
+// Main builds programs (names below cmd/) and runs a package's tests with them, for TestMain. It returns the exit
+// code. Daemon and operator have the race detector if the tests do.
 func Main(m *testing.M, programs ...string) int {
 	if os.Geteuid() != 0 {
-		fmt.Println("FAIL: these tests make network namespaces: run them as root (make test does)")
+		fmt.Println("FAIL: these tests create network namespaces: run them as root (make test does)")
 		return 1
 	}
 	if _, err := families(os.Getenv(FamiliesVar)); err != nil {
@@ -40,7 +40,7 @@ func Main(m *testing.M, programs ...string) int {
 		fmt.Println("FAIL:", err)
 		return 1
 	}
-	ctrllog.SetLogger(logr.Discard()) // of the labs' clients; errors come as such
+	ctrllog.SetLogger(logr.Discard()) // log of the labs' clients, whose errors are returned
 	if err := flag.Set("test.parallel", parallel); err != nil {
 		fmt.Println("FAIL:", err)
 		return 1
@@ -48,8 +48,7 @@ func Main(m *testing.M, programs ...string) int {
 	return m.Run()
 }
 
-// buildAll sets BinDir and builds missing programs. In a sandbox, packages share them (hack/sandbox.sh
-// removes them).
+// buildAll sets BinDir and builds missing programs. In a sandbox, packages share them (hack/sandbox.sh removes them).
 func buildAll(programs []string) (remove func(), err error) {
 	remove = func() {}
 	if BinDir = os.Getenv("BERTH_TEST_BIN"); BinDir == "" {
@@ -62,9 +61,9 @@ func buildAll(programs []string) (remove func(), err error) {
 	if err != nil {
 		return remove, err
 	}
-	defer lock.Close() // also ends the lock
+	defer lock.Close() // also releases the lock
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return remove, fmt.Errorf("wait for another package that builds: %w", err)
+		return remove, fmt.Errorf("wait for the build of another package: %w", err)
 	}
 	for _, p := range programs {
 		if _, err := os.Stat(filepath.Join(BinDir, p)); err == nil {
@@ -77,7 +76,7 @@ func buildAll(programs []string) (remove func(), err error) {
 	return remove, nil
 }
 
-// build builds as `make build` does, to reuse packages that it compiled. The race detector needs cgo.
+// build builds with the flags of `make build`, to reuse compiled packages. The race detector needs cgo.
 func build(program string, race bool) error {
 	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w"}
 	env := "CGO_ENABLED=0"
@@ -93,7 +92,7 @@ func build(program string, race bool) error {
 	return nil
 }
 
-// Tree is the folder of go.mod above the package's, or the file system's root if there is none.
+// Tree returns the directory of go.mod above the package's, or the root of the file system if there is none.
 func Tree() string {
 	dir, _ := os.Getwd()
 	for dir != filepath.Dir(dir) {

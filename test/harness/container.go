@@ -19,9 +19,9 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// enter runs berthd as a runtime runs a container: with a read-only root folder, the listed mounts, a
-// read-only /proc/sys, and a bounding set of capabilities. Programs and libraries are the machine's
-// own; there is no seccomp profile.
+// enter runs berthd like a runtime runs a container: with a read-only root directory, the listed mounts, a read-only
+// /proc/sys, and a bounding set of capabilities. Programs and libraries are the machine's; there is no seccomp
+// profile.
 const enter = `#!/bin/sh
 exec unshare --mount --propagation slave sh -ec '
 	dir=$1 program=$2
@@ -52,21 +52,21 @@ exec unshare --mount --propagation slave sh -ec '
 ' enter %s %s "$@"
 `
 
-// Container runs berthd of a lab's nodes as the chart's DaemonSet does: not privileged, with a few
-// capabilities and the host's folders that the chart mounts.
+// Container runs berthd on a lab's nodes like the chart's DaemonSet does: unprivileged, with a few capabilities and
+// the host directories that the chart mounts.
 type Container struct {
-	of   corev1.Container // of the chart's default values
-	dirs []string         // one a node
+	of   corev1.Container // with the chart's default values
+	dirs []string         // one per node
 }
 
-// RaiseContained is RaiseQuick with berthd in containers. Mounts of network namespaces must propagate
-// to containers, as on a machine with systemd.
+// RaiseContained is RaiseQuick with berthd in containers. Mounts of network namespaces must propagate to containers,
+// like on a machine with systemd.
 func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Container) {
 	t.Helper()
 	const netns = "/run/netns"
 	// This must come before the first namespace of any test.
 	if err := unix.Mount("", netns, "", unix.MS_SHARED, ""); err != nil {
-		t.Fatalf("%s is no mount of its own: run this in hack/sandbox.sh, as make test does: %v", netns, err)
+		t.Fatalf("%s is not a separate mount: run this in hack/sandbox.sh, as make test does: %v", netns, err)
 	}
 	dir, err := os.MkdirTemp("", "contained-")
 	OK(t, err)
@@ -91,7 +91,7 @@ func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Contain
 	return l, c
 }
 
-// contain runs a node's berthd in a container from its next start on.
+// contain makes a node's berthd run in a container from its next start.
 func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) {
 	t.Helper()
 	OK(t, os.MkdirAll(filepath.Join(dir, "root"), 0o755))
@@ -99,10 +99,10 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 	pod := chartPod(t, l, n)
 	c.of = pod.Containers[0]
 	if s := c.of.SecurityContext; s.Privileged != nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || !*s.ReadOnlyRootFilesystem || !pod.HostNetwork {
-		t.Fatalf("not imitated: security context %+v, the node's network %t", s, pod.HostNetwork)
+		t.Fatalf("unsupported security context %+v or host network %t", s, pod.HostNetwork)
 	}
 	mounts := hostMounts(t, pod)
-	// Folders of the image, and the service account's token.
+	// Directories of the image, and the service account's token.
 	own := []string{dir, BinDir}
 	if kube := filepath.Join(n.Dir, "etc", "kubernetes"); l.Kube != nil {
 		own = append(own, kube)
@@ -120,13 +120,13 @@ func (c *Container) contain(t *testing.T, l *lab.Lab, n *node.Node, dir string) 
 		n.Env = map[string]string{}
 	}
 	for _, e := range c.of.Env {
-		if e.Name == "BERTH_SYSCTL_DIR" { // the lab tells the rest by flags
+		if e.Name == "BERTH_SYSCTL_DIR" { // the lab sets the rest with flags
 			n.Env[e.Name] = e.Value
 		}
 	}
 }
 
-// chartPod is berthd's pod of the chart, with the folders of a lab's node.
+// chartPod returns berthd's pod in the chart, with the directories of a lab's node.
 func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	t.Helper()
 	settings := map[string]any{
@@ -149,16 +149,16 @@ func chartPod(t *testing.T, l *lab.Lab, n *node.Node) corev1.PodSpec {
 	return d.Spec.Template.Spec
 }
 
-// hostMounts are the mounts of a pod's container, all from the host: a line each of source, target and
+// hostMounts returns the mounts of a pod's container, all from the host: a line each with source, target and
 // propagation.
 func hostMounts(t *testing.T, pod corev1.PodSpec) (lines string) {
 	t.Helper()
 	for _, m := range pod.Containers[0].VolumeMounts {
 		i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
 		if i < 0 || pod.Volumes[i].HostPath == nil || m.ReadOnly {
-			t.Fatalf("mount %+v of %+v is not imitated", m, pod.Volumes)
+			t.Fatalf("unsupported mount %+v of volumes %+v", m, pod.Volumes)
 		}
-		propagation := "rprivate" // kubelets' own (corev1.MountPropagationNone)
+		propagation := "rprivate" // the kubelet's default (corev1.MountPropagationNone)
 		if p := m.MountPropagation; p != nil && *p == corev1.MountPropagationHostToContainer {
 			propagation = "rslave"
 		}
@@ -171,13 +171,12 @@ func hostMounts(t *testing.T, pod corev1.PodSpec) (lines string) {
 	return lines
 }
 
-// Capabilities are those of the chart's container.
+// Capabilities returns the capabilities of the chart's container.
 func (c *Container) Capabilities() []corev1.Capability {
 	return slices.Clone(c.of.SecurityContext.Capabilities.Add)
 }
 
-// Without hides a mounted folder from berthd of all nodes from its next start on, until restore is
-// called.
+// Without hides a mounted directory from berthd on all nodes from its next start, until restore is called.
 func (c *Container) Without(t *testing.T, folder string) (restore func()) {
 	t.Helper()
 	was := map[string][]byte{}
@@ -199,10 +198,10 @@ func (c *Container) Without(t *testing.T, folder string) (restore func()) {
 	}
 }
 
-// Allow sets the capabilities of berthd from its next start on.
+// Allow sets the capabilities of berthd from its next start.
 func (c *Container) Allow(t *testing.T, capabilities ...corev1.Capability) {
 	t.Helper()
-	set := "-all" // as setpriv(1) writes it
+	set := "-all" // in the syntax of setpriv(1)
 	for _, one := range capabilities {
 		set += ",+" + strings.ToLower(string(one))
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/berthnet/berth/deploy"
 )
 
-// OperatorConfig is the operator's access to ControlPlane: its service account, with the roles and
-// admission policies of a mode, which it applies unless they are there.
+// OperatorConfig returns the operator's access to ControlPlane: its service account, with the roles and admission
+// policies of a mode, which it applies unless they exist.
 func OperatorConfig(t *testing.T, mode string) *rest.Config {
 	t.Helper()
 	return OperatorConfigOf(t, deploy.InMode(mode, "test"))
 }
 
-// OperatorConfigOf is OperatorConfig for a release with values of its own.
+// OperatorConfigOf is OperatorConfig for a release with other values.
 func OperatorConfigOf(t *testing.T, r deploy.Release) *rest.Config {
 	t.Helper()
 	if key, err := json.Marshal(r); err != nil || access.Load() != string(key) {
@@ -32,8 +32,7 @@ func OperatorConfigOf(t *testing.T, r deploy.Release) *rest.Config {
 	return ControlPlane.ConfigWithToken(token)
 }
 
-// ApplyAccess gives ControlPlane the accounts, roles and admission policies that
-// the chart has in a mode.
+// ApplyAccess applies the chart's accounts, roles and admission policies for a mode to ControlPlane.
 func ApplyAccess(ctx context.Context, mode string) error {
 	return ApplyAccessOf(ctx, deploy.InMode(mode, "test"))
 }
@@ -52,12 +51,11 @@ func ApplyAccessOf(ctx context.Context, r deploy.Release) error {
 	return err
 }
 
-// access is the release, as JSON, whose access ControlPlane has. Nearly all tests of a package have
-// the same, and applying it takes longer than many a test.
+// access is the release, as JSON, whose access rules were applied to ControlPlane. Nearly all tests of a package use
+// the same ones, and applying them takes longer than many a test.
 var access atomic.Value
 
-// Through sends a client's requests through do, which may send each by next, and is called
-// concurrently.
+// Through sends a client's requests through do, which may send each with next, and is called concurrently.
 func Through(do func(r *http.Request, next http.RoundTripper) (*http.Response, error)) transport.WrapperFunc {
 	return func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) { return do(r, next) })

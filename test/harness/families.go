@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// FamiliesVar is the environment variable with the IP families of pods in labs of node mode and
-// operator mode that do not choose any: ipv4 (the default), dual or ipv6 (`make families`).
+// FamiliesVar is the environment variable with the IP families of pods in labs of node mode and operator mode that do
+// not set any: ipv4 (the default), dual or ipv6 (`make families`).
 const FamiliesVar = "BERTH_IP_FAMILIES"
 
-// families parses FamiliesVar. The error names it.
+// families parses a value of FamiliesVar. The error names the variable.
 func families(asked string) (ipfamily.Set, error) {
 	s, err := ipfamily.Parse(asked)
 	if err != nil {
@@ -29,13 +29,13 @@ func families(asked string) (ipfamily.Set, error) {
 	return s, nil
 }
 
-// Families are those of a lab that does not choose any.
+// Families returns the families of a lab that does not set any.
 func Families() ipfamily.Set {
-	s, _ := families(os.Getenv(FamiliesVar)) // Main has looked at it
+	s, _ := families(os.Getenv(FamiliesVar)) // validated by Main
 	return s
 }
 
-// withFamilies gives a lab Families, unless it chooses its own or can have none.
+// withFamilies sets a lab's families to Families, unless it sets its own or cannot have any.
 func withFamilies(o lab.Options) lab.Options {
 	if o.IPFamilies == "" && (o.Mode == lab.NodeMode || o.Mode == lab.OperatorMode) {
 		o.IPFamilies = Families()
@@ -43,16 +43,16 @@ func withFamilies(o lab.Options) lab.Options {
 	return o
 }
 
-// Size is an instance type with the number of pods that it has addresses for, in labs of Families.
+// Size is an instance type with the number of pods that it has addresses for, in labs with Families.
 type Size struct {
 	Type    string
 	ENIs    int
-	Primary int // pods with addresses of the primary ENI
-	PerENI  int // and of each other
+	Primary int // pods with addresses on the primary ENI
+	PerENI  int // pods with addresses on each other ENI
 }
 
-// Few is a size for tests of a node that runs out of addresses: of an instance type or, with IPv6-only
-// pods, of one with as many ENIs that takes single IPv6 addresses. With a prefix there are addresses
+// Few returns a size for tests of a node that runs out of addresses: that of the instance type or, with IPv6-only
+// pods, of one with the same number of ENIs that uses single IPv6 addresses. With a prefix there would be addresses
 // for any number of pods.
 func Few(t *testing.T, instanceType string) Size {
 	t.Helper()
@@ -62,22 +62,22 @@ func Few(t *testing.T, instanceType string) Size {
 	}
 	l, ok := limits.Lookup(s.Type)
 	if !ok {
-		t.Fatalf("there is no type like %s that takes single addresses of IPv6", instanceType)
+		t.Fatalf("no instance type like %s that uses single IPv6 addresses", instanceType)
 	}
 	s.ENIs, s.Primary, s.PerENI = l.MaxENIs, l.IPv4PerENI-1, l.IPv4PerENI-1
 	if Families() == ipfamily.OnlyIPv6 {
-		s.Primary, s.PerENI = 0, l.IPv6PerENI // those of the primary are the instance's own
+		s.Primary, s.PerENI = 0, l.IPv6PerENI // the primary's addresses belong to the instance
 	}
 	return s
 }
 
-// Further is the number of pods with addresses on all but the primary ENI.
+// Further returns the number of pods with addresses on ENIs other than the primary.
 func (s Size) Further() int { return (s.ENIs - 1) * s.PerENI }
 
-// Room is the number of pods with addresses.
+// Room returns the number of pods with addresses.
 func (s Size) Room() int { return s.Primary + s.Further() }
 
-// Resting is the number of ENIs of a node with one pod.
+// Resting returns the number of ENIs of a node with one pod.
 func (s Size) Resting() int {
 	if s.Primary == 0 {
 		return 2
@@ -85,7 +85,7 @@ func (s Size) Resting() int {
 	return 1
 }
 
-// OwnAddresses are a node's own, one of each family that it has.
+// OwnAddresses returns a node's own addresses, one per family.
 func OwnAddresses(t *testing.T, l *lab.Lab, n *node.Node) []netip.Addr {
 	t.Helper()
 	own := []netip.Addr{PrimaryAddress(t, l, n)}
@@ -95,23 +95,23 @@ func OwnAddresses(t *testing.T, l *lab.Lab, n *node.Node) []netip.Addr {
 	return own
 }
 
-// OwnAddress is the one of the family of another address.
+// OwnAddress returns the node's own address in the family of another address.
 func OwnAddress(t *testing.T, l *lab.Lab, n *node.Node, like netip.Addr) netip.Addr {
 	t.Helper()
 	own := OwnAddresses(t, l, n)
 	i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.Is4() == like.Is4() })
 	if i < 0 {
-		t.Fatalf("%s has %v, none like %s", n.Name, own, like)
+		t.Fatalf("addresses of %s = %v, want one in the family of %s", n.Name, own, like)
 	}
 	return own[i]
 }
 
-// Talk has two pods ask each other, by each of their addresses.
+// Talk makes two pods call each other, on each of their addresses.
 func Talk(t *testing.T, p, other *node.Pod) error {
 	t.Helper()
 	var errs []error
 	if len(p.Addrs) == 0 || len(p.Addrs) != len(other.Addrs) {
-		return fmt.Errorf("pods with %v and %v", p.Addrs, other.Addrs)
+		return fmt.Errorf("addresses of the pods = %v and %v, want the same families", p.Addrs, other.Addrs)
 	}
 	for i := range p.Addrs {
 		errs = append(errs, Asks(t, p.Netns(), other.Addrs[i], p.Addrs[i]), Asks(t, other.Netns(), p.Addrs[i], other.Addrs[i]))
@@ -119,8 +119,8 @@ func Talk(t *testing.T, p, other *node.Pod) error {
 	return errors.Join(errs...)
 }
 
-// Addresses is the number of pods that a NodeNetwork has addresses for, used or not: on each ENI as
-// many as it has of the scarcer family.
+// Addresses returns the number of pods that a NodeNetwork has addresses for, used or not: on each ENI, the number in
+// the scarcer family.
 func Addresses(o *v1alpha1.NodeNetwork) (pods int) {
 	enis := map[string]*[ipfamily.Number]int{}
 	for text, at := range o.Spec.IPAM.Available {

@@ -25,13 +25,12 @@ func TestSampleTakesEveryNthCase(t *testing.T) {
 		{n: 3},
 	} {
 		if got := sample(tc.number, tc.n, tc.all); !slices.Equal(got, tc.want) {
-			t.Errorf("slice %d, one in %d of %v: %v, want %v", tc.number, tc.n, tc.all, got, tc.want)
+			t.Errorf("sample(%d, %d, %v) = %v, want %v", tc.number, tc.n, tc.all, got, tc.want)
 		}
 	}
 }
 
-// TestSlicesHaveAll checks that all slices together have all cases, also of a sample within a sample
-// whose numbers have no common divisor.
+// All slices together cover all cases, also for a sample within a sample with coprime numbers.
 func TestSlicesHaveAll(t *testing.T) {
 	for n := 1; n <= Slices; n++ {
 		for count := 1; count < 25; count++ {
@@ -42,14 +41,14 @@ func TestSlicesHaveAll(t *testing.T) {
 			for number := range Slices {
 				part := sample(number, n, all)
 				if len(part) == 0 {
-					t.Errorf("slice %d, one in %d of %d cases, has none", number, n, count)
+					t.Errorf("slice %d, one in %d of %d cases, is empty", number, n, count)
 				}
 				for _, i := range part {
 					seen[i] = true
 				}
 			}
 			if len(seen) != count {
-				t.Errorf("one in %d of %d cases: all slices have only %v", n, count, seen)
+				t.Errorf("one in %d of %d cases: all slices together cover only %v", n, count, seen)
 			}
 		}
 	}
@@ -62,28 +61,27 @@ func TestSlicesHaveAll(t *testing.T) {
 		}
 	}
 	if len(pairs) != len(three)*len(two) {
-		t.Errorf("a sample within a sample has only %v", pairs)
+		t.Errorf("a sample within a sample covers only %v", pairs)
 	}
 }
 
 func TestParseSlice(t *testing.T) {
 	for value, want := range map[string]int{"": 0, "0": 0, "9": 9} {
 		if got, every, err := parseSlice(value); err != nil || every || got != want {
-			t.Errorf("%q is slice %d, every one %v, %v; want %d", value, got, every, err, want)
+			t.Errorf("parseSlice(%q) = %d, %v, %v, want %d", value, got, every, err, want)
 		}
 	}
 	if _, every, err := parseSlice("all"); err != nil || !every {
-		t.Errorf("all is not every slice: %v", err)
+		t.Errorf("parseSlice(all): error = %v, want every slice", err)
 	}
 	for _, value := range []string{"some", "-1", "1.5", "10"} {
 		if got, every, err := parseSlice(value); err == nil {
-			t.Errorf("%q is slice %d, every one %v", value, got, every)
+			t.Errorf("parseSlice(%q) = %d, %v, want an error", value, got, every)
 		}
 	}
 }
 
-// TestHalfOfSlices checks that five even or odd slices have all cases of a sample of one in three or
-// five.
+// Five even or odd slices cover all cases of a sample of one in three or five.
 func TestHalfOfSlices(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		for _, half := range [][]int{EvenSlices, OddSlices} {
@@ -94,45 +92,44 @@ func TestHalfOfSlices(t *testing.T) {
 				}
 			}
 			if len(seen) != 6 {
-				t.Errorf("one in %d, slices %v: only %v", n, half, seen)
+				t.Errorf("one in %d, slices %v: only %v covered", n, half, seen)
 			}
 		}
 	}
 }
 
-// TestRotatingTestsRunInTheirSlices checks that a rotating test runs in its own slices and with all.
+// A rotating test runs in its own slices, and when all are requested.
 func TestRotatingTestsRunInTheirSlices(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "0": true, "4": true, "3": false, "9": false, "all": true} {
 		number, every, err := parseSlice(value)
 		if got := due(number, every, []int{0, 4}); err != nil || got != want {
-			t.Errorf("slice %q: what is of 0 and 4 runs: %v, %v", value, got, err)
+			t.Errorf("slice %q: test of the slices 0 and 4 runs = %v, error %v", value, got, err)
 		}
 	}
 }
 
-// TestFamiliesOfLabs checks that labs of nodes with ENIs have the families of the variable, unless
-// they choose their own.
+// Labs of nodes with ENIs have the families of the variable, unless they set their own.
 func TestFamiliesOfLabs(t *testing.T) {
 	for asked, want := range map[string]ipfamily.Set{"": ipfamily.OnlyIPv4, "ipv4": ipfamily.OnlyIPv4, "dual": ipfamily.Dual, "ipv6": ipfamily.OnlyIPv6} {
 		t.Run(asked, func(t *testing.T) {
 			t.Setenv(FamiliesVar, asked)
 			for _, m := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
 				if got := Quick(m, lab.Options{}).IPFamilies; got != want {
-					t.Errorf("%s mode: %q, want %q", m, got, want)
+					t.Errorf("%s mode: families = %q, want %q", m, got, want)
 				}
 				if got := Quick(m, lab.Options{IPFamilies: ipfamily.OnlyIPv4}).IPFamilies; got != ipfamily.OnlyIPv4 {
-					t.Errorf("%s mode: %q, though the lab says ipv4", m, got)
+					t.Errorf("%s mode: families = %q, want ipv4 as set by the lab", m, got)
 				}
 			}
 			for _, m := range []lab.Mode{lab.PoolMode, lab.PortMode} {
 				if got := Quick(m, lab.Options{}).IPFamilies; got != "" {
-					t.Errorf("%s mode: %q, want none", m, got)
+					t.Errorf("%s mode: families = %q, want none", m, got)
 				}
 			}
 		})
 	}
 	if _, err := families("both"); err == nil || err.Error() != `BERTH_IP_FAMILIES: "both": expected ipv4, ipv6 or dual` {
-		t.Errorf("a wrong value: %v", err)
+		t.Errorf("families(both): error = %v", err)
 	}
 }
 
@@ -146,7 +143,7 @@ func TestLabsAtOnceAreLimited(t *testing.T) {
 	last, err := freeSlot(dir)
 	OK(t, err)
 	if f, err := freeSlot(dir); !errors.Is(err, errNoSlot) {
-		t.Fatalf("one lab too many: got %v, %v", f, err)
+		t.Fatalf("freeSlot() beyond the limit = %v, %v, want errNoSlot", f, err)
 	}
 	OK(t, last.Close())
 	again, err := freeSlot(dir)
@@ -154,8 +151,7 @@ func TestLabsAtOnceAreLimited(t *testing.T) {
 	OK(t, again.Close())
 }
 
-// TestSlotsOfSubtests checks that a subtest shares its parent's slot: with one of its own it could
-// wait forever.
+// A subtest shares its parent's slot: waiting for its own could last forever.
 func TestSlotsOfSubtests(t *testing.T) {
 	former := BinDir
 	BinDir = t.TempDir()
@@ -180,11 +176,11 @@ func TestSlotsOfSubtests(t *testing.T) {
 		})
 	})
 	if got := taken(); got != 0 {
-		t.Errorf("%d slots are held after the tests, want none", got)
+		t.Errorf("%d slots are still held after the tests", got)
 	}
 }
 
-// ofLibrary is a report of the race in the library's WaitGroup.
+// ofLibrary is a report of the race on the library's WaitGroup.
 const ofLibrary = `WARNING: DATA RACE
 Write at 0x00c00008c038 by goroutine 14:
   runtime.racewrite()
@@ -204,7 +200,7 @@ Goroutine 14 (running) created at:
   github.com/ovn-kubernetes/libovsdb/client.(*ovsdbClient).connect()
       github.com/ovn-kubernetes/libovsdb@v0.8.1/client/client.go:303 +0x13bc`
 
-// ofBerth is a report in which the library only calls.
+// ofBerth is a report in which the library is only a caller.
 const ofBerth = `WARNING: DATA RACE
 Read at 0x00c000514098 by goroutine 27:
   github.com/berthnet/berth/internal/kernel/plug/ovsdb.(*Client).rowChanged()
@@ -227,25 +223,25 @@ func TestRaces(t *testing.T) {
 	begun, _, _ := strings.Cut(ofLibrary, "\n\nPrevious")
 	for name, tc := range map[string]struct {
 		log       string
-		ofLibrary []bool // of each report
+		ofLibrary []bool // expected result for each report
 	}{
-		"no report":                {framed(), nil},
-		"the library's":            {framed(ofLibrary), []bool{true}},
-		"Berth's":                  {framed(ofBerth), []bool{false}},
-		"both":                     {framed(ofLibrary, ofBerth, ofLibrary), []bool{true, false, true}},
-		"one that is cut off":      {"==================\n" + begun, []bool{false}},
-		"memory of the library":    {framed(strings.ReplaceAll(ofLibrary, "  runtime.raceread()\n      <autogenerated>:1 +0x1e\n", "")), []bool{false}},
-		"another's group":          {framed(strings.Replace(ofLibrary, "ovn-kubernetes/libovsdb/client.(*ovsdbClient).Connect", "berthnet/berth/internal/node/daemon.(*Daemon).Run", 1)), []bool{false}},
-		"the library's and a half": {framed(ofLibrary) + "==================\n" + begun, []bool{true, false}},
+		"no report":                     {framed(), nil},
+		"library":                       {framed(ofLibrary), []bool{true}},
+		"Berth's":                       {framed(ofBerth), []bool{false}},
+		"both":                          {framed(ofLibrary, ofBerth, ofLibrary), []bool{true, false, true}},
+		"truncated report":              {"==================\n" + begun, []bool{false}},
+		"library memory":                {framed(strings.ReplaceAll(ofLibrary, "  runtime.raceread()\n      <autogenerated>:1 +0x1e\n", "")), []bool{false}},
+		"WaitGroup of another caller":   {framed(strings.Replace(ofLibrary, "ovn-kubernetes/libovsdb/client.(*ovsdbClient).Connect", "berthnet/berth/internal/node/daemon.(*Daemon).Run", 1)), []bool{false}},
+		"library, then a truncated one": {framed(ofLibrary) + "==================\n" + begun, []bool{true, false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := races(tc.log)
 			if len(got) != len(tc.ofLibrary) {
-				t.Fatalf("reports: %q, want %d", got, len(tc.ofLibrary))
+				t.Fatalf("races() = %q, want %d reports", got, len(tc.ofLibrary))
 			}
 			for i, want := range tc.ofLibrary {
 				if ofOVSDBLibrary(got[i]) != want {
-					t.Errorf("is it only of the library: %v, want %v:\n%s", !want, want, got[i])
+					t.Errorf("ofOVSDBLibrary() = %v, want %v:\n%s", !want, want, got[i])
 				}
 			}
 		})

@@ -34,29 +34,29 @@ import (
 // ControlPlane is the package's control plane while Kube runs.
 var ControlPlane *kube.ControlPlane
 
-// Kube starts a control plane that has Berth's CRDs, has prepare add to it, runs a
-// package's tests, and returns the exit code, for TestMain. In a virtual machine the
-// control plane is the host's (test/guest), which the tests of several packages share.
+// Kube starts a control plane with Berth's CRDs, calls prepare to add to it, runs a package's tests, and returns the
+// exit code, for TestMain. In a virtual machine the control plane is the host's (test/guest), shared by the tests of
+// several packages.
 //
 //	func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 func Kube(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{}, run, prepare...)
 }
 
-// KubeWithControllers is Kube with kube-controller-manager and dual-stack Services: Deployments get
-// pods, which nobody runs, and garbage is collected.
+// KubeWithControllers is Kube with kube-controller-manager and dual-stack Services: Deployments create pods, which no
+// kubelet runs, and garbage is collected.
 func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{Controllers: true, Families: ipfamily.Dual}, run, prepare...)
 }
 
-// KubeWithScheduler is Kube with kube-scheduler: pods get Nodes, on which nobody runs them. Nobody
-// removes the first taint of a Node.
+// KubeWithScheduler is Kube with kube-scheduler: pods are bound to Nodes, but no kubelet runs them. The initial taint
+// of a Node is not removed.
 func KubeWithScheduler(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{Scheduler: true}, run, prepare...)
 }
 
 func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) {
-	ctrllog.SetLogger(logr.Discard()) // of the tests' own clients
+	ctrllog.SetLogger(logr.Discard()) // log of the tests' own clients
 	own, err := kubeUp(o)
 	for _, do := range prepare {
 		if err == nil {
@@ -76,8 +76,7 @@ func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) 
 	return code
 }
 
-// StartKube runs a control plane as Kube does until the test ends, for packages whose other
-// tests need none.
+// StartKube runs a control plane like Kube does until the test ends, for packages whose other tests need none.
 func StartKube(t *testing.T) {
 	t.Helper()
 	own, err := kubeUp(kube.Options{})
@@ -87,7 +86,7 @@ func StartKube(t *testing.T) {
 	}
 }
 
-// kubeUp sets ControlPlane, and starts it (own) unless another process runs one for the tests.
+// kubeUp sets ControlPlane, and starts it (own) unless another process provides one.
 func kubeUp(o kube.Options) (own bool, err error) {
 	if dir := os.Getenv(kube.RemoteDir); dir != "" {
 		ControlPlane, err = kube.Remote(dir)
@@ -95,7 +94,7 @@ func kubeUp(o kube.Options) (own bool, err error) {
 	}
 	o.Assets, o.CRDs = os.Getenv("KUBEBUILDER_ASSETS"), deploy.CRDs()
 	if o.Assets == "" {
-		return false, errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
+		return false, errors.New("these tests need a Kubernetes control plane: run them with `make test`, or set KUBEBUILDER_ASSETS to the directory that hack/kubebox.sh prints")
 	}
 	if o.Dir, err = os.MkdirTemp("", "kube-"); err != nil {
 		return false, err
@@ -108,8 +107,7 @@ func kubeUp(o kube.Options) (own bool, err error) {
 	return true, nil
 }
 
-// WithoutAPIServer kills the API server of ControlPlane. back, or the end of the test, starts it again
-// with its data.
+// WithoutAPIServer kills the API server of ControlPlane. back, or the end of the test, restarts it with its data.
 func WithoutAPIServer(t *testing.T) (back func()) {
 	t.Helper()
 	OK(t, ControlPlane.KillAPIServer())
@@ -126,7 +124,7 @@ func WithoutAPIServer(t *testing.T) (back func()) {
 	}
 }
 
-// KubeClient is the administrator's client for Berth's and Kubernetes' kinds, without a cache.
+// KubeClient returns the administrator's client for Berth's and Kubernetes' kinds, without a cache.
 func KubeClient(t *testing.T) client.Client {
 	t.Helper()
 	return KubeClientFor(t, ControlPlane.Config())
@@ -156,8 +154,8 @@ func newKubeClient(cfg *rest.Config) (client.Client, error) {
 	return client.New(cfg, o)
 }
 
-// kubeScheme and kubeMapper, which is ControlPlane's, are made once: tests make hundreds of clients,
-// and each mapper asks the API server for its kinds.
+// kubeScheme and kubeMapper, which belongs to ControlPlane, are created once: tests create hundreds of clients, and
+// each mapper would request the kinds from the API server.
 var (
 	kubeScheme = sync.OnceValues(func() (*runtime.Scheme, error) {
 		scheme := runtime.NewScheme()
@@ -173,7 +171,7 @@ var (
 	})
 )
 
-// KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, now and when the test ends.
+// KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, immediately and when the test ends.
 func KubeClean(t *testing.T) {
 	t.Helper()
 	if err := kubeClean(t.Context()); err != nil {
@@ -212,7 +210,7 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	if err := c.DeleteAllOf(ctx, &corev1.Node{}); err != nil {
 		return fmt.Errorf("nodes: %w", err)
 	}
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "berth-operator"}} // of one that is no more
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "berth-operator"}} // left by an operator that has ended
 	if err := client.IgnoreNotFound(c.Delete(ctx, lease)); err != nil {
 		return fmt.Errorf("the Lease of operators: %w", err)
 	}
@@ -228,7 +226,7 @@ func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	return nil
 }
 
-// removeAll deletes the objects of a kind with their finalizers.
+// removeAll deletes the objects of a kind and removes their finalizers.
 func removeAll(ctx context.Context, c client.Client, list client.ObjectList) error {
 	if err := c.List(ctx, list); err != nil {
 		return err
@@ -242,7 +240,7 @@ func removeAll(ctx context.Context, c client.Client, list client.ObjectList) err
 	})
 }
 
-// KubeTable is what `kubectl get` shows of a cluster-scoped resource.
+// KubeTable returns the table that `kubectl get` prints for a cluster-scoped resource.
 func KubeTable(t *testing.T, resource schema.GroupVersionResource) metav1.Table {
 	t.Helper()
 	api, err := discovery.NewDiscoveryClientForConfig(ControlPlane.Config())

@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Raise starts a lab with the programs under test. It is removed when the test ends, after a check of
-// the programs' logs for data races and panics. Raise sets Dir and, if empty, BinDir.
+// Raise starts a lab with the programs under test. It is removed when the test ends, after checking the programs'
+// logs for data races and panics. Raise sets Dir and, if empty, BinDir.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
 	Slot(t)
@@ -40,8 +40,7 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	return l
 }
 
-// Start is Raise outside a test: the caller checks the logs of Programs, and removes the lab as end
-// does.
+// Start is Raise outside a test: the caller checks the logs of Programs, and removes the lab like end does.
 func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
 	if err != nil {
@@ -50,12 +49,12 @@ func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	o.Dir, o.BinDir = dir, cmp.Or(o.BinDir, BinDir)
 	l, err := lab.Start(ctx, o)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("raise a lab: %w", err), os.RemoveAll(dir))
+		return nil, errors.Join(fmt.Errorf("start a lab: %w", err), os.RemoveAll(dir))
 	}
 	return l, nil
 }
 
-// end removes a lab and its directory. The error includes what went wrong in the lab itself.
+// end removes a lab and its directory. The error includes failures of the lab itself.
 func end(l *lab.Lab) error {
 	var errs []error
 	if err := l.Close(); err != nil {
@@ -67,7 +66,7 @@ func end(l *lab.Lab) error {
 	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
 }
 
-// Programs are the daemons and operators of a lab.
+// Programs returns the daemons and operators of a lab.
 func Programs(l *lab.Lab) (programs []*proc.Process) {
 	for _, n := range l.Nodes() {
 		programs = append(programs, n.Process)
@@ -78,8 +77,8 @@ func Programs(l *lab.Lab) (programs []*proc.Process) {
 	return programs
 }
 
-// CheckLog fails the test for data races and panics in a program's log, and shows the log's end when
-// the test has failed.
+// CheckLog fails the test for data races and panics in a program's log, and prints the log's end if the test has
+// failed.
 func CheckLog(t *testing.T, p *proc.Process) {
 	t.Helper()
 	if err := BadLog(p); err != nil {
@@ -90,8 +89,7 @@ func CheckLog(t *testing.T, p *proc.Process) {
 	}
 }
 
-// BadLog is an error if a program logged a data race that is not only libovsdb's own (ofOVSDBLibrary),
-// or a panic.
+// BadLog returns an error if a program logged a panic, or a data race other than libovsdb's own (ofOVSDBLibrary).
 func BadLog(p *proc.Process) error {
 	data, err := os.ReadFile(p.LogFile())
 	if os.IsNotExist(err) && p.Starts() == 0 {
@@ -112,27 +110,27 @@ func BadLog(p *proc.Process) error {
 	return errors.Join(errs...)
 }
 
-// Rest is the time within which a lab must be at rest.
+// Rest is the time limit for a lab to come to rest.
 const Rest = 3 * time.Minute
 
-// Settle waits until the lab agrees with itself (oracle.Check).
+// Settle waits until the lab is consistent (oracle.Check).
 func Settle(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Rest)
 	defer cancel()
 	if err := oracle.Wait(ctx, l); err != nil {
-		t.Fatalf("after %v still not at rest: %v", Rest, err)
+		t.Fatalf("still not at rest after %v: %v", Rest, err)
 	}
 }
 
-// Eventually tries until is returns nil, and fails the test with the last error after a time. It is
-// for other processes and the kernel, which have no event for it.
+// Eventually calls is until it returns nil, and fails the test with the last error after a time. It is for other
+// processes and the kernel, which provide no event to wait for.
 func Eventually(t *testing.T, within time.Duration, what string, is func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	if err := poll.Until(ctx, is); err != nil {
-		t.Fatalf("%s: not within %v: %v", what, within, err)
+		t.Fatalf("%s: condition not met within %v: %v", what, within, err)
 	}
 }
 
@@ -144,7 +142,7 @@ func OK(t *testing.T, err error) {
 	}
 }
 
-// Deadline is the test's context with a time limit.
+// Deadline returns the test's context with a time limit.
 func Deadline(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -152,12 +150,11 @@ func Deadline(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// quickDaemon are settings of daemons in every mode under which nothing takes long. berth is alone in
-// the CNI configuration, as CHECK of the reference plugins (1.1.1) fails where they have nothing to
-// do.
+// quickDaemon has daemon settings for all modes that keep delays short. berth is alone in the CNI configuration,
+// because CHECK of the reference plugins (1.1.1) fails if they have nothing to do.
 var quickDaemon = []string{"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s", "--repair-interval=5s"}
 
-// quickLeases are settings of operators that stay leaders on a busy machine.
+// quickLeases has settings for operators that must stay leaders on a busy machine.
 var quickLeases = []string{"--log-level=debug", "--lease-duration=3600s", "--renew-deadline=3000s", "--retry-period=1s"}
 
 // Settings of daemons and operators with ports.
@@ -166,11 +163,11 @@ var (
 	quickPortDesk = []string{"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s", "--unplug-grace=3s"}
 )
 
-// quickReconciler are settings of the program that calls EC2: daemon or operator.
+// quickReconciler has settings for the program that calls EC2: daemon or operator.
 var quickReconciler = []string{"--shrink-delay=300ms", "--listing-interval=2s"}
 
-// Quick is a lab of a mode with settings under which nothing takes long, whose pods have addresses of
-// Families. Settings of o override them.
+// Quick returns the options of a lab with settings that keep delays short, whose pods have addresses of Families.
+// Settings in o take precedence.
 func Quick(m lab.Mode, o lab.Options) lab.Options {
 	o.Mode = m
 	o = withFamilies(o)
@@ -178,7 +175,7 @@ func Quick(m lab.Mode, o lab.Options) lab.Options {
 	switch m {
 	case lab.NodeMode:
 		daemon = slices.Concat(daemon, quickReconciler, []string{"--warm-wait=1s"})
-	case lab.OperatorMode: // nodes keep one address warm and leave the primary ENI to themselves
+	case lab.OperatorMode: // nodes keep one address warm and the primary ENI for themselves
 		daemon = slices.Concat(daemon, []string{"--pre-allocate=1", "--warm-wait=2s"})
 		operator = slices.Concat(operator, quickReconciler, []string{"--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s"})
 	case lab.PoolMode:
@@ -205,7 +202,7 @@ func CanRun(t *testing.T, m lab.Mode) {
 	}
 }
 
-// RaiseQuick is Raise of Quick.
+// RaiseQuick raises a lab with the options of Quick.
 func RaiseQuick(t *testing.T, m lab.Mode, o lab.Options) *lab.Lab {
 	t.Helper()
 	return Raise(t, Quick(m, o))

@@ -12,8 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 )
 
-// CheckMetrics compares samples of collectors by name and labels, and the metric families with the
-// documented ones.
+// CheckMetrics compares samples of collectors by name and labels, and the metric families with the documented ones.
 func CheckMetrics(t *testing.T, collectors []prometheus.Collector, families []metric.Family, want map[string]string) {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
@@ -29,18 +28,18 @@ func CheckMetrics(t *testing.T, collectors []prometheus.Collector, families []me
 	}
 	for name, value := range want {
 		if got[name] != value {
-			t.Errorf("%s is %q, want %s", name, got[name], value)
+			t.Errorf("%s = %q, want %s", name, got[name], value)
 		}
 	}
 	for _, f := range families {
 		if got["# TYPE "+f.Name] != f.Kind {
-			t.Errorf("%s is a %q, documented as %s", f.Name, got["# TYPE "+f.Name], f.Kind)
+			t.Errorf("type of %s = %q, documented as %s", f.Name, got["# TYPE "+f.Name], f.Kind)
 		}
 		delete(got, "# TYPE "+f.Name)
 	}
 	for name := range got {
 		if strings.HasPrefix(name, "# TYPE ") {
-			t.Errorf("not documented: %s", name)
+			t.Errorf("undocumented metric: %s", name)
 		}
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// Asks asks an echo server from the network namespace at path for up to a minute, and compares the
-// address that it sees. It uses another port every five seconds: the kernel treats packets of one port
-// like the first one, whatever was repaired since.
+// Asks calls an echo server from the network namespace at path for up to a minute, and compares the source address
+// that the server sees. It uses another port every five seconds, because the kernel treats packets of a port like the
+// first one, even after a repair.
 func Asks(t *testing.T, path string, to, want netip.Addr) error {
 	t.Helper()
 	return AsksBy(t, path, "udp", netip.AddrPortFrom(to, echo.Port), want)
@@ -38,7 +38,7 @@ func AsksBy(t *testing.T, path, network string, to netip.AddrPort, want netip.Ad
 		}
 	}
 	if err == nil && r.You != want {
-		err = fmt.Errorf("seen as %s, want %s", r.You, want)
+		err = fmt.Errorf("source address = %s, want %s", r.You, want)
 	}
 	if err != nil {
 		return fmt.Errorf("to %s: %w", to, err)
@@ -46,7 +46,7 @@ func AsksBy(t *testing.T, path, network string, to netip.AddrPort, want netip.Ad
 	return nil
 }
 
-// RateLimits returns the names of the links of a namespace with a token bucket of a rate (bytes a second), by type.
+// RateLimits returns the names of the links of a namespace with a token bucket of a rate (bytes per second), by type.
 func RateLimits(t *testing.T, netns string, rate uint64) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -68,18 +68,18 @@ func RateLimits(t *testing.T, netns string, rate uint64) map[string][]string {
 	return found
 }
 
-// Conversations are questions to echo servers over a connection each, until End.
+// Conversations sends questions to echo servers over one connection each, until End.
 type Conversations struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
 	mu      sync.Mutex // guards all below
 	replies int
-	errs    []error // one for each conversation that broke
+	errs    []error // one per broken conversation
 }
 
-// Converse asks a question over each connection every pace, until the test ends or End is called. A reply
-// must come within a time, and the server must always see the same address.
+// Converse sends a question over each connection at the given pace, until the test ends or End is called. A reply
+// must arrive in time, and the server must always see the same source address.
 func Converse(t *testing.T, pace, within time.Duration, conns ...*echo.Conn) *Conversations {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -93,7 +93,7 @@ func Converse(t *testing.T, pace, within time.Duration, conns ...*echo.Conn) *Co
 				text := fmt.Sprintf("question %d", i)
 				r, err := conn.Once(text, within)
 				if err == nil && (r.Text != text || seen.IsValid() && r.You != seen) {
-					err = fmt.Errorf("the reply is %v, before %s was seen", r, seen)
+					err = fmt.Errorf("reply = %v, want the source address %s as before", r, seen)
 				}
 				if !c.note(err, fmt.Sprintf("%s to %s, %s", conn.LocalAddr(), conn.RemoteAddr(), text)) {
 					return
@@ -109,7 +109,7 @@ func Converse(t *testing.T, pace, within time.Duration, conns ...*echo.Conn) *Co
 	return c
 }
 
-// note records a reply or an error, and returns whether it was a reply.
+// note records a reply or an error, and returns true for a reply.
 func (c *Conversations) note(err error, what string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Conversations) state() (replies int, err error) {
 	return c.replies, errors.Join(c.errs...)
 }
 
-// GoOn waits for a number of further replies.
+// GoOn waits for the given number of further replies.
 func (c *Conversations) GoOn(t *testing.T, more int) {
 	t.Helper()
 	before, _ := c.state()
@@ -143,7 +143,7 @@ func (c *Conversations) GoOn(t *testing.T, more int) {
 	})
 }
 
-// End ends the conversations. The error is about those that broke.
+// End ends the conversations. The error lists the broken ones.
 func (c *Conversations) End() error {
 	c.cancel()
 	c.work.Wait()

@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Patience only ends what hangs: it is far longer than any step takes, and than the minute after which
-// errors that only a person can fix are tried again.
+// Patience only ends hanging tests: it is far longer than any step takes, and than the minute after which errors that
+// need human intervention are retried.
 const Patience = 5 * time.Minute
 
-// Add makes a pod as a kubelet does, with retries.
+// Add adds a pod like a kubelet does, with retries.
 func Add(t *testing.T, n *node.Node, name string) *node.Pod {
 	t.Helper()
 	p, err := n.AddPod(Deadline(t, Patience), name, node.PodOptions{})
@@ -28,14 +28,14 @@ func Add(t *testing.T, n *node.Node, name string) *node.Pod {
 	return p
 }
 
-// AddOnce makes a pod, or returns the first failure.
+// AddOnce adds a pod, or returns the first failure.
 func AddOnce(t *testing.T, n *node.Node, name string) error {
 	t.Helper()
 	_, err := n.AddPod(Deadline(t, Patience), name, node.PodOptions{Once: true})
 	return err
 }
 
-// AddMany makes pods name-0 and so on, all at the same time.
+// AddMany adds the pods name-0, name-1 and so on, all concurrently.
 func AddMany(t *testing.T, n *node.Node, name string, count int, o node.PodOptions) error {
 	t.Helper()
 	ctx := Deadline(t, Patience)
@@ -45,7 +45,7 @@ func AddMany(t *testing.T, n *node.Node, name string, count int, o node.PodOptio
 	})
 }
 
-// Once has no retries.
+// Once disables retries.
 var Once = node.PodOptions{Once: true}
 
 // Remove removes a pod.
@@ -54,14 +54,14 @@ func Remove(t *testing.T, n *node.Node, name string) {
 	OK(t, n.DelPod(Deadline(t, Patience), name))
 }
 
-// RemoveAll removes all pods of a node at the same time.
+// RemoveAll removes all pods of a node concurrently.
 func RemoveAll(t *testing.T, n *node.Node) {
 	t.Helper()
 	ctx, pods := Deadline(t, Patience), n.Pods()
 	OK(t, AtOnce(len(pods), func(i int) error { return n.DelPod(ctx, pods[i].Name) }))
 }
 
-// AtOnce calls do with 0 to count-1 at the same time, and returns when all have.
+// AtOnce calls do with 0 to count-1 concurrently, and waits for all calls.
 func AtOnce(count int, do func(i int) error) error {
 	errs := make([]error, count)
 	var wg sync.WaitGroup
@@ -72,7 +72,7 @@ func AtOnce(count int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// Document is the introspection document of a node's daemon.
+// Document returns the introspection document of a node's daemon.
 func Document(t *testing.T, n *node.Node) introspect.Document {
 	t.Helper()
 	doc, err := lab.Document(Deadline(t, Patience), n)
@@ -92,30 +92,29 @@ func Shows(t *testing.T, n *node.Node, what string, is func(introspect.Document)
 	})
 }
 
-// Waiting waits until a number of ADDs wait for an address.
+// Waiting waits until the given number of ADDs wait for an address.
 func Waiting(t *testing.T, n *node.Node, want int) {
 	t.Helper()
 	Shows(t, n, fmt.Sprintf("%d ADDs wait", want), func(doc introspect.Document) error {
-		return Equal("ADDs that wait", doc.Totals.Waiting, want)
+		return Equal("waiting ADDs", doc.Totals.Waiting, want)
 	})
 }
 
-// HasError waits until a node's daemon reports a last error with words, ErrorGone until it reports
-// none.
+// HasError waits until a node's daemon reports a last error with words; ErrorGone waits until it reports none.
 func HasError(t *testing.T, n *node.Node, words ...string) {
 	t.Helper()
-	Shows(t, n, "the daemon tells of its last error", func(doc introspect.Document) error {
+	Shows(t, n, "last error of the daemon", func(doc introspect.Document) error {
 		if doc.LastError == "" || !Says(doc.LastError, words...) {
-			return fmt.Errorf("it is %q, want words %q", doc.LastError, words)
+			return fmt.Errorf("last error = %q, want it to contain %q", doc.LastError, words)
 		}
 		return nil
 	})
 }
 
-// ErrorGone is the end of HasError.
+// ErrorGone waits until a node's daemon reports no last error.
 func ErrorGone(t *testing.T, n *node.Node) {
 	t.Helper()
-	Shows(t, n, "the last error goes after it healed", func(doc introspect.Document) error {
+	Shows(t, n, "last error is cleared after recovery", func(doc introspect.Document) error {
 		if doc.LastError != "" {
 			return errors.New(doc.LastError)
 		}
@@ -123,13 +122,13 @@ func ErrorGone(t *testing.T, n *node.Node) {
 	})
 }
 
-// Ready waits until a node takes pods.
+// Ready waits until a node accepts pods.
 func Ready(t *testing.T, n *node.Node) {
 	t.Helper()
 	OK(t, n.WaitReady(Deadline(t, Patience)))
 }
 
-// Restart kills a node's daemon and starts it, with further arguments.
+// Restart kills a node's daemon and starts it, with additional arguments.
 func Restart(t *testing.T, n *node.Node, more ...string) {
 	t.Helper()
 	OK(t, n.Kill())
@@ -142,15 +141,15 @@ func StartedOnce(t *testing.T, programs ...*proc.Process) {
 	t.Helper()
 	for _, p := range programs {
 		if p.Starts() != 1 {
-			t.Errorf("%s was started %d times", p, p.Starts())
+			t.Errorf("%s was started %d times, want once", p, p.Starts())
 		}
 	}
 }
 
-// ENIs are a node's, as EC2 has them: the primary one first.
+// ENIs returns a node's ENIs according to EC2, the primary one first.
 func ENIs(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
-// PrimaryAddress is a node's own IPv4 address.
+// PrimaryAddress returns a node's own IPv4 address.
 func PrimaryAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {
 	t.Helper()
 	enis := ENIs(l, n)
@@ -160,7 +159,7 @@ func PrimaryAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {
 	return enis[0].Primary
 }
 
-// Equal is an error when two numbers differ.
+// Equal returns an error if two numbers differ.
 func Equal(what string, got, want int) error {
 	if got != want {
 		return fmt.Errorf("%d %s, want %d", got, what, want)
@@ -168,7 +167,7 @@ func Equal(what string, got, want int) error {
 	return nil
 }
 
-// Says reports whether a text has all words.
+// Says reports whether a text contains all words.
 func Says(text string, words ...string) bool {
 	for _, w := range words {
 		if !strings.Contains(text, w) {
@@ -178,17 +177,17 @@ func Says(text string, words ...string) bool {
 	return true
 }
 
-// Fails expects a CNI error with a code and all words.
+// Fails requires a CNI error with a code and all words.
 func Fails(t *testing.T, err error, code uint, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Error("it worked, and should not have")
+		t.Error("the call succeeded, want an error")
 		return
 	}
 	if got := node.CNICode(err); got != code {
-		t.Errorf("failed with code %d, want %d: %v", got, code, err)
+		t.Errorf("error code = %d, want %d: %v", got, code, err)
 	}
 	if !Says(err.Error(), words...) {
-		t.Errorf("the error does not say all of %q: %v", words, err)
+		t.Errorf("error lacks some of %q: %v", words, err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // families`), or a slice from 0, the default, to Slices-1.
 const SampleVar = "BERTH_SAMPLE"
 
-// Slices is the number of gates in a row that run everything, each with the next slice.
+// Slices is the number of consecutive gates that together run everything, each with the next slice.
 const Slices = 10
 
 // EvenSlices are for the first of two tests that take turns.
@@ -22,13 +22,12 @@ var EvenSlices = []int{0, 2, 4, 6, 8}
 // OddSlices are for the second.
 var OddSlices = []int{1, 3, 5, 7, 9}
 
-// errSlice is about the value of SampleVar.
+// errSlice reports an invalid value of SampleVar.
 var errSlice = errors.New("not a slice")
 
-// Sample returns every n-th of cases that are alike, such as kills at each step, and one if there are
-// fewer than n, which is at most Slices. All slices together have all cases. An odd n selects both
-// kinds of steps that come in pairs of before and after. In a sample within a sample the numbers may
-// have no common divisor, or some pairs never run.
+// Sample returns every n-th of similar cases, such as kills at each step, and one if there are fewer than n, which is
+// at most Slices. All slices together cover all cases. An odd n selects both kinds of steps that come in pairs of
+// before and after. In a sample within a sample the numbers must be coprime, or some pairs never run.
 func Sample[T any](t *testing.T, n int, all []T) []T {
 	t.Helper()
 	if n > Slices {
@@ -40,14 +39,13 @@ func Sample[T any](t *testing.T, n int, all []T) []T {
 		part = sample(number, n, all)
 	}
 	if len(part) < len(all) {
-		t.Logf("%d of %d cases: slice %d, %s=all has the others", len(part), len(all), number, SampleVar)
+		t.Logf("%d of %d cases: slice %d; run all with %s=all", len(part), len(all), number, SampleVar)
 	}
 	return part
 }
 
-// Rotate skips the test in gates of other slices. Without a slice, only make e2e runs it. If the test
-// samples as well, its slices must still reach every n-th case: of five even or odd slices, n may be 3
-// or 5.
+// Rotate skips the test in gates of other slices. Without a slice, only make e2e runs the test. If the test also uses
+// Sample, its slices must still reach every n-th case: with five even or odd slices, n may be 3 or 5.
 func Rotate(t *testing.T, slice ...int) {
 	t.Helper()
 	if number, every := asked(t); !due(number, every, slice) {
@@ -55,10 +53,10 @@ func Rotate(t *testing.T, slice ...int) {
 	}
 }
 
-// due reports whether a test of some slices runs.
+// due reports whether a test that belongs to some slices runs.
 func due(number int, every bool, of []int) bool { return every || slices.Contains(of, number) }
 
-// WithAll returns cases that run only if all are asked for.
+// WithAll returns cases that run only if all are requested.
 func WithAll[T any](all []T) []T {
 	if os.Getenv(SampleVar) == "all" {
 		return all
@@ -66,7 +64,7 @@ func WithAll[T any](all []T) []T {
 	return nil
 }
 
-// asked is the slice that SampleVar asks for, or that it asks for all.
+// asked returns the slice requested by SampleVar, or that every slice is.
 func asked(t *testing.T) (number int, every bool) {
 	t.Helper()
 	value := os.Getenv(SampleVar)

@@ -13,16 +13,16 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Sandbox is a pod's empty network namespace on a node, for CNI calls of a test. The lab does not know
-// it: the test deletes its network before Settle.
+// Sandbox is a pod's empty network namespace on a node, for a test's CNI calls. The lab does not know it: the test
+// must delete its network before Settle.
 type Sandbox struct {
 	*libcni.RuntimeConf
 	Node *node.Node
-	CNI  *libcni.CNIConfig // a runtime of the test's own
-	name string            // of the namespace
+	CNI  *libcni.CNIConfig // the test acts as a separate runtime
+	name string            // name of the namespace
 }
 
-// NewSandbox makes a sandbox, which is removed when the test ends.
+// NewSandbox creates a sandbox, which is removed when the test ends.
 func NewSandbox(t *testing.T, n *node.Node) *Sandbox {
 	t.Helper()
 	b := make([]byte, 32)
@@ -90,7 +90,7 @@ func (s *Sandbox) Do(t *testing.T, fn func() error) {
 	}
 }
 
-// Plugin is berth's part of a network configuration for a node, with changes.
+// Plugin returns berth's part of a network configuration for a node, with changes.
 func Plugin(n *node.Node, change map[string]any) map[string]any {
 	p := map[string]any{"type": "berth", "socket": n.Socket()}
 	for k, v := range change {
@@ -99,7 +99,7 @@ func Plugin(n *node.Node, change map[string]any) map[string]any {
 	return p
 }
 
-// Network is a configuration list.
+// Network returns a configuration list.
 func Network(t *testing.T, version, name string, plugins ...map[string]any) *libcni.NetworkConfigList {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{"cniVersion": version, "name": name, "plugins": plugins})

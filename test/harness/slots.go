@@ -15,22 +15,22 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// labsAtOnce is how many labs the tests of all packages have at a time. On two cores more of them only
-// wait for each other: with ten in each of three packages the same tests took four times as long, and
-// three times the processor time.
+// labsAtOnce is the maximum number of concurrent labs in the tests of all packages. On two cores more of them only
+// wait for each other: with ten in each of three packages the same tests took four times as long, and three times the
+// processor time.
 const labsAtOnce = 5
 
 var errNoSlot = errors.New("all slots for labs are taken")
 
-// slots are the slots that tests of this process hold.
+// slots are the slots held by tests of this process.
 var slots = struct {
 	sync.Mutex
-	holders map[string]bool // by the test's name
+	holders map[string]bool // test names
 }{holders: map[string]bool{}}
 
-// Slot waits until fewer than labsAtOnce labs of all packages run in the sandbox, and counts as one
-// until the test has ended. A test that holds a slot, or whose parent does, gets no second one, so
-// slots cannot deadlock. Raise calls it; tests that start labs in another way call it themselves.
+// Slot waits until fewer than labsAtOnce labs of all packages run in the sandbox, and then counts as one until the
+// test ends. A test that holds a slot, or whose parent does, gets no second one, so slots cannot deadlock. Raise
+// calls Slot; tests that start labs differently must call it.
 func Slot(t *testing.T) {
 	t.Helper()
 	name := t.Name()
@@ -41,7 +41,7 @@ func Slot(t *testing.T) {
 		return
 	}
 	var lock *os.File
-	err := poll.Until(context.Background(), func() (err error) { // the test's own time limit ends it
+	err := poll.Until(context.Background(), func() (err error) { // bounded by the test's time limit
 		lock, err = freeSlot(slotDir())
 		return err
 	})
@@ -61,7 +61,7 @@ func Slot(t *testing.T) {
 	})
 }
 
-// holds reports whether a test or one of its parents holds a slot. The caller has locked slots.
+// holds reports whether a test or one of its parents holds a slot. slots must be locked.
 func holds(name string) bool {
 	for {
 		if slots.holders[name] {
@@ -75,7 +75,7 @@ func holds(name string) bool {
 	}
 }
 
-// slotDir is the folder of the lock files, which all processes of a sandbox share.
+// slotDir is the directory of the lock files, shared by all processes of a sandbox.
 func slotDir() string {
 	if BinDir != "" {
 		return BinDir
@@ -83,8 +83,8 @@ func slotDir() string {
 	return os.TempDir()
 }
 
-// freeSlot locks one of the labsAtOnce lock files, or returns errNoSlot. The kernel
-// releases the lock when the file is closed, also by the end of the process.
+// freeSlot locks one of the labsAtOnce lock files, or returns errNoSlot. The kernel releases the lock when the file
+// is closed, also when the process ends.
 func freeSlot(dir string) (*os.File, error) {
 	for i := range labsAtOnce {
 		f, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf(".slot-%d", i)), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)

@@ -25,17 +25,17 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// burst makes pods whose ADDs reach the daemon at the same moment: it is stopped until every plugin
-// has connected.
+// burst adds pods whose ADDs reach the daemon at the same moment: the daemon is stopped until every plugin has
+// connected.
 func burst(t *testing.T, n *node.Node, name string, count int) {
 	t.Helper()
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
-	before, err := connections(n) // now: earlier, it may close one that is counted
+	before, err := connections(n) // only now, because the daemon could close counted connections before
 	harness.OK(t, err)
 	added := make(chan error, 1)
 	go func() { added <- harness.AddMany(t, n, name, count, harness.Once) }()
-	harness.Eventually(t, patience, "every plugin asks", func() error {
+	harness.Eventually(t, patience, "every plugin is connected", func() error {
 		now, err := connections(n)
 		if err == nil && now < before+count {
 			err = fmt.Errorf("%d connections, want %d", now, before+count)
@@ -46,9 +46,8 @@ func burst(t *testing.T, n *node.Node, name string, count int) {
 	harness.OK(t, <-added)
 }
 
-// connections counts the connections to the daemon's socket, accepted or not. The kernel lists the
-// server's end of each by the path that the socket was bound to, which is another one in the same
-// directory.
+// connections counts the connections to the daemon's socket, accepted or not. The kernel lists the server's end of
+// each by the path that the socket was bound to, which is different but in the same directory.
 func connections(n *node.Node) (count int, err error) {
 	err = ns.Do(n.Netns, func() error {
 		list, err := os.ReadFile("/proc/thread-self/net/unix")
@@ -58,9 +57,9 @@ func connections(n *node.Node) (count int, err error) {
 	return count, err
 }
 
-// TestBurstNeedsFewEC2Calls checks that a burst of pods costs at most one call for each ENI that has
-// room and five for each new ENI, and that the ENIs are released afterwards. A machine that stops for
-// a moment splits the burst in two, so there may be another try.
+// TestBurstNeedsFewEC2Calls checks that a burst of pods costs at most one call for each ENI with room and five for
+// each new ENI, and that the ENIs are released afterwards. A machine that stalls splits the burst in two, so the test
+// may retry.
 func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "m5.large")
@@ -69,28 +68,28 @@ func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	for try := 1; ; try++ {
 		harness.Settle(t, l)
 		l.Cloud.API.ResetCalls()
-		burst(t, n, fmt.Sprintf("p%d", try), 20) // 9 + 9 + 2 on three ENIs, or of IPv6 alone 10 + 10 on two
+		burst(t, n, fmt.Sprintf("p%d", try), 20) // 9 + 9 + 2 on three ENIs, or 10 + 10 on two if IPv6-only
 		harness.Settle(t, l)
 		if got := len(harness.ENIs(l, n)); got != few.ENIs {
 			t.Errorf("%d ENIs, want %d", got, few.ENIs)
 		}
 		err := thrifty(l.Cloud.API.Stats(), few.ENIs-few.Resting())
 		t.Logf("calls: %v", callCounts(l.Cloud.API.Stats()))
-		harness.Eventually(t, patience, "ENIs are deleted with the instance", func() (err error) { // set when pods run already
+		harness.Eventually(t, patience, "DeleteOnTermination is set on all ENIs", func() (err error) { // set while pods already run
 			for _, e := range harness.ENIs(l, n) {
 				if !e.Attachment.DeleteOnTermination {
-					err = errors.Join(err, fmt.Errorf("%s is not", e.ID))
+					err = errors.Join(err, fmt.Errorf("DeleteOnTermination is not set on %s", e.ID))
 				}
 			}
 			return err
 		})
 		for _, e := range harness.ENIs(l, n) {
 			if e.Attachment.DeviceIndex > 0 && (e.Tags[eni.TagInstanceID] != n.InstanceID || e.Tags[eni.TagCluster] != n.Cluster || e.Tags[eni.TagOwner] != eni.Owner || e.Tags[eni.TagCreatedAt] == "") {
-				t.Errorf("%s has the tags %v", e.ID, e.Tags)
+				t.Errorf("tags of %s = %v, want those of cluster, owner, instance and creation time", e.ID, e.Tags)
 			}
 		}
 		harness.RemoveAll(t, n)
-		harness.Shows(t, n, "the ENIs go back, and one warm address is left", func(doc introspect.Document) error {
+		harness.Shows(t, n, "ENIs are released, and one warm address is left", func(doc introspect.Document) error {
 			return errors.Join(harness.Equal("ENIs", len(l.Snapshot().ENIs), few.Resting()), harness.Equal("warm addresses", doc.Totals.Available, 1))
 		})
 		harness.Settle(t, l)
@@ -103,7 +102,7 @@ func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	}
 }
 
-// thrifty returns which calls were too many for a burst that fills the first ENI and some new ones.
+// thrifty returns an error for calls in excess of what a burst needs that fills the first ENI and some new ones.
 func thrifty(calls map[string]vpc.CallStats, enis int) error {
 	var errs []error
 	total := 0
@@ -112,12 +111,12 @@ func thrifty(calls map[string]vpc.CallStats, enis int) error {
 			"AssignPrivateIpAddresses": 1, "AssignIpv6Addresses": 1, "CreateNetworkInterface": enis, "AttachNetworkInterface": enis,
 		}[action]
 		if limited && c.Count > most {
-			errs = append(errs, fmt.Errorf("%d calls of %s, want %d at most", c.Count, action, most))
+			errs = append(errs, fmt.Errorf("%d calls of %s, want at most %d", c.Count, action, most))
 		}
 		total += c.Count
 	}
 	if most := 1 + enis*5; total > most {
-		errs = append(errs, fmt.Errorf("%d EC2 calls, want %d at most", total, most))
+		errs = append(errs, fmt.Errorf("%d EC2 calls, want at most %d", total, most))
 	}
 	return errors.Join(errs...)
 }
@@ -130,8 +129,8 @@ func callCounts(calls map[string]vpc.CallStats) string {
 	return strings.Join(out, ", ")
 }
 
-// TestExhaustedAddressesAreReported uses up the subnet, the instance's ENIs and max-pods. Each error
-// names the limit, and pods start again when there is room.
+// TestExhaustedAddressesAreReported exhausts the subnet, the instance's ENIs and max-pods. Each error names the
+// limit, and pods start again when there is room.
 func TestExhaustedAddressesAreReported(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -154,7 +153,7 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 		harness.OK(t, err)
 		sn, _ := l.Snapshot().Subnet("tiny")
 		leave, room := 2, 3                          // one was warm
-		if harness.Families() == ipfamily.OnlyIPv6 { // which only a further ENI takes one of
+		if harness.Families() == ipfamily.OnlyIPv6 { // only an additional ENI takes an IPv4 address
 			leave, room = 0, few.PerENI
 		}
 		other, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
@@ -170,7 +169,7 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 		full(t, n, "further", "subnet", "free")
 		takesPods(t, n)
 		harness.OK(t, l.Cloud.ENIs.Delete(other.ID))
-		_, err = n.AddPod(harness.Deadline(t, 10*time.Minute), "further", node.PodOptions{}) // its count is asked for once a minute
+		_, err = n.AddPod(harness.Deadline(t, 10*time.Minute), "further", node.PodOptions{}) // the free count is refreshed once a minute
 		harness.OK(t, err)
 	})
 	t.Run("ENIs", func(t *testing.T) {
@@ -180,19 +179,19 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
 		}
 		of := "is full ("
-		if harness.Families() == ipfamily.Dual { // of IPv6 each has a prefix
+		if harness.Families() == ipfamily.Dual { // for IPv6, each ENI has a prefix
 			of = "is full of IPv4 addresses ("
 		}
 		full(t, n, "further", "every ENI", of, "instance type")
-		harness.Eventually(t, patience, "an ADD gives up when it is told to", func() error {
+		harness.Eventually(t, patience, "ADD gives up after the configured time", func() error {
 			begun := time.Now()
 			harness.Fails(t, harness.AddOnce(t, n, "further"), types.ErrTryAgainLater, "no address")
 			took := time.Since(begun)
 			if took < 900*time.Millisecond {
-				t.Errorf("the ADD waited %v, configured is 1s", took)
+				t.Errorf("ADD waited %v, want the configured 1s", took)
 			}
-			if took > 30*time.Second { // the machine may have stood still once
-				return fmt.Errorf("it waited %v, configured is 1s, and 45s if nothing is", took)
+			if took > 30*time.Second { // the machine may have stalled once
+				return fmt.Errorf("ADD waited %v, want the configured 1s, not the default of 45s", took)
 			}
 			return nil
 		})
@@ -209,12 +208,12 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 		full(t, n, "fifth", "max-pods")
 		var assigned int
 		for i, e := range harness.ENIs(l, n) {
-			if assigned += len(e.Secondary); i > 0 { // that of the primary is the node's own
+			if assigned += len(e.Secondary); i > 0 { // the primary's address belongs to the node
 				assigned += len(e.IPv6)
 			}
 		}
 		if assigned != 4 {
-			t.Errorf("%d addresses are assigned, max-pods is 4", assigned)
+			t.Errorf("%d addresses are assigned, want 4 as set by max-pods", assigned)
 		}
 		harness.Remove(t, n, "p1")
 		harness.Add(t, n, "fifth")
@@ -222,8 +221,8 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestCoolingContinuesAfterRestart kills the daemon while an address cools. The address cools for the
-// rest of its period.
+// TestCoolingContinuesAfterRestart kills the daemon while an address is cooling. The address cools for the rest of
+// its period.
 func TestCoolingContinuesAfterRestart(t *testing.T) {
 	t.Parallel()
 	const period = 10 * time.Second
@@ -238,20 +237,20 @@ func TestCoolingContinuesAfterRestart(t *testing.T) {
 	harness.OK(t, err)
 	begun := time.Now()
 	harness.Remove(t, n, "p0")
-	latest := time.Now().Add(period + time.Second) // by two clocks
+	latest := time.Now().Add(period + time.Second) // two clocks are compared
 	harness.Restart(t, n)
 	doc := harness.Document(t, n)
 	if over := time.Since(begun) > period; over {
-		t.Logf("the machine stood still: %v since the release, it cools for %v", time.Since(begun), period)
+		t.Logf("the machine stalled: %v since the release, with a cooling period of %v", time.Since(begun), period)
 	} else if !slices.EqualFunc(doc.Cooling, gone.Addrs, func(c introspect.Cooling, a netip.Addr) bool {
 		return c.Address == a && c.RemainingSeconds > 0 && !c.Until.After(latest)
 	}) {
-		t.Errorf("after the restart %+v cool, want %v for what is left of %v", doc.Cooling, gone.Addrs, period)
+		t.Errorf("cooling addresses after the restart = %+v, want %v for the rest of %v", doc.Cooling, gone.Addrs, period)
 	}
-	p, err := n.AddPod(harness.Deadline(t, period+patience), "next", harness.Once) // the only address there is, of IPv4 with both families
+	p, err := n.AddPod(harness.Deadline(t, period+patience), "next", harness.Once) // the only address; the only IPv4 address if dual-stack
 	harness.OK(t, err)
 	if took := time.Since(begun); p.Addr() != gone.Addr() || took < period {
-		t.Errorf("%s was given out %v after the release of %s, it cools for %v", p.Addr(), took, gone.Addr(), period)
+		t.Errorf("%s was assigned %v after the release of %s, which cools for %v", p.Addr(), took, gone.Addr(), period)
 	}
 	harness.Settle(t, l)
 }

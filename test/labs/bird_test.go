@@ -13,14 +13,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBIRDAnnouncesBlocks has pods of three nodes reach each other, the nodes and the outside with
-// their own addresses in both families, by the routes that BIRD announces. Released blocks are
-// withdrawn.
+// TestBIRDAnnouncesBlocks checks that pods on three nodes reach each other, the nodes and the outside with their own
+// addresses in both families, through the routes that BIRD announces. Routes to released blocks are withdrawn.
 func TestBIRDAnnouncesBlocks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		subnet v1alpha1.PoolSubnet
-		slices []int // nil: every gate
+		slices []int // nil for every gate
 	}{
 		"dual": {v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"}, nil},
 		"ipv4": {v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16"}, []int{2}},
@@ -61,7 +60,7 @@ func TestBIRDAnnouncesBlocks(t *testing.T) {
 			asksCache(t, n)
 			gone := harness.Blocks(t, l, n)
 			harness.RemoveAll(t, n)
-			harness.HasBlocks(t, l, n, 1) // the warm one
+			harness.HasBlocks(t, l, n, 1) // the warm block
 			kept := harness.Blocks(t, l, n)[0].Name
 			for _, b := range gone {
 				for _, text := range []string{b.IPv4, b.IPv6} {
@@ -72,12 +71,12 @@ func TestBIRDAnnouncesBlocks(t *testing.T) {
 			}
 			harness.Settle(t, l)
 			harness.StartedOnce(t, harness.Programs(l)...)
-			t.Run("after berthd", func(t *testing.T) { afterBerthd(t, l, n) })
+			t.Run("stopped daemon", func(t *testing.T) { afterBerthd(t, l, n) })
 		})
 	}
 }
 
-// afterBerthd stops a daemon: its blocks stay announced, since its pods live on, unless it has
+// afterBerthd stops a daemon: its blocks stay announced, because its pods continue to run, unless it has
 // --withdraw-on-exit.
 func afterBerthd(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Add(t, n, "stays")
@@ -102,13 +101,13 @@ func afterBerthd(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Settle(t, l)
 }
 
-// learned waits until the router has a route to a prefix, or has none.
+// learned waits until the router has, or lacks, a route to a prefix.
 func learned(t *testing.T, l *lab.Lab, p netip.Prefix, want bool) {
 	t.Helper()
 	harness.Eventually(t, patience, fmt.Sprintf("route to %s: %t", p, want), func() error {
 		routes, err := l.Site.Routes(t.Context())
 		if _, ok := routes[p]; err == nil && ok != want {
-			err = fmt.Errorf("the router has %v", routes)
+			err = fmt.Errorf("routes of the router = %v", routes)
 		}
 		return err
 	})

@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestChartCapabilitiesSuffice runs berthd with the capabilities and mounts of the chart, and with the
-// node's sysctls mounted elsewhere than /proc/sys. For ports of VPCs see test/ports.
+// TestChartCapabilitiesSuffice runs berthd with the capabilities and mounts of the chart, and with the node's sysctls
+// mounted in another place than /proc/sys. Package test/ports covers ports of VPCs.
 func TestChartCapabilitiesSuffice(t *testing.T) {
 	pools := map[lab.Mode][]v1alpha1.AddressPool{
 		lab.PoolMode: {lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/24", IPv6: "fd00::/120"})},
@@ -32,7 +32,7 @@ func TestChartCapabilitiesSuffice(t *testing.T) {
 			n := l.Nodes()[0]
 			pods := 3
 			if mode == lab.NodeMode {
-				pods = 5 // more than the primary ENI of a t3.small has room for
+				pods = 5 // more than the primary ENI of a t3.small holds
 			}
 			for i := range pods {
 				harness.Add(t, n, fmt.Sprintf("p%d", i))
@@ -46,8 +46,8 @@ func TestChartCapabilitiesSuffice(t *testing.T) {
 	}
 }
 
-// TestEachChartCapabilityIsNeeded removes one capability at a time, and uses the container's read-only
-// /proc/sys. Each time something is refused.
+// TestEachChartCapabilityIsNeeded removes one capability at a time, and uses the container's read-only /proc/sys.
+// Each time the kernel denies something.
 func TestEachChartCapabilityIsNeeded(t *testing.T) {
 	l, container := harness.RaiseContained(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
 	n := l.Nodes()[0]
@@ -63,7 +63,7 @@ func TestEachChartCapabilityIsNeeded(t *testing.T) {
 	} {
 		harness.OK(t, n.Kill())
 		container.Allow(t, slices.DeleteFunc(container.Capabilities(), func(c corev1.Capability) bool { return c == tt.without })...)
-		harness.OK(t, ns.Do(n.Netns, func() error { // something to set, and a policy to read
+		harness.OK(t, ns.Do(n.Netns, func() error { // give berthd a sysctl to set and a policy to read
 			return errors.Join(ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"}),
 				exec.Command("iptables-legacy", "-P", "FORWARD", "ACCEPT").Run())
 		}))

@@ -20,16 +20,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// chained is a quick lab with the chain that berthd installs by default.
+// chained returns a quick lab with the chain that berthd installs by default.
 func chained(o lab.Options) lab.Options {
 	o = harness.Quick(lab.NodeMode, o)
 	o.DaemonArgs = slices.DeleteFunc(o.DaemonArgs, func(s string) bool { return s == "--cni-chain=" })
 	return o
 }
 
-// TestChainedPluginsServeHostPorts runs the reference plugins portmap and bandwidth after berth, as
-// berthd installs them. A host port leads to a pod on any ENI, and replies leave by the primary ENI:
-// the VPC drops them elsewhere.
+// TestChainedPluginsServeHostPorts runs the reference plugins portmap and bandwidth after berth, as installed by
+// berthd. A host port leads to a pod on any ENI, and replies leave through the primary ENI: the VPC drops them
+// elsewhere.
 func TestChainedPluginsServeHostPorts(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -43,12 +43,12 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 		types = append(types, p.Network.Type)
 	}
 	if got := strings.Join(types, " "); got != "berth portmap bandwidth" {
-		t.Fatalf("the installed configuration lists %q", got)
+		t.Fatalf("plugins of the installed configuration = %q, want berth portmap bandwidth", got)
 	}
 
 	pods := max(few.Primary, few.PerENI) + 1 // more than one ENI has addresses for
 	var ports []int
-	enis := map[string]bool{} // on which is a pod of one of the ports
+	enis := map[string]bool{} // ENIs with a pod that has a host port
 	for i := range pods {
 		port := 30000 + i
 		p, err := n.AddPod(ctx, fmt.Sprintf("web-%d", i), node.PodOptions{Ports: []node.PortMapping{
@@ -66,7 +66,7 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 	client, err := other.AddPod(ctx, "client", node.PodOptions{})
 	harness.OK(t, err)
 	for _, port := range ports {
-		for _, own := range client.Addrs { // by each family that pods have
+		for _, own := range client.Addrs { // in each family of the pods
 			onPremises, outside := fabric.OnPremHost, fabric.InternetHost
 			if own.Is6() {
 				onPremises, outside = fabric.OnPremHost6, fabric.InternetHost6
@@ -80,13 +80,13 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 			} {
 				for _, network := range []string{"tcp", "udp"} {
 					if err := harness.AsksBy(t, from, network, to, want); err != nil {
-						t.Errorf("host port %d by %s: %v", port, network, err)
+						t.Errorf("host port %d over %s: %v", port, network, err)
 					}
 				}
 			}
 		}
 	}
-	// No CHECK of these: portmap 1.1.1 fails it for want of IPv6 rules.
+	// No CHECK for these pods: portmap 1.1.1 fails it because of missing IPv6 rules.
 	for i := range pods {
 		harness.OK(t, n.DelPod(ctx, fmt.Sprintf("web-%d", i)))
 	}
@@ -94,18 +94,18 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 	for _, own := range harness.OwnAddresses(t, l, n) {
 		closed := netip.AddrPortFrom(own, uint16(ports[0]))
 		if _, err := echo.Ask(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, netip.Addr{}, "hello"); err == nil {
-			t.Errorf("the host port still answers at %s after DEL", own)
+			t.Errorf("the host port still works at %s after DEL", own)
 		}
 	}
 	bandwidth(t, n, list)
 	harness.Settle(t, l)
 }
 
-// TestPodsOutliveCNIVersionChanges installs another CNI version under running pods, up and down, as an
-// upgrade of a plugin or a runtime does. CHECK and DEL still work.
+// TestPodsOutliveCNIVersionChanges installs another CNI version while pods run, up and down, as an upgrade of a
+// plugin or a runtime does. CHECK and DEL still work.
 func TestPodsOutliveCNIVersionChanges(t *testing.T) {
 	t.Parallel()
-	const first = "0.4.0" // the first that has CHECK
+	const first = "0.4.0" // the first version with CHECK
 	l := harness.Raise(t, harness.Quick(lab.NodeMode, lab.Options{
 		Nodes: 1, InstanceType: "t3.small", DaemonArgs: slices.Concat(prompt, []string{"--cni-version=" + first}),
 	}))
@@ -116,9 +116,9 @@ func TestPodsOutliveCNIVersionChanges(t *testing.T) {
 			harness.OK(t, n.Stop(patience))
 			harness.OK(t, n.Start("--cni-version="+version))
 			harness.Ready(t, n)
-			harness.Eventually(t, patience, "the configuration is in "+version, func() error {
+			harness.Eventually(t, patience, "the configuration has version "+version, func() error {
 				if got := installed(t, n).CNIVersion; got != version {
-					return fmt.Errorf("it is in %s", got)
+					return fmt.Errorf("version = %s", got)
 				}
 				return nil
 			})
@@ -135,13 +135,13 @@ func TestPodsOutliveCNIVersionChanges(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// installed reads what berthd installed.
+// installed returns the configuration that berthd installed.
 func installed(t *testing.T, n *node.Node) *libcni.NetworkConfigList {
 	t.Helper()
 	files, err := libcni.ConfFiles(n.ConfDir(), []string{".conflist"})
 	harness.OK(t, err)
 	if len(files) != 1 {
-		t.Fatalf("configurations %v, want one", files)
+		t.Fatalf("configurations = %v, want one", files)
 	}
 	list, err := libcni.NetworkConfFromFile(files[0])
 	harness.OK(t, err)
@@ -151,14 +151,14 @@ func installed(t *testing.T, n *node.Node) *libcni.NetworkConfigList {
 // bandwidth limits a pod's traffic in both directions.
 func bandwidth(t *testing.T, n *node.Node, list *libcni.NetworkConfigList) {
 	s := harness.NewSandbox(t, n)
-	const rate = 8_000_000 // bits a second
+	const rate = 8_000_000 // bits per second
 	s.CapabilityArgs = map[string]any{"bandwidth": map[string]any{
 		"ingressRate": rate, "ingressBurst": rate, "egressRate": rate, "egressBurst": rate,
 	}}
 	r := add(t, s, list)
 	host := r.Interfaces[0].Name
 	if found := harness.RateLimits(t, n.Netns, rate/8); !slices.Equal(found["veth"], []string{host}) || len(found["ifb"]) != 1 {
-		t.Errorf("the bandwidth of the pod at %s is limited on %v, want that veth for what it gets and an ifb for what it sends", host, found)
+		t.Errorf("bandwidth of the pod on %s is limited on %v, want that veth for ingress and an ifb for egress", host, found)
 	}
 	harness.OK(t, s.Check(t, list))
 	harness.OK(t, s.Del(t, list))

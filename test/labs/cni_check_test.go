@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// checkNames removes default routes of a pod, and expects CHECK to name them. Package datapath has
-// all that CHECK finds.
+// checkNames removes default routes of a pod, and requires CHECK to name them. Package datapath covers all faults
+// that CHECK finds.
 func checkNames(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	for _, f := range familiesOfPods() {
@@ -24,7 +24,7 @@ func checkNames(t *testing.T, n *node.Node) {
 		r := add(t, s, list)
 		harness.OK(t, s.Check(t, list))
 		everything := map[ipfamily.Family]string{ipfamily.IPv4: "0.0.0.0/0", ipfamily.IPv6: "::/0"}[f]
-		harness.Eventually(t, patience, "CHECK names it", func() error { // the daemon may repair it before CHECK looks
+		harness.Eventually(t, patience, "CHECK names the missing route", func() error { // the daemon may repair the route before CHECK
 			s.Do(t, func() error { return delDefaultRoutes(f) })
 			return mismatch(s.Check(t, list), []string{"lacks its route to " + everything})
 		})
@@ -35,21 +35,20 @@ func checkNames(t *testing.T, n *node.Node) {
 	add(t, s, list)
 	err := n.Runtime(t.TempDir()).CheckNetworkList(t.Context(), list, s.RuntimeConf)
 	if node.CNICode(err) != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "prevResult") {
-		t.Errorf("CHECK without a previous result answers %v with code %d", err, node.CNICode(err))
+		t.Errorf("CHECK without prevResult: error = %v with code %d, want one about prevResult", err, node.CNICode(err))
 	}
 	harness.OK(t, s.Del(t, list))
 }
 
-// mismatch is nil when CHECK reports a mismatch with these words.
+// mismatch returns nil if CHECK reports a mismatch with these words.
 func mismatch(answer error, words []string) error {
 	if node.CNICode(answer) != cnierror.CodeMismatch || !harness.Says(answer.Error(), words...) {
-		return fmt.Errorf("CHECK answers %s with code %d, want code %d and something about %q", fmt.Sprint(answer), node.CNICode(answer), cnierror.CodeMismatch, words)
+		return fmt.Errorf("CHECK: error = %s with code %d, want code %d and %q", fmt.Sprint(answer), node.CNICode(answer), cnierror.CodeMismatch, words)
 	}
 	return nil
 }
 
-// familiesOfPods are the families of which pods have an address, a node-local one included, in a lab
-// with default families.
+// familiesOfPods returns the address families of pods, including node-local ones, in a lab with default families.
 func familiesOfPods() []ipfamily.Family {
 	if harness.Families().Has(ipfamily.IPv6) {
 		return ipfamily.Dual.Families()
@@ -57,7 +56,7 @@ func familiesOfPods() []ipfamily.Family {
 	return harness.Families().Families()
 }
 
-// of is the kernel's number of a family.
+// of returns the kernel's number of a family.
 func of(f ipfamily.Family) int {
 	if f == ipfamily.IPv6 {
 		return netlink.FAMILY_V6
@@ -84,10 +83,10 @@ func checkUnknown(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	s := harness.NewSandbox(t, n)
 	add(t, s, list)
-	// Another runtime removes the pod; ours still remembers its result.
+	// Another runtime removes the pod; this one still has its result in the cache.
 	harness.OK(t, n.Runtime(t.TempDir()).DelNetworkList(t.Context(), list, s.RuntimeConf))
 	if err := s.Check(t, list); node.CNICode(err) != types.ErrUnknownContainer {
-		t.Errorf("CHECK answers %v with code %d, want %d", err, node.CNICode(err), types.ErrUnknownContainer)
+		t.Errorf("CHECK: error = %v with code %d, want code %d", err, node.CNICode(err), types.ErrUnknownContainer)
 	}
 	harness.OK(t, s.Del(t, list))
 }

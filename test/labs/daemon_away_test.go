@@ -21,13 +21,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// installPlugin installs the plugin as a daemon does.
+// installPlugin installs the plugin like a daemon does.
 func installPlugin(n *node.Node) error {
 	return exec.Command("cp", filepath.Join(harness.BinDir, "berth"), filepath.Join(n.CNIBinDir(), "berth")).Run()
 }
 
-// TestCallsToSlowDaemonTimeOut halts a daemon: ADD and DEL fail after the configured timeout, and the
-// daemon keeps nothing of them.
+// TestCallsToSlowDaemonTimeOut halts a daemon: ADD and DEL fail after the configured timeout, and leave no state in
+// the daemon.
 func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
@@ -36,7 +36,7 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	s := harness.NewSandbox(t, n)
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
-	// A call that times out before it has connected has another message.
+	// A call that times out before it has connected has a different message.
 	timesOut := func(call func() error) { failsAtLast(t, types.ErrTryAgainLater, []string{"1s", "timeout"}, call) }
 	timesOut(func() error {
 		_, err := s.Add(t, list)
@@ -44,8 +44,8 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	})
 	timesOut(func() error { return s.Del(t, list) })
 	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
-	// A runtime repeats DEL until it works: a pod may be set up before the daemon sees that its caller
-	// left.
+	// A runtime repeats DEL until it succeeds: a pod may be set up before the daemon notices that its caller has
+	// gone.
 	patient := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	harness.OK(t, s.Del(t, patient))
 	harness.Settle(t, l)
@@ -53,8 +53,8 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestSecondDaemonOfANodeEnds starts another daemon for the same node: it changes nothing, names the
-// first one, and ends.
+// TestSecondDaemonOfANodeEnds starts another daemon for the same node: it changes nothing, names the first one, and
+// ends.
 func TestSecondDaemonOfANodeEnds(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
@@ -68,15 +68,15 @@ func TestSecondDaemonOfANodeEnds(t *testing.T) {
 		return err
 	})
 	if err == nil || !strings.Contains(string(out), "another berthd (process ") {
-		t.Errorf("a second daemon ended with %v: %s", err, out)
+		t.Errorf("second daemon: error = %v, want one that names the first: %s", err, out)
 	}
 	harness.OK(t, n.CheckPod(t.Context(), "p"))
 	harness.Add(t, n, "q")
 	harness.Settle(t, l)
 }
 
-// TestStoppedDaemonLeavesWaitingADDs stops a daemon with SIGTERM while an ADD waits. It ends at once
-// with status 0, the next daemon answers the ADD, and running pods are not affected.
+// TestStoppedDaemonLeavesWaitingADDs stops a daemon with SIGTERM while an ADD waits. It ends immediately with status
+// 0, the next daemon handles the ADD, and running pods are unaffected.
 func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -96,10 +96,10 @@ func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 	}()
 	harness.Waiting(t, n, 1)
 	exited := n.Exited()
-	harness.OK(t, n.Stop(2*time.Minute)) // the ADD would wait for five
+	harness.OK(t, n.Stop(2*time.Minute)) // the ADD would wait for five minutes
 	<-exited
 	if status := n.ExitCode(); status != 0 {
-		t.Errorf("exit status %d after SIGTERM", status)
+		t.Errorf("exit status after SIGTERM = %d, want 0", status)
 	}
 	answers := func() {
 		t.Helper()
@@ -108,15 +108,15 @@ func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 		}
 	}
 	answers()
-	// The plugin asks the next daemon too, as does the DEL after the failed ADD.
+	// The plugin calls the next daemon, as does the DEL after the failed ADD.
 	n.Args = append(n.Args, "--warm-wait=1s")
 	harness.OK(t, n.Start())
 	err := <-waited
 	if node.CNICode(err) != 11 {
-		t.Errorf("the ADD that waited was told %v with code %d, want code 11", err, node.CNICode(err))
+		t.Errorf("waiting ADD: error = %v with code %d, want code 11", err, node.CNICode(err))
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the ADD waited for its own deadline: %v", err)
+		t.Errorf("ADD ended only at its deadline: %v", err)
 	}
 	harness.Ready(t, n)
 	harness.OK(t, n.CheckPod(t.Context(), first.Name))

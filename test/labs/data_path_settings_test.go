@@ -19,13 +19,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// metadata are the URLs of the instance ID, by IPv4 and IPv6.
+// metadata are the URLs of the instance ID, over IPv4 and IPv6.
 var metadata = [ipfamily.Number]string{"http://169.254.169.254/latest/meta-data/instance-id", "http://[fd00:ec2::254]/latest/meta-data/instance-id"}
 
-// TestDataPathSettingsTakeEffect restarts a node's daemon with each setting of the data path and back,
-// and looks at the traffic of running pods on two ENIs. Settings are about IPv4 of pods with an IPv4
-// address. By IPv6 a pod is always seen as itself, and by IPv4 without an address of its own as its
-// node.
+// TestDataPathSettingsTakeEffect restarts a node's daemon with each data path setting and without, and checks the
+// traffic of running pods on two ENIs. The settings concern IPv4 traffic of pods with an IPv4 address. Over IPv6 a
+// pod always has its own source address, and over IPv4 without an own address that of its node.
 func TestDataPathSettingsTakeEffect(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -51,15 +50,15 @@ func TestDataPathSettingsTakeEffect(t *testing.T) {
 	for _, tt := range []struct {
 		name             string
 		args             []string
-		internet, onPrem netip.Addr // as whom pods are seen; zero: as themselves
-		lost             bool       // the internet does not answer
-		blocked          bool       // nor does the metadata service
+		internet, onPrem netip.Addr // source addresses of pods; zero for their own
+		lost             bool       // no replies from the internet
+		blocked          bool       // no replies from the metadata service
 	}{
 		{name: "default", internet: primary, onPrem: primary, blocked: true},
 		{name: "exclusion", args: []string{"--exclude-snat-cidrs=192.168.100.0/24"}, internet: primary, onPrem: none, blocked: true},
 		{name: "external SNAT", args: []string{"--external-snat"}, onPrem: none, lost: true, blocked: true},
 		{name: "metadata for pods", args: []string{"--block-metadata=false"}, internet: primary, onPrem: primary},
-		{name: "default again", internet: primary, onPrem: primary, blocked: true},
+		{name: "default restored", internet: primary, onPrem: primary, blocked: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			harness.Restart(t, n, tt.args...)
@@ -77,11 +76,11 @@ func TestDataPathSettingsTakeEffect(t *testing.T) {
 					}
 					return a
 				}
-				harness.Eventually(t, patience, p.Name+" talks to the premises", func() error {
+				harness.Eventually(t, patience, p.Name+" reaches the premises", func() error {
 					return harness.Asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem))
 				})
 				if a := own[ipfamily.IPv6]; a.IsValid() {
-					harness.Eventually(t, patience, p.Name+" talks by IPv6", func() error {
+					harness.Eventually(t, patience, p.Name+" communicates over IPv6", func() error {
 						return errors.Join(harness.Asks(t, p.Netns(), fabric.OnPremHost6, a), harness.Asks(t, p.Netns(), fabric.InternetHost6, a))
 					})
 				}
@@ -89,25 +88,25 @@ func TestDataPathSettingsTakeEffect(t *testing.T) {
 					// The internet gateway has no public address for a pod's own address.
 					to := netip.AddrPortFrom(fabric.InternetHost, echo.Port)
 					if r, err := echo.Ask(harness.Deadline(t, 5*time.Second), p.Netns(), "udp", to, none, "hello"); err == nil {
-						t.Errorf("%s, internet: answered as %s", p.Name, r.You)
+						t.Errorf("%s reached the internet with the source address %s", p.Name, r.You)
 					}
 				} else {
-					harness.Eventually(t, patience, p.Name+" talks to the internet", func() error {
+					harness.Eventually(t, patience, p.Name+" reaches the internet", func() error {
 						return harness.Asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
 					})
 				}
 				for _, f := range familiesOfPods() {
 					if tt.blocked {
 						if id, err := ns.Get(harness.Deadline(t, time.Second), p.Netns(), metadata[f]); err == nil {
-							t.Errorf("%s, metadata by %s: %q", p.Name, f, id)
+							t.Errorf("%s read metadata over %s: %q", p.Name, f, id)
 						}
 					} else {
-						harness.Eventually(t, patience, fmt.Sprintf("%s reads metadata by %s", p.Name, f), func() error { return reads(t, p.Netns(), f, n.InstanceID) })
+						harness.Eventually(t, patience, fmt.Sprintf("%s reads metadata over %s", p.Name, f), func() error { return reads(t, p.Netns(), f, n.InstanceID) })
 					}
 				}
 			}
 			for _, f := range familiesOfPods() {
-				harness.Eventually(t, patience, "the node itself reads metadata", func() error { return reads(t, n.Netns, f, n.InstanceID) })
+				harness.Eventually(t, patience, "the node reads metadata", func() error { return reads(t, n.Netns, f, n.InstanceID) })
 			}
 			harness.Settle(t, l)
 		})
@@ -116,21 +115,21 @@ func TestDataPathSettingsTakeEffect(t *testing.T) {
 		harness.Restart(t, n, "--mtu=1400")
 		p := harness.Add(t, n, "narrow")
 		harness.OK(t, ns.Do(p.Netns(), func() error { return hasMTU("eth0", 1400) }))
-		harness.Eventually(t, patience, "the second ENI has the MTU", func() error { // the pod may be on the first
+		harness.Eventually(t, patience, "MTU of the second ENI", func() error { // the pod may be on the first ENI
 			return ns.Do(n.Netns, func() error { return hasMTU("ens6", 1400) })
 		})
 		harness.OK(t, n.CheckPod(t.Context(), "narrow"))
-		harness.OK(t, ns.Do(pods[0].Netns(), func() error { return hasMTU("eth0", fabric.ENIMTU) })) // live pods are not touched
+		harness.OK(t, ns.Do(pods[0].Netns(), func() error { return hasMTU("eth0", fabric.ENIMTU) })) // running pods are unaffected
 		harness.OK(t, n.CheckPod(t.Context(), pods[0].Name))
 	})
 	harness.Settle(t, l)
 }
 
-// reads expects an instance ID from the metadata service.
+// reads checks that the metadata service returns an instance ID.
 func reads(t *testing.T, path string, f ipfamily.Family, want string) error {
 	id, err := ns.Get(harness.Deadline(t, patience), path, metadata[f])
 	if err == nil && strings.TrimSpace(id) != want {
-		err = fmt.Errorf("instance ID %q, want %s", id, want)
+		err = fmt.Errorf("instance ID = %q, want %s", id, want)
 	}
 	return err
 }
@@ -138,7 +137,7 @@ func reads(t *testing.T, path string, f ipfamily.Family, want string) error {
 func hasMTU(name string, want int) error {
 	l, err := netlink.LinkByName(name)
 	if err == nil && l.Attrs().MTU != want {
-		err = fmt.Errorf("%s has MTU %d, want %d", name, l.Attrs().MTU, want)
+		err = fmt.Errorf("MTU of %s = %d, want %d", name, l.Attrs().MTU, want)
 	}
 	return err
 }

@@ -18,19 +18,19 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDualStackAndIPv6OnlyPods runs dual-stack, IPv6-only and, for comparison, IPv4-only pods, more
-// than one ENI has IPv4 addresses for. Each pod has one address of each family, all on one ENI. It
-// reaches pods of its node and of another, nodes and the internet in each family, seen with the node's
-// IPv4 address and its own IPv6 address. It reaches neither the metadata service nor is it reached
-// from outside. Destinations of a family that it has no address of it reaches as its node, without an
-// entry in the CNI result; IPv4-only pods need a setting for that. Released addresses cool.
+// TestDualStackAndIPv6OnlyPods runs dual-stack, IPv6-only and, for comparison, IPv4-only pods, more than one ENI has
+// IPv4 addresses for. Each pod has one address of each family, all on one ENI. It reaches pods on its node and on
+// another, nodes and the internet in each family, with the node's IPv4 address and its own IPv6 address as source. It
+// cannot reach the metadata service, and is not reachable from outside. It reaches destinations of a family without
+// an own address with its node's address, without an entry in the CNI result; IPv4-only pods need a setting for that.
+// Released addresses cool down.
 func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode     lab.Mode
 		families ipfamily.Set
-		egress   bool  // of IPv6, by the node
-		slices   []int // nil: every gate
+		egress   bool  // IPv6 egress through the node
+		slices   []int // nil for every gate
 	}{
 		{lab.NodeMode, ipfamily.OnlyIPv4, true, []int{9}},
 		{lab.NodeMode, ipfamily.Dual, false, nil},
@@ -57,7 +57,7 @@ func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 					harness.OK(t, onOneENI(families, p, harness.ENIs(l, n)))
 				}
 			}
-			reach(t, l, "at first", questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6))
+			reach(t, l, "after the start", questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6))
 			asksCache(t, nodes[0])
 			keptApart(t, l, nodes[0].Pods()[0])
 
@@ -65,9 +65,9 @@ func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 			harness.Remove(t, nodes[1], "pod-0")
 			next := harness.Add(t, nodes[1], "next")
 			if share(next.Addrs, freed) {
-				t.Errorf("the next pod has %v, of which some cool: %v", next.Addrs, freed)
+				t.Errorf("addresses of the next pod = %v, some of which are cooling: %v", next.Addrs, freed)
 			}
-			if tc.egress { // a setting is about new pods
+			if tc.egress { // the setting applies to new pods
 				nodes[0].Args = append(nodes[0].Args, "--enable-v6-egress=false")
 			}
 			harness.Restart(t, nodes[0])
@@ -77,8 +77,7 @@ func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 	}
 }
 
-// asksCache checks that NodeLocal DNSCache answers all pods of a node, although its packets are not
-// tracked.
+// asksCache checks that NodeLocal DNSCache replies to all pods of a node, although its packets are not tracked.
 func asksCache(t *testing.T, n *node.Node) {
 	t.Helper()
 	for _, backend := range dnscache.Backends {
@@ -97,7 +96,7 @@ func asksCache(t *testing.T, n *node.Node) {
 	}
 }
 
-// keptApart checks that a pod gets no metadata, and that nobody outside reaches it.
+// keptApart checks that a pod cannot read metadata, and is not reachable from outside.
 func keptApart(t *testing.T, l *lab.Lab, p *node.Pod) {
 	t.Helper()
 	for _, a := range p.Addrs {
@@ -108,27 +107,27 @@ func keptApart(t *testing.T, l *lab.Lab, p *node.Pod) {
 		const within = 300 * time.Millisecond
 		url := "http://" + netip.AddrPortFrom(metadata, 80).String() + "/latest/meta-data/instance-id"
 		if got, err := ns.Get(harness.Deadline(t, within), p.Netns(), url); err == nil {
-			t.Errorf("the pod with %s got the instance ID %s", a, got)
+			t.Errorf("the pod with %s read the instance ID %s", a, got)
 		}
 		if r, err := echo.Ask(harness.Deadline(t, within), l.OutsidePath(), "udp", netip.AddrPortFrom(a, echo.Port), outside, "x"); err == nil {
-			t.Errorf("%s is reached from outside: %q", a, r)
+			t.Errorf("%s is reachable from outside: %q", a, r)
 		}
 	}
 }
 
-// onOneENI expects a pod to have one address of each family, all on one ENI.
+// onOneENI returns an error unless a pod has one address of each family, all on one ENI.
 func onOneENI(families ipfamily.Set, p *node.Pod, enis []vpc.ENI) error {
 	var got []ipfamily.Family
 	for _, a := range p.Addrs {
 		got = append(got, ipfamily.Of(a))
 	}
 	if !slices.Equal(got, families.Families()) {
-		return fmt.Errorf("pod %s of %s has %v, want one address of each of %v", p.Name, p.Node, p.Addrs, families.Families())
+		return fmt.Errorf("addresses of pod %s on %s = %v, want one of each of %v", p.Name, p.Node, p.Addrs, families.Families())
 	}
 	for _, e := range enis {
 		if !slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return !e.Owns(a) }) {
 			return nil
 		}
 	}
-	return fmt.Errorf("pod %s of %s has %v, which are not on one ENI", p.Name, p.Node, p.Addrs)
+	return fmt.Errorf("addresses of pod %s on %s = %v, want them on one ENI", p.Name, p.Node, p.Addrs)
 }

@@ -16,9 +16,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDeniedEC2ActionsAreReported denies the EC2 action that a node needs next. Only what needs this
-// action stops, the message names it, nothing is left behind, and it continues once the action is
-// allowed.
+// TestDeniedEC2ActionsAreReported denies the EC2 action that a node needs next. Only steps that need this action
+// stop, the message names it, nothing is left behind, and the steps continue once the action is allowed.
 func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	t.Parallel()
 	for mode, test := range map[lab.Mode]func(*testing.T){
@@ -26,7 +25,7 @@ func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			if mode == lab.OperatorMode { // an action that was denied is tried again after a minute
+			if mode == lab.OperatorMode { // denied actions are retried after a minute
 				harness.Rotate(t, 2, 6)
 			}
 			test(t)
@@ -34,8 +33,8 @@ func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	}
 }
 
-// permissionDeniedToDaemons has three nodes with a role each. What only a person can fix is tried
-// again about once a minute.
+// permissionDeniedToDaemons uses three nodes with a role each. Errors that need human intervention are retried about
+// once a minute.
 func permissionDeniedToDaemons(t *testing.T) {
 	few := harness.Few(t, "t3.small")
 	s := lab.DefaultSpec(3, few.Type)
@@ -51,15 +50,15 @@ func permissionDeniedToDaemons(t *testing.T) {
 		s.Instances[i].Role = action
 	}
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: []string{"--warm-eni-target=0", "--warm-ip-target=0", "--minimum-ip-target=1"}})
-	// The first node has room on its ENI for pods, the others have filled theirs.
+	// The first node has room for pods on its ENI, the others have filled theirs.
 	for i, n := range l.Nodes() {
 		for k := range []int{1, few.PerENI, few.PerENI}[i] {
 			harness.Add(t, n, fmt.Sprintf("p%d", k))
 		}
 	}
 	harness.Settle(t, l)
-	for _, n := range l.Nodes() { // nor does a spare address, of an ADD that was tried again, hide what is denied
-		harness.Shows(t, n, "no address is spare on "+n.Name, func(doc introspect.Document) error {
+	for _, n := range l.Nodes() { // a spare address, left by a retried ADD, would hide the denial
+		harness.Shows(t, n, "no spare address on "+n.Name, func(doc introspect.Document) error {
 			return harness.Equal("spare addresses", doc.Totals.Available+doc.Totals.Cooling, 0)
 		})
 	}
@@ -72,7 +71,7 @@ func permissionDeniedToDaemons(t *testing.T) {
 			full(t, n, "denied", denied[i], "UnauthorizedOperation", "allow the action")
 			harness.HasError(t, n, denied[i])
 			harness.Waiting(t, n, 0)
-			takesPods(t, n) // running pods are no reason to be evicted
+			takesPods(t, n) // STATUS must succeed, so that running pods are not evicted
 		})
 	}
 	for _, action := range denied {
@@ -95,21 +94,21 @@ func permissionDeniedToDaemons(t *testing.T) {
 	}
 }
 
-// denial is an EC2 action that a node needs next and the operator may not use.
+// denial is an EC2 action that a node needs next and that is denied to the operator.
 type denial struct {
 	action string
-	before int32                           // addresses that the node has when it is denied
-	after  int32                           // that it asks for then
-	edit   func(*v1alpha1.NodeNetworkSpec) // besides; may be nil
-	enis   int                             // that the node has in the end
+	before int32                           // addresses of the node before the denial
+	after  int32                           // addresses requested during the denial
+	edit   func(*v1alpha1.NodeNetworkSpec) // further changes; may be nil
+	enis   int                             // final number of ENIs
 }
 
-// denials are the actions that are denied together. One that would keep another node from its step is
-// in another group.
+// denials returns the actions that are denied together. An action that would keep another node from its step is in
+// another group.
 func denials(few harness.Size) [][]denial {
 	no := false
-	one := int32(few.PerENI) // addresses of one ENI
-	two := one + 2           // and of two
+	one := int32(few.PerENI) // addresses on one ENI
+	two := one + 2           // addresses that need two ENIs
 	_, unassign := assignments()
 	return [][]denial{{
 		{"CreateNetworkInterface", one, two, nil, 3},
@@ -123,8 +122,8 @@ func denials(few harness.Size) [][]denial {
 	}}
 }
 
-// assignments are the actions by which an ENI gets and loses the addresses that pods run out of: IPv4,
-// where pods have any.
+// assignments returns the actions that assign and unassign the addresses that pods run out of: IPv4 addresses, if
+// pods have any.
 func assignments() (assign, unassign string) {
 	if harness.Families() == ipfamily.OnlyIPv6 {
 		return "AssignIpv6Addresses", "UnassignIpv6Addresses"
@@ -132,10 +131,10 @@ func assignments() (assign, unassign string) {
 	return "AssignPrivateIpAddresses", "UnassignPrivateIpAddresses"
 }
 
-// nodeOf names the node that needs an action.
+// nodeOf returns the name of the node that needs an action.
 func nodeOf(action string) string { return strings.ToLower(action[:min(len(action), 40)]) }
 
-// permissionDeniedToOperator has a node for each action.
+// permissionDeniedToOperator uses a node for each action.
 func permissionDeniedToOperator(t *testing.T) {
 	assign, _ := assignments()
 	groups := denials(harness.Few(t, "t3.small"))
@@ -152,7 +151,7 @@ func permissionDeniedToOperator(t *testing.T) {
 	}
 	c.want(t, "creator", int32(c.few.PerENI))
 	c.has(t, "creator", c.few.PerENI)
-	for _, name := range []string{witness, "creator", nodeOf(assign)} { // what is denied is nothing of theirs
+	for _, name := range []string{witness, "creator", nodeOf(assign)} { // the denied actions do not concern these
 		c.has(t, name, 1)
 		c.well(t, name)
 		c.kept(t, name)
@@ -180,29 +179,27 @@ func permissionDeniedToOperator(t *testing.T) {
 		name := nodeOf(d.action)
 		c.condition(t, name, v1alpha1.ConditionDegraded, "False", "")
 		c.healed(t, name, int(min(d.before, d.after)))
-		harness.Eventually(t, patience, name+" has its ENIs", func() error {
+		harness.Eventually(t, patience, name+" has the expected ENIs", func() error {
 			return harness.Equal("ENIs", len(harness.ENIs(c.Lab, c.named(t, name))), d.enis)
 		})
 	}
 	harness.Settle(t, c.Lab)
 }
 
-// kept waits until all ENIs of a node end with the instance. EC2 is asked for that after pods can have
-// the addresses.
+// kept waits until DeleteOnTermination is set on all ENIs of a node, which happens after pods can use the addresses.
 func (c *cluster) kept(t *testing.T, name string) {
 	t.Helper()
-	harness.Eventually(t, patience, "the ENIs of "+name+" are as they should be", func() error {
+	harness.Eventually(t, patience, "DeleteOnTermination on the ENIs of "+name, func() error {
 		for _, e := range harness.ENIs(c.Lab, c.named(t, name)) {
 			if !e.Attachment.DeleteOnTermination {
-				return fmt.Errorf("%s would outlive the instance", e.ID)
+				return fmt.Errorf("DeleteOnTermination is not set on %s", e.ID)
 			}
 		}
 		return nil
 	})
 }
 
-// deny denies actions, has nodes need them, and allows them again once every node has reported its
-// own.
+// deny denies actions, makes nodes need them, and allows them again once every node has reported its own denial.
 func (c *cluster) deny(t *testing.T, group []denial) {
 	t.Helper()
 	for _, d := range group {

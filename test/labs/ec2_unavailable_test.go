@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDaemonStartsWithoutEC2 starts a daemon without metadata service, then without EC2. The first
-// time it waits and recovers by itself, later it serves what was confirmed before.
+// TestDaemonStartsWithoutEC2 starts a daemon without the metadata service, then without EC2. The first time it waits
+// and recovers by itself, later it serves the previously confirmed addresses.
 func TestDaemonStartsWithoutEC2(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
@@ -28,7 +28,7 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
 
-	// The plugin waits five seconds for a daemon, which may still be starting.
+	// The plugin waits five seconds for a daemon that may still be starting.
 	statusFails := func(words ...string) {
 		t.Helper()
 		failsAtLast(t, types.ErrPluginNotAvailable, words, func() error { return s.Status(t, list) })
@@ -37,7 +37,7 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 	l.Cloud.IMDS.Outage(true)
 	l.Cloud.API.Outage(true)
 	harness.OK(t, n.Start())
-	harness.Eventually(t, patience, "the daemon says what it waits for", func() error {
+	harness.Eventually(t, patience, "readyz names the metadata service", func() error {
 		body, err := n.Get(t.Context(), "http://127.0.0.1:61678/readyz")
 		if err == nil || !strings.Contains(body+err.Error(), "metadata service") {
 			return fmt.Errorf("readyz: %q, %w", body, err)
@@ -63,15 +63,15 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 
 	brief := harness.Add(t, n, "brief").Addr()
 	harness.Remove(t, n, "brief")
-	harness.Shows(t, n, "its address has cooled", func(doc introspect.Document) error {
+	harness.Shows(t, n, "its address has cooled down", func(doc introspect.Document) error {
 		return harness.Equal("cool", len(doc.Cooling), 0)
 	})
 	l.Cloud.API.Outage(true)
 	l.Cloud.IMDS.Outage(true)
 	harness.Restart(t, n)
-	// Addresses from before the restart are given out after EC2 had a moment to answer.
+	// Addresses from before the restart are assigned only after EC2 had a moment to reply.
 	if second := harness.Add(t, n, "second").Addr(); second == brief {
-		t.Errorf("%s was given out first, which a pod had last before the restart", second)
+		t.Errorf("the first assigned address is %s, which a pod had shortly before the restart", second)
 	}
 	harness.OK(t, n.CheckPod(t.Context(), "first"))
 	l.Cloud.API.Outage(false)
@@ -80,18 +80,18 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestLateEC2RepliesAtRestart unassigns addresses of a node while its daemon is down, and delays
-// metadata and describe calls: no pod gets an address that EC2 has unassigned.
+// TestLateEC2RepliesAtRestart unassigns addresses of a node while its daemon is down, and delays metadata and
+// describe calls: no pod gets an address that EC2 has unassigned.
 func TestLateEC2RepliesAtRestart(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--cooling-period=0s"}})
 	n := l.Nodes()[0]
 	keep := harness.Add(t, n, "keep")
 	harness.Settle(t, l)
-	l.Cloud.IMDS.SetDelay(time.Hour) // the metadata knows nothing of what follows
+	l.Cloud.IMDS.SetDelay(time.Hour) // the metadata does not reflect the following changes
 	for round, tries := 0, 0; round < 2; tries++ {
 		if tries == 20 {
-			t.Fatal("EC2 never answered within the seconds that a daemon leaves it")
+			t.Fatal("EC2 never replied within the time that a daemon waits")
 		}
 		harness.OK(t, n.Kill())
 		before := log(t, n)
@@ -108,13 +108,12 @@ func TestLateEC2RepliesAtRestart(t *testing.T) {
 			}
 		}
 		l.Cloud.API.SetLatency("Describe*", 0)
-		// On a machine that stopped for longer, the daemon starts without EC2, and there is nothing to
-		// see.
+		// On a machine that stalled for longer, the daemon starts without EC2, and the check is not possible.
 		tooLate := strings.Contains(strings.TrimPrefix(log(t, n), before), "by the stored inventory")
 		if !tooLate {
 			round++
 			if len(lost) > 0 {
-				t.Errorf("pods have %v, of %v that EC2 took while the daemon was down", lost, taken)
+				t.Errorf("pods have %v, which are among the unassigned %v", lost, taken)
 			}
 			harness.Settle(t, l)
 		}
@@ -124,7 +123,7 @@ func TestLateEC2RepliesAtRestart(t *testing.T) {
 	}
 }
 
-// log is the daemon's log.
+// log returns the daemon's log.
 func log(t *testing.T, n *node.Node) string {
 	t.Helper()
 	data, err := os.ReadFile(n.LogFile())
@@ -132,21 +131,21 @@ func log(t *testing.T, n *node.Node) string {
 	return string(data)
 }
 
-// takeAllBut unassigns all single addresses of a node's ENIs except some, behind Berth's back. Of
-// dual-stack ENIs these are IPv4 addresses, as IPv6 comes in prefixes.
+// takeAllBut unassigns all single addresses of a node's ENIs except the given ones, behind Berth's back. On
+// dual-stack ENIs these are IPv4 addresses, because IPv6 comes in prefixes.
 func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (taken []netip.Addr) {
 	t.Helper()
 	kept := func(a netip.Addr) bool { return slices.Contains(keep, a) }
 	for i, e := range harness.ENIs(l, n) {
 		gone := vpc.Assigned{IPv4: slices.DeleteFunc(slices.Clone(e.Secondary), kept)}
-		if i > 0 { // that of the primary is the node's own
+		if i > 0 { // the primary's address belongs to the node
 			gone.IPv6 = slices.DeleteFunc(slices.Clone(e.IPv6), kept)
 		}
 		harness.OK(t, l.Cloud.ENIs.Unassign(e.ID, gone))
 		taken = append(append(taken, gone.IPv4...), gone.IPv6...)
 	}
 	if len(taken) == 0 {
-		t.Fatal("the node has no warm address to take")
+		t.Fatal("the node has no warm address to unassign")
 	}
 	return taken
 }

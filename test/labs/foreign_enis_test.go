@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestForeignENIsAreLeftAlone has ENIs that are not Berth's: they are neither changed, counted nor
-// used, and occupy their device index.
+// TestForeignENIsAreLeftAlone attaches ENIs that are not Berth's: they are neither changed, counted nor used, and
+// occupy their device index.
 func TestForeignENIsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -31,29 +31,29 @@ func TestForeignENIsAreLeftAlone(t *testing.T) {
 	for _, n := range l.Nodes() {
 		before[n.Name] = harness.ENIs(l, n)[1]
 	}
-	// The second node's also has every tag of Berth's.
+	// The second node's foreign ENI also has all of Berth's tags.
 	second := l.Nodes()[1]
 	tags := vpc.Tags{eni.TagCluster: second.Cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: second.InstanceID}
 	harness.OK(t, l.Cloud.CreateTags([]string{before[second.Name].ID}, tags))
 	for i, n := range l.Nodes() {
 		t.Run([]string{"foreign", "unmanaged", "EFA"}[i], func(t *testing.T) {
-			for k := range few.Room() - few.PerENI { // one ENI is not left to Berth
+			for k := range few.Room() - few.PerENI { // one ENI is foreign
 				harness.Add(t, n, fmt.Sprintf("p%d", k))
 			}
 			full(t, n, "further")
 			was := before[n.Name]
 			now, _ := l.Snapshot().ENI(was.ID)
 			if now.Attachment == nil || !slices.Equal(was.Secondary, now.Secondary) || !slices.Equal(was.IPv6, now.IPv6) || !slices.Equal(was.IPv6Prefixes, now.IPv6Prefixes) || was.Attachment.DeleteOnTermination != now.Attachment.DeleteOnTermination {
-				t.Errorf("it was changed from %+v to %+v", was, now)
+				t.Errorf("foreign ENI was changed from %+v to %+v", was, now)
 			}
 			for _, e := range harness.Document(t, n).ENIs {
 				if e.ID == was.ID {
-					t.Errorf("it is counted: %+v", e)
+					t.Errorf("foreign ENI is counted: %+v", e)
 				}
 			}
 			for _, p := range n.Pods() {
 				if slices.ContainsFunc(p.Addrs, was.Owns) {
-					t.Errorf("pod %s has an address of it: %v", p.Name, p.Addrs)
+					t.Errorf("pod %s has an address of the foreign ENI: %v", p.Name, p.Addrs)
 				}
 			}
 			if i == 0 {
@@ -62,30 +62,29 @@ func TestForeignENIsAreLeftAlone(t *testing.T) {
 			harness.RemoveAll(t, n)
 		})
 	}
-	harness.Eventually(t, patience, "Berth's own ENIs go back", func() error {
+	harness.Eventually(t, patience, "Berth's ENIs are released", func() error {
 		return harness.Equal("ENIs", len(l.Snapshot().ENIs), (1+few.Resting())*len(l.Nodes()))
 	})
 	harness.Settle(t, l)
 }
 
-// followsGroups changes the security groups of a node's primary ENI: Berth's ENIs get the same,
-// foreign ones do not.
+// followsGroups changes the security groups of a node's primary ENI: Berth's ENIs follow, foreign ones do not.
 func followsGroups(t *testing.T, l *lab.Lab, n *node.Node, others vpc.ENI) {
 	t.Helper()
 	groups := l.Snapshot().Groups
 	i := slices.IndexFunc(groups, func(g vpc.SecurityGroup) bool { return g.Name == "further" })
 	want := []string{groups[i].ID}
 	harness.OK(t, l.Cloud.ENIs.Modify(harness.ENIs(l, n)[0].ID, vpc.Modification{Groups: want}))
-	harness.Eventually(t, patience, "Berth's ENIs have the groups of the primary", func() error {
+	harness.Eventually(t, patience, "security groups of Berth's ENIs", func() error {
 		for _, e := range harness.ENIs(l, n) {
 			if e.ID != others.ID && !slices.Equal(e.Groups, want) {
-				return fmt.Errorf("%s has %v", e.ID, e.Groups)
+				return fmt.Errorf("groups of %s = %v", e.ID, e.Groups)
 			}
 		}
 		return nil
 	})
 	if now, _ := l.Snapshot().ENI(others.ID); !slices.Equal(now.Groups, others.Groups) {
-		t.Errorf("another's ENI has %v, and had %v", now.Groups, others.Groups)
+		t.Errorf("groups of the foreign ENI = %v, want %v as before", now.Groups, others.Groups)
 	}
 	condition(t, n, "SecurityGroupsFollowed", introspect.True)
 }

@@ -16,16 +16,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// handEdits are edits by node. TestHandEdits of internal/operator/nodeenis has more of spec.ipam.
+// handEdits are edits by node name. TestManualEditsAreCorrected in internal/operator/nodeenis covers more of spec.ipam.
 var handEdits = map[string]func(*testing.T, *cluster, string){
 	"emptied": availableEmptied, "invented": availableInvented, "wiped": statusWiped,
 	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),
 	"huge": hugeWatermark, "othervpc": otherVPC, "otherid": otherInstance,
 }
 
-// TestHandEditsAreCorrected writes values into NodeNetworks that CEL admits and that make no sense.
-// Operator and daemon restore the fields that they own; wrong values in a person's fields are
-// reported. Pods are not affected.
+// TestHandEditsAreCorrected writes invalid values that CEL admits to NodeNetworks. Operator and daemon restore the
+// fields that they own; invalid values in users' fields are reported. Pods are unaffected.
 func TestHandEditsAreCorrected(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 8)
@@ -53,7 +52,7 @@ func TestHandEditsAreCorrected(t *testing.T) {
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
-// patch changes any part of an object, as `kubectl patch` does.
+// patch changes any part of an object, like `kubectl patch`.
 func (c *cluster) patch(t *testing.T, name, body string) {
 	t.Helper()
 	harness.Eventually(t, patience, "patch the object of "+name, func() error {
@@ -62,11 +61,11 @@ func (c *cluster) patch(t *testing.T, name, body string) {
 	})
 }
 
-// restored waits until an object has exactly the addresses that EC2 has.
+// restored waits until an object has exactly the addresses of the instance in EC2.
 func (c *cluster) restored(t *testing.T, name string) {
 	t.Helper()
 	n := c.named(t, name)
-	harness.Becomes(t, c.Lab, name, "spec.ipam is the operator's again", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, "spec.ipam is restored", func(o *v1alpha1.NodeNetwork) error {
 		want := map[string]string{}
 		for i, e := range harness.ENIs(c.Lab, n) {
 			for _, a := range e.Secondary {
@@ -76,14 +75,14 @@ func (c *cluster) restored(t *testing.T, name string) {
 				want[p.String()] = e.ID
 			}
 			for _, a := range e.IPv6 {
-				if i > 0 { // that of the primary ENI is the node's own
+				if i > 0 { // the primary's address belongs to the node
 					want[a.String()] = e.ID
 				}
 			}
 		}
 		for a, id := range want {
 			if o.Spec.IPAM.Available[a].Resource != id {
-				return fmt.Errorf("%s of %s is not available: %+v", a, id, o.Spec.IPAM)
+				return fmt.Errorf("%s on %s is not available: %+v", a, id, o.Spec.IPAM)
 			}
 		}
 		for _, a := range o.Spec.IPAM.Releasing {
@@ -102,7 +101,7 @@ func availableEmptied(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// availableInvented lists addresses that EC2 has not assigned, or of no ENI: they are removed.
+// availableInvented lists addresses that EC2 has not assigned, or without an ENI: they are removed.
 func availableInvented(t *testing.T, c *cluster, name string) {
 	eni := harness.ENIs(c.Lab, c.named(t, name))[1].ID
 	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.3.250":{"resource":%[1]q},"2001:db8:1::fa":{"resource":%[1]q},"2001:db8:1:0:fa::/80":{"resource":%[1]q},"192.0.2.9":{"resource":"eni-nosuch"},"fd00::1":{"resource":""}}}}}`, eni))
@@ -110,14 +109,14 @@ func availableInvented(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// wrongType names another instance type, which is reported and ignored: the node gets the free
-// addresses that it asks for, up to its own limit.
+// wrongType sets another instance type, which is reported and ignored: the node gets the requested free addresses, up
+// to its actual limit.
 func wrongType(instanceType string, free int32) func(*testing.T, *cluster, string) {
 	return func(t *testing.T, c *cluster, name string) {
 		set := func(to string, free int32) {
 			harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = to, &free })
 		}
-		room := c.few.Further() // for a pod and what is free
+		room := c.few.Further() // for a pod and the free addresses
 		set(instanceType, free)
 		c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", instanceType, c.few.Type)
 		c.has(t, name, min(1+int(free), room))
@@ -129,18 +128,18 @@ func wrongType(instanceType string, free int32) func(*testing.T, *cluster, strin
 	}
 }
 
-// hugeWatermark asks for more than any instance can have: the instance is filled.
+// hugeWatermark requests more than any instance can have: the instance is filled.
 func hugeWatermark(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 60000)
 	c.has(t, name, c.few.Further())
 	c.condition(t, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
 	c.othersGrow(t)
 	c.want(t, name, 2)
-	c.rests(t, name, 3) // what is too much goes back
+	c.rests(t, name, 3) // the excess is released
 }
 
-// otherVPC names a VPC without a subnet for the instance, and one in which EC2 rejects the ENI.
-// Existing ENIs stay in use.
+// otherVPC sets a VPC without a subnet for the instance, and one in which EC2 rejects the ENI. Existing ENIs stay in
+// use.
 func otherVPC(t *testing.T, c *cluster, name string) {
 	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(c.few.Further()-1)
 	for _, v := range c.Snapshot().VPCs {
@@ -159,11 +158,11 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	harness.Remove(t, c.named(t, name), "meanwhile")
 	in(mine)
 	c.healed(t, name, c.few.Further())
-	c.want(t, name, 2) // there is no room for more, and another pod comes
+	c.want(t, name, 2) // no room for more, and another pod follows
 }
 
 func statusWiped(t *testing.T, c *cluster, name string) {
-	empty := client.RawPatch(types.MergePatchType, []byte(`{"status":null}`)) // whatever the operator writes meanwhile
+	empty := client.RawPatch(types.MergePatchType, []byte(`{"status":null}`)) // even if the operator writes concurrently
 	harness.Eventually(t, patience, "empty the status of "+name, func() error {
 		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		return c.Kube.Client.Status().Patch(t.Context(), o, empty, client.FieldOwner("kubectl-patch"))
@@ -171,7 +170,7 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 	c.othersGrow(t)
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)
-	harness.Becomes(t, c.Lab, name, "operator and daemon report again", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, "status is reported again", func(o *v1alpha1.NodeNetwork) error {
 		if len(o.Status.ENI.ENIs) == 0 || len(o.Status.Conditions) == 0 || slices.ContainsFunc(p.Addrs, func(a netip.Addr) bool { return o.Status.IPAM.Used[a.String()].UID != p.UID }) {
 			return fmt.Errorf("%+v", o.Status)
 		}
@@ -179,13 +178,13 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 	})
 }
 
-// otherInstance names an instance that does not exist: the daemon replaces the object.
+// otherInstance sets an instance that does not exist: the daemon replaces the object.
 func otherInstance(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
 	c.othersGrow(t)
-	harness.Becomes(t, c.Lab, name, "it is of the instance again", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, "instance ID is restored", func(o *v1alpha1.NodeNetwork) error {
 		if o.Spec.InstanceID != c.named(t, name).InstanceID {
-			return fmt.Errorf("it is of %s", o.Spec.InstanceID)
+			return fmt.Errorf("instance ID = %s", o.Spec.InstanceID)
 		}
 		return nil
 	})

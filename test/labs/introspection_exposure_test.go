@@ -29,8 +29,8 @@ func inNetns(t *testing.T, path string, args ...string) string {
 	return string(out)
 }
 
-// crowd has one pod open thousands of connections to a metrics port at the node's address. The daemon
-// goes on with little memory, and answers others.
+// crowd makes a pod open thousands of connections to a metrics port at the node's address. The daemon keeps its
+// memory small and serves other clients.
 func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.OK(t, n.Stop(patience))
 	n.Args = append(n.Args, "--metrics-address="+harness.PrimaryAddress(t, l, n).String()+":61678")
@@ -47,13 +47,13 @@ func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 				return fmt.Errorf("connection %d: %w", i, err)
 			}
 			t.Cleanup(func() { _ = c.Close() })
-			if i%2 == 0 { // half a request
+			if i%2 == 0 { // incomplete request
 				_, _ = fmt.Fprint(c, "GET /metrics HTTP/1.1\r\n")
 			}
 		}
 		return nil
 	}))
-	for who, path := range map[string]string{"another node": other.Netns, "the node": n.Netns, "another pod": n.Pods()[1].Netns()} {
+	for who, path := range map[string]string{"other node": other.Netns, "node": n.Netns, "other pod": n.Pods()[1].Netns()} {
 		if _, err := ns.Get(harness.Deadline(t, patience), path, metricsURL); err != nil {
 			t.Errorf("%s: %v", who, err)
 		}
@@ -61,16 +61,16 @@ func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
 	harness.OK(t, err)
 	if len(fds) > 300 {
-		t.Errorf("berthd has %d descriptors", len(fds))
+		t.Errorf("berthd has %d open file descriptors, want at most 300", len(fds))
 	}
 	if grown := resident(t, n) - before; grown > harness.RaceMemory*32<<10 {
-		t.Errorf("berthd grew by %d KiB", grown)
+		t.Errorf("memory of berthd grew by %d KiB", grown)
 	}
 	harness.OK(t, harness.AddOnce(t, n, "late"))
 	harness.OK(t, n.Status(harness.Deadline(t, patience)))
 }
 
-// resident is the daemon's own memory in KiB.
+// resident returns the daemon's private memory in KiB.
 func resident(t *testing.T, n *node.Node) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
@@ -82,8 +82,8 @@ func resident(t *testing.T, n *node.Node) (kib int) {
 	return kib
 }
 
-// localnet redirects packets of a pod to the node's loopback address, by DNAT and route_localnet
-// (ip-sysctl). Only the node itself gets an answer.
+// localnet redirects packets of a pod to the node's loopback address, with DNAT and route_localnet (ip-sysctl). Only
+// the node itself gets a reply.
 func localnet(t *testing.T, l *lab.Lab, n *node.Node) {
 	inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 	inNetns(t, n.Netns, "nft", `add table ip localnet
@@ -91,23 +91,23 @@ func localnet(t *testing.T, l *lab.Lab, n *node.Node) {
 		add rule ip localnet prerouting tcp dport 7666 dnat to 127.0.0.1:6666
 		add rule ip localnet prerouting tcp dport 7678 dnat to 127.0.0.1:61678`)
 	for port, path := range map[uint16]string{7666: introspect.Path, 7678: "/metrics"} {
-		// A Host header of another name would be rejected for itself.
+		// A Host header with another name would be rejected on its own.
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		c, err := ns.Dial(ctx, n.Pods()[0].Netns(), "tcp", netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), port), netip.Addr{})
 		cancel()
 		if err != nil {
-			continue // something else keeps the pod out
+			continue // the connection fails for another reason
 		}
 		_, _ = fmt.Fprintf(c, "GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n", path)
 		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 		if body, _ := io.ReadAll(c); len(body) > 0 {
-			t.Errorf("a pod reads %s: %.200s", path, body)
+			t.Errorf("a pod can read %s: %.200s", path, body)
 		}
 		_ = c.Close()
 	}
 	inNetns(t, n.Netns, "nft", "delete table ip localnet")
 	inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
 	if _, err := n.Get(t.Context(), readyURL); err != nil {
-		t.Errorf("the node itself: %v", err)
+		t.Errorf("request by the node itself: %v", err)
 	}
 }

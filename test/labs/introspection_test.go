@@ -32,8 +32,8 @@ const (
 	readyURL = "http://127.0.0.1:6666/readyz"
 )
 
-// TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with each
-// other and with pods, and checks who can read them.
+// TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with each other and with
+// pods, and checks who can read them.
 func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})
@@ -55,7 +55,7 @@ func TestIntrospectionAndMetricsAgree(t *testing.T) {
 		cooling = append(cooling, c.Address)
 	}
 	if doc.Totals.Allocated != 3 || len(doc.Allocated) != 3 || !slices.Equal(cooling, gone.Addrs) {
-		t.Errorf("totals %+v, cooling %v; want 3 allocated and %v cooling", doc.Totals, doc.Cooling, gone.Addrs)
+		t.Errorf("totals = %+v, cooling = %v, want 3 allocated and %v cooling", doc.Totals, doc.Cooling, gone.Addrs)
 	}
 	for _, a := range doc.Allocated {
 		p, err := n.Pod(a.Pod)
@@ -63,35 +63,35 @@ func TestIntrospectionAndMetricsAgree(t *testing.T) {
 		addrs := slices.DeleteFunc([]netip.Addr{a.Address, a.IPv6}, func(a netip.Addr) bool { return !a.IsValid() })
 		if !slices.Equal(addrs, p.Addrs) || a.Namespace != "shop" || a.ContainerID != p.ContainerID || a.UID != p.UID ||
 			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address).ID || time.Since(a.Since) > 10*time.Minute {
-			t.Errorf("allocated: %+v, pod %s has %v in %s", a, p.Name, p.Addrs, p.ContainerID)
+			t.Errorf("allocated = %+v, does not match pod %s with %v in %s", a, p.Name, p.Addrs, p.ContainerID)
 		}
 	}
 	t.Run("metrics", func(t *testing.T) { compareMetrics(t, n, before) })
 	t.Run("berthctl", func(t *testing.T) { compareTables(t, n, doc) })
 	t.Run("loopback only", func(t *testing.T) {
-		for from, path := range map[string]string{"another node": other.Netns, "a pod": n.Pods()[0].Netns(), "the node by its address": n.Netns} {
+		for from, path := range map[string]string{"other node": other.Netns, "pod": n.Pods()[0].Netns(), "node address": n.Netns} {
 			for _, own := range harness.OwnAddresses(t, l, n) {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				body, err := ns.Get(ctx, path, "http://"+net.JoinHostPort(own.String(), "6666")+introspect.Path)
 				cancel()
 				if err == nil {
-					t.Errorf("%s reads introspection at %s: %.100s", from, own, body)
+					t.Errorf("introspection is readable from %s at %s: %.100s", from, own, body)
 				}
 			}
 		}
 		if _, err := n.Get(t.Context(), "http://[::1]:6666/ip-manager"); err == nil {
-			t.Error("introspection is served on ::1 too, configured is 127.0.0.1")
+			t.Error("introspection is served on ::1, although only 127.0.0.1 is configured")
 		}
 	})
 	t.Run("probes", func(t *testing.T) {
 		for _, url := range []string{liveURL, readyURL, node.ReadyURL} {
 			if body, err := n.Get(t.Context(), url); err != nil || strings.TrimSpace(body) != "ok" {
-				t.Errorf("%s answers %q, %v", url, body, err)
+				t.Errorf("%s returned %q, %v, want ok", url, body, err)
 			}
 		}
-		// The node's address serves nothing unless configured.
+		// Metrics are not served on the node's address unless configured.
 		if _, err := ns.Get(t.Context(), other.Netns, urlAt(t, l, n, "61678", "/metrics")); err == nil {
-			t.Error("another node reads metrics")
+			t.Error("metrics are readable from another node")
 		}
 	})
 	t.Run("route_localnet", func(t *testing.T) { localnet(t, l, n) })
@@ -99,13 +99,13 @@ func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Run("modes", func(t *testing.T) { modes(t, n) })
 }
 
-// urlAt is a URL at the node's own address.
+// urlAt returns a URL at the node's own address.
 func urlAt(t *testing.T, l *lab.Lab, n *node.Node, port, path string) string {
 	t.Helper()
 	return "http://" + net.JoinHostPort(harness.PrimaryAddress(t, l, n).String(), port) + path
 }
 
-// metrics reads the samples of the text format by name and labels.
+// metrics parses the samples in text format, by name and labels.
 func metrics(t *testing.T, n *node.Node) map[string]float64 {
 	t.Helper()
 	body, err := n.Get(t.Context(), node.MetricsURL)
@@ -123,11 +123,11 @@ func metrics(t *testing.T, n *node.Node) map[string]float64 {
 	return out
 }
 
-// differences are the samples that differ.
+// differences returns errors for the samples that differ.
 func differences(m map[string]float64, want map[string]int) (errs []error) {
 	for name, want := range want {
 		if got, ok := m[name]; !ok || got != float64(want) {
-			errs = append(errs, fmt.Errorf("%s is %v (there: %v), want %d", name, got, ok, want))
+			errs = append(errs, fmt.Errorf("%s = %v (present: %v), want %d", name, got, ok, want))
 		}
 	}
 	return errs
@@ -135,7 +135,7 @@ func differences(m map[string]float64, want map[string]int) (errs []error) {
 
 func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 	var m map[string]float64
-	// An ENI may come or go between the two questions.
+	// An ENI may be added or removed between the two requests.
 	harness.Eventually(t, patience, "metrics and introspection agree", func() error {
 		doc, err := lab.Document(t.Context(), n)
 		if err != nil {
@@ -166,7 +166,7 @@ func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 		}
 		for _, family := range called {
 			if m[family] < 1 {
-				errs = append(errs, fmt.Errorf("%s is %v, want 1 at least", family, m[family]))
+				errs = append(errs, fmt.Errorf("%s = %v, want at least 1", family, m[family]))
 			}
 		}
 		return errors.Join(errs...)
@@ -180,31 +180,31 @@ func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 		t.Error(err)
 	}
 	if before["berth_del_duration_seconds_count"] != 0 {
-		t.Errorf("berth_del_duration_seconds_count was %v before the first DEL", before["berth_del_duration_seconds_count"])
+		t.Errorf("berth_del_duration_seconds_count before the first DEL = %v, want 0", before["berth_del_duration_seconds_count"])
 	}
 	body, err := n.Get(t.Context(), node.MetricsURL)
 	harness.OK(t, err)
 	for _, family := range []string{"berth_repairs_total", "berth_reap_pending", "berth_build_info", "go_goroutines", "process_start_time_seconds"} {
 		if !strings.Contains(body, family) {
-			t.Errorf("no family %s", family)
+			t.Errorf("metric family %s is missing", family)
 		}
 	}
 }
 
-// compareTables expects every address and pod of the document in berthctl's output.
+// compareTables checks that berthctl prints every address and pod of the document.
 func compareTables(t *testing.T, n *node.Node, doc introspect.Document) {
 	out := berthctl(t, n, "ip-manager")
 	for _, a := range doc.Allocated {
 		line := lineWith(out, a.Address.String()+" ")
 		for _, want := range []string{a.Pod, a.Namespace, a.ENI} {
 			if !strings.Contains(line, want) {
-				t.Errorf("the line of %s is %q, without %s", a.Address, line, want)
+				t.Errorf("line of %s = %q, lacks %s", a.Address, line, want)
 			}
 		}
 	}
 	for _, c := range doc.Cooling {
 		if lineWith(out, c.Address.String()+" ") == "" {
-			t.Errorf("no line for the cooling %s", c.Address)
+			t.Errorf("no line for the cooling address %s", c.Address)
 		}
 	}
 	if t.Failed() {
@@ -214,7 +214,7 @@ func compareTables(t *testing.T, n *node.Node, doc introspect.Document) {
 	if err := json.Unmarshal([]byte(berthctl(t, n, "ip-manager", "--output=json")), &again); err != nil {
 		t.Errorf("berthctl ip-manager --output=json: %v", err)
 	} else if len(again.Allocated) != len(doc.Allocated) {
-		t.Errorf("berthctl's JSON has %d allocated, want %d", len(again.Allocated), len(doc.Allocated))
+		t.Errorf("berthctl's JSON has %d allocated addresses, want %d", len(again.Allocated), len(doc.Allocated))
 	}
 }
 
@@ -248,11 +248,11 @@ func modes(t *testing.T, n *node.Node) {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		if strings.HasPrefix(d.Name(), "heartbeat") { // a time, which the plugin may read as whoever it runs as
+		if strings.HasPrefix(d.Name(), "heartbeat") { // a timestamp, readable for a plugin that runs as any user
 			return nil
 		}
 		info, err := d.Info()
-		if errors.Is(err, fs.ErrNotExist) { // replaced since
+		if errors.Is(err, fs.ErrNotExist) { // replaced meanwhile
 			return nil
 		}
 		if err != nil {
@@ -260,14 +260,14 @@ func modes(t *testing.T, n *node.Node) {
 		}
 		files++
 		if perm := info.Mode().Perm(); perm != 0o600 {
-			t.Errorf("%s has mode %04o, want 0600", path, perm)
+			t.Errorf("mode of %s = %04o, want 0600", path, perm)
 		}
 		return nil
 	}))
 	if info, err := os.Lstat(n.Socket()); err != nil || info.Mode().Type() != fs.ModeSocket {
-		t.Errorf("the socket is %v (%v)", info, err)
+		t.Errorf("socket = %v (%v), want a socket", info, err)
 	}
-	if files < 5 { // socket, lock, three records at least
+	if files < 5 { // socket, lock and at least three records
 		t.Errorf("only %d files in %s", files, n.StateDir())
 	}
 }

@@ -17,11 +17,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nativeBlock has the IPv6-only subnets of withNatives.
+// nativeBlock contains the IPv6-only subnets of withNatives.
 var nativeBlock = netip.MustParsePrefix("2001:db8:1:80::/57")
 
-// withNatives gives a spec IPv6, and an IPv6-only subnet for pods in each zone of its VPC, which it
-// returns.
+// withNatives adds IPv6 to a spec, and an IPv6-only subnet for pods in each zone of its VPC. It returns these
+// subnets.
 func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
 	t.Helper()
 	var err error
@@ -42,16 +42,15 @@ func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
 	return list
 }
 
-// TestIPv6OnlySubnets has IPv6-only pods in subnets without IPv4, in which their nodes are too or
-// not. They reach each other, nodes and the internet, and that of IPv4 as their node where it has
-// an address of it, also after a restart of berthd. Their ENIs have no IPv4 address; berthd needs
-// none either.
+// TestIPv6OnlySubnets runs IPv6-only pods in IPv6-only subnets, with nodes in the same or in other subnets. Pods
+// reach each other, nodes and the internet, and IPv4 destinations with their node's address if it has one, also after
+// a restart of berthd. Their ENIs have no IPv4 address; berthd needs none either.
 func TestIPv6OnlySubnets(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name   string
 		mode   lab.Mode
-		slices []int // nil: every gate
+		slices []int // nil for every gate
 	}{
 		{"pods", lab.NodeMode, []int{5}},
 		{"pods", lab.OperatorMode, nil},
@@ -83,7 +82,7 @@ func TestIPv6OnlySubnets(t *testing.T) {
 	}
 }
 
-// podsInTaggedSubnets has a NodeNetworkTemplate put all pods of a lab into the subnets of withNatives.
+// podsInTaggedSubnets puts all pods of a lab into the subnets of withNatives with a NodeNetworkTemplate.
 func podsInTaggedSubnets(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
@@ -99,8 +98,8 @@ func podsInTaggedSubnets(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// liveInNatives runs pods in IPv6-only subnets over a restart of a daemon, and removes them;
-// nodeLocal: they also reach IPv4 destinations, as their node.
+// liveInNatives runs pods in IPv6-only subnets across a restart of a daemon, and removes them. With nodeLocal they
+// also reach IPv4 destinations, with their node's address.
 func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 	t.Helper()
 	const pods = 3
@@ -111,18 +110,18 @@ func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 			harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
 		}
 	}
-	reach(t, l, "at first", want)
+	reach(t, l, "after the start", want)
 	keptApart(t, l, l.Nodes()[0].Pods()[0])
 	harness.Restart(t, l.Nodes()[0])
 	reach(t, l, "after a restart of berthd", want)
 	empty(t, l)
 }
 
-// inNativeSubnet expects a pod to have one address, of an ENI without IPv4.
+// inNativeSubnet returns an error unless a pod has one address, on an ENI without IPv4.
 func inNativeSubnet(p *node.Pod, enis []vpc.ENI) error {
 	i := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.Owns(p.Addr()) })
 	if len(p.Addrs) != 1 || !nativeBlock.Contains(p.Addr()) || i < 0 || enis[i].Primary.IsValid() {
-		return fmt.Errorf("pod %s of %s has %v, want an address of %s, of an ENI of its node without IPv4", p.Name, p.Node, p.Addrs, nativeBlock)
+		return fmt.Errorf("addresses of pod %s on %s = %v, want one in %s, on an ENI of its node without IPv4", p.Name, p.Node, p.Addrs, nativeBlock)
 	}
 	return nil
 }

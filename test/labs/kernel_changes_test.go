@@ -23,20 +23,20 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestKernelChangesByOthersAreRepaired drops packets, flushes state of Berth's, and removes sandboxes
-// and links of ENIs, as other software does.
+// TestKernelChangesByOthersAreRepaired drops packets, flushes Berth's kernel state, and removes sandboxes and links
+// of ENIs, like other software does.
 func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--listing-interval=1h")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
-	for i := range few.PerENI + 1 { // the last is on another ENI
+	for i := range few.PerENI + 1 { // the last one is on another ENI
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	harness.Add(t, other, "far")
 	harness.Settle(t, l)
 	for _, f := range harness.Families().Families() {
-		t.Run("FORWARD policy of DROP for "+f.String(), func(t *testing.T) { forwardDrop(t, n, f) })
+		t.Run("FORWARD policy DROP for "+f.String(), func(t *testing.T) { forwardDrop(t, n, f) })
 	}
 	t.Run("flush", func(t *testing.T) { flushes(t, l, n, other) })
 	t.Run("sandbox vanishes", func(t *testing.T) { vanishes(t, l, n) })
@@ -44,7 +44,7 @@ func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// forwardDrop sets a FORWARD policy and a rule of DROP, as firewalls do. Conditions name both.
+// forwardDrop sets a FORWARD policy and a rule to DROP, like firewalls do. Conditions name both.
 func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	family, command := "ip", "iptables"
 	if f == ipfamily.IPv6 {
@@ -58,10 +58,10 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 		inNetns(t, n.Netns, "nft", text)
 	}
 	gauge := func(want string) {
-		harness.Eventually(t, patience, "the metric follows", func() error {
+		harness.Eventually(t, patience, "metric of the condition", func() error {
 			body, err := n.Get(t.Context(), node.MetricsURL)
 			if line := `berth_condition{type="` + daemon.ConditionForwarding + `"} ` + want; err == nil && !strings.Contains(body, line) {
-				err = fmt.Errorf("no line %s", line)
+				err = fmt.Errorf("metrics lack the line %s", line)
 			}
 			return err
 		})
@@ -71,12 +71,12 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	says := func(reason, command string) {
 		c := condition(t, n, daemon.ConditionForwarding, introspect.False)
 		if c.Reason != reason || !harness.Says(c.Message, "FORWARD", ": "+command, "pods") {
-			t.Errorf("the condition says %s: %q", c.Reason, c.Message)
+			t.Errorf("condition has reason %s and message %q", c.Reason, c.Message)
 		}
 	}
 	says("DropPolicy", command+" -P FORWARD ACCEPT")
 	gauge("0")
-	harness.Add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
+	harness.Add(t, n, "meanwhile") // the administrator's decision, and no reason to reject pods
 	harness.Remove(t, n, "meanwhile")
 	set("accept")
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
@@ -87,13 +87,12 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	gauge("1")
 }
 
-// flushes removes one kind of Berth's state after the other, as network managers and firewall
-// reloads do.
+// flushes removes one kind of Berth's state after the other, like network managers and firewall reloads do.
 func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	far, err := other.Pod("far")
 	harness.OK(t, err)
 	protocol := fmt.Sprint(datapath.Protocol)
-	// each flushes rules or routes of each family of pods, of which Berth must have some.
+	// each flushes Berth's rules or routes in each family of pods, of which there must be some.
 	each := func(object string, which ...string) func() {
 		return func() {
 			for _, f := range harness.Families().Families() {
@@ -102,17 +101,17 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 					return inNetns(t, n.Netns, append([]string{"ip", "-N", family, object, does}, which...)...)
 				}
 				if list := ip("list"); !strings.Contains(list, "proto "+protocol) {
-					t.Errorf("of %s there is nothing to flush, only %q", f, list)
+					t.Errorf("%s has no Berth state to flush, only %q", f, list)
 				}
 				ip("flush")
 			}
 		}
 	}
 	for what, flush := range map[string]func(){
-		"routes of pods":   each("route", "table", fmt.Sprint(datapath.PodTable)),
-		"table of the ENI": each("route", "table", fmt.Sprint(datapath.UplinkTableBase+1)),
-		"rules":            each("rule", "protocol", protocol),
-		"nftables":         func() { inNetns(t, n.Netns, "nft", "flush ruleset") },
+		"pod routes": each("route", "table", fmt.Sprint(datapath.PodTable)),
+		"ENI table":  each("route", "table", fmt.Sprint(datapath.UplinkTableBase+1)),
+		"rules":      each("rule", "protocol", protocol),
+		"nftables":   func() { inNetns(t, n.Netns, "nft", "flush ruleset") },
 		"forwarding": func() {
 			inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
 		},
@@ -120,7 +119,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 		t.Run(what, func(t *testing.T) {
 			flush()
 			for _, p := range n.Pods() {
-				harness.Eventually(t, patience, p.Name+" talks again", func() error {
+				harness.Eventually(t, patience, p.Name+" has connectivity again", func() error {
 					outside := harness.Asks(t, p.Netns(), fabric.InternetHost, harness.ENIs(l, n)[0].Primary)
 					if own := p.Addrs[len(p.Addrs)-1]; own.Is6() {
 						outside = errors.Join(outside, harness.Asks(t, p.Netns(), fabric.InternetHost6, own))
@@ -134,7 +133,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	body, err := n.Get(t.Context(), node.MetricsURL)
 	harness.OK(t, err)
 	if strings.Contains(body, "\nberth_repairs_total 0\n") || !strings.Contains(body, "\nberth_repairs_total ") {
-		t.Error("berth_repairs_total counted nothing")
+		t.Error("berth_repairs_total is missing or 0")
 	}
 	harness.Settle(t, l)
 }
@@ -145,7 +144,7 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 	_, err := s.Add(t, list)
 	harness.OK(t, err)
 	s.Vanish(t)
-	harness.Shows(t, n, "the attachment is released", func(doc introspect.Document) error {
+	harness.Shows(t, n, "attachment is released", func(doc introspect.Document) error {
 		for _, a := range doc.Allocated {
 			if a.ContainerID == s.ContainerID {
 				return fmt.Errorf("%+v", a)
@@ -153,12 +152,12 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 		}
 		return nil
 	})
-	harness.OK(t, s.Del(t, list)) // should it come after all
+	harness.OK(t, s.Del(t, list)) // in case the runtime sends it nevertheless
 	harness.Settle(t, l)
 }
 
-// TestNodeTakesPodsAfterReboot stops and starts an instance: its pods and cooling addresses end, and
-// the node takes pods again by itself.
+// TestNodeTakesPodsAfterReboot stops and starts an instance: its pods and cooling addresses are gone, and the node
+// accepts pods again by itself.
 func TestNodeTakesPodsAfterReboot(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -171,16 +170,16 @@ func TestNodeTakesPodsAfterReboot(t *testing.T) {
 	}
 	harness.Remove(t, n, fmt.Sprintf("p%d", room-2))
 	harness.OK(t, l.Cloud.Instances.Stop(n.Name))
-	harness.Eventually(t, patience, "the node is off", func() error { return harness.Equal("nodes", len(l.Nodes()), 0) })
+	harness.Eventually(t, patience, "node is off", func() error { return harness.Equal("nodes", len(l.Nodes()), 0) })
 	harness.OK(t, l.Cloud.Instances.Start(n.Name))
-	harness.Eventually(t, patience, "the node is on", func() error { return harness.Equal("nodes", len(l.Nodes()), 1) })
+	harness.Eventually(t, patience, "node is on", func() error { return harness.Equal("nodes", len(l.Nodes()), 1) })
 	n = l.Nodes()[0]
 	harness.Ready(t, n)
 	doc := harness.Document(t, n)
 	if len(doc.Allocated)+len(doc.Cooling) > 0 {
-		t.Errorf("after a reboot %v are allocated and %v cool", doc.Allocated, doc.Cooling)
+		t.Errorf("after a reboot %v are allocated and %v are cooling, want none", doc.Allocated, doc.Cooling)
 	}
-	for i := range room { // all that two ENIs have, and more than would be free if what cooled still did
+	for i := range room { // all addresses of two ENIs, so none may be cooling
 		harness.Add(t, n, fmt.Sprintf("q%d", i))
 	}
 	harness.Settle(t, l)
@@ -196,30 +195,30 @@ func condition(t *testing.T, n *node.Node, kind, status string) (found introspec
 				return nil
 			}
 		}
-		return fmt.Errorf("conditions %+v", doc.Conditions)
+		return fmt.Errorf("conditions = %+v", doc.Conditions)
 	})
 	return found
 }
 
-// linksPresent is the condition about ENI links.
+// linksPresent is the condition for ENI links.
 const linksPresent = "ENILinksPresent"
 
-// detach detaches an ENI behind Berth's back, and waits until it is attached again. Daemons list ENIs
-// once an hour here, so only the missing link shows it.
+// detach detaches an ENI behind Berth's back, and waits until it is attached again. Daemons list ENIs only once an
+// hour here, so only the missing link reveals it.
 func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	t.Helper()
 	before := e.Attachment.ID
 	harness.OK(t, l.Cloud.ENIs.Detach(before, true))
-	harness.Eventually(t, patience, e.ID+" is attached again", func() error {
+	harness.Eventually(t, patience, e.ID+" is reattached", func() error {
 		now, ok := l.Snapshot().ENI(e.ID)
 		if !ok || now.Attachment == nil || now.Attachment.ID == before {
-			return fmt.Errorf("it is %+v", now)
+			return fmt.Errorf("ENI = %+v, want a new attachment", now)
 		}
 		return nil
 	})
 }
 
-// links removes the link of an ENI from a node, by itself and with its attachment.
+// links removes the link of an ENI from a node, first alone and then with its attachment.
 func links(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	far, err := other.Pod("far")
 	harness.OK(t, err)
@@ -229,15 +228,15 @@ func links(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	works := func() {
 		t.Helper()
 		condition(t, n, linksPresent, introspect.True)
-		harness.Eventually(t, patience, p.Name+" talks again", func() error { return harness.Talk(t, p, far) })
+		harness.Eventually(t, patience, p.Name+" has connectivity again", func() error { return harness.Talk(t, p, far) })
 	}
 
 	move(t, n.Netns, p.Netns(), used)
 	if c := condition(t, n, linksPresent, introspect.False); !harness.Says(c.Message, used.ID) {
-		t.Errorf("the condition says %q", c.Message)
+		t.Errorf("condition message = %q, want it to name the ENI", c.Message)
 	}
 	if got := harness.Add(t, n, "meanwhile"); used.Owns(got.Addr()) {
-		t.Errorf("a pod got %v of an ENI without a link", got.Addr())
+		t.Errorf("a pod got %v on an ENI without a link", got.Addr())
 	}
 	move(t, p.Netns(), n.Netns, used)
 	works()

@@ -30,7 +30,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// berthPods creates the Pods that a DaemonSet and a Deployment would have for the lab's processes.
+// berthPods creates the Pods that a DaemonSet and a Deployment would create for the lab's processes.
 func berthPods(t *testing.T, l *lab.Lab, ipam string) {
 	t.Helper()
 	object := func(name, of, on string) {
@@ -60,7 +60,7 @@ func berth(t *testing.T, l *lab.Lab, into any, args ...string) (code int) {
 				return ns.Dial(ctx, n.Netns, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port), netip.Addr{})
 			}
 		}
-		return nil, fmt.Errorf("no node %s", pod.Spec.NodeName)
+		return nil, fmt.Errorf("unknown node %s", pod.Spec.NodeName)
 	}
 	var out bytes.Buffer
 	cfg, err := clientcmd.BuildConfigFromFlags("", l.Kube.Kubeconfig)
@@ -79,12 +79,12 @@ func berth(t *testing.T, l *lab.Lab, into any, args ...string) (code int) {
 	return code
 }
 
-// verdict of `kubectl berth pod`.
+// verdict returns the output of `kubectl berth pod`.
 func verdict(t *testing.T, l *lab.Lab, object string) kubectl.PodDetails {
 	t.Helper()
 	var d kubectl.PodDetails
 	if code := berth(t, l, &d, "pod", "default/"+object); (code == 0) != d.Diagnosis.OK {
-		t.Errorf("ended with %d: %+v", code, d.Diagnosis)
+		t.Errorf("exit code = %d, does not match the diagnosis %+v", code, d.Diagnosis)
 	}
 	return d
 }
@@ -92,7 +92,7 @@ func verdict(t *testing.T, l *lab.Lab, object string) kubectl.PodDetails {
 // eventually waits for a verdict.
 func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, says string) (d kubectl.PodDetails) {
 	t.Helper()
-	harness.Eventually(t, patience, fmt.Sprintf("%s is %s", object, want), func() error {
+	harness.Eventually(t, patience, fmt.Sprintf("diagnosis of %s: %s", object, want), func() error {
 		if d = verdict(t, l, object); d.Diagnosis.Verdict != want || !strings.Contains(d.Diagnosis.Summary, says) {
 			return fmt.Errorf("%+v", d.Diagnosis)
 		}
@@ -101,8 +101,8 @@ func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, 
 	return d
 }
 
-// TestKubectlBerthAgreesWithTheCluster compares `kubectl berth` with nodes, objects and the kernel in
-// a cluster with daemons and operators.
+// TestKubectlBerthAgreesWithTheCluster compares `kubectl berth` with nodes, objects and the kernel in a cluster with
+// daemons and operators.
 func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -110,7 +110,7 @@ func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 		mode lab.Mode
 		ipam string
 		o    lab.Options
-		room int // for pods of the first node
+		room int // room for pods on the first node
 		full []diagnose.Verdict
 	}{
 		{lab.OperatorMode, "eni-operator", lab.Options{Nodes: 2, InstanceType: few.Type}, few.Further(), []diagnose.Verdict{diagnose.AtCapacity}},
@@ -131,10 +131,10 @@ func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 			doc, err := lab.Document(t.Context(), n)
 			harness.OK(t, err)
 			if len(d.Attachments) != 1 || d.Attachments[0].Address != first.Addr() || len(d.Attachments[0].Rules) == 0 || d.Attachments[0].Group() == "" {
-				t.Errorf("attachments %+v", d.Attachments)
+				t.Errorf("attachments = %+v, want one with the pod's address, rules and group", d.Attachments)
 			}
 			var s kubectl.Status
-			harness.Eventually(t, patience, "status tells of every pod", func() error {
+			harness.Eventually(t, patience, "status counts every pod", func() error {
 				berth(t, l, &s, "status", "--details")
 				for _, row := range s.Nodes {
 					if row.Name == n.Name && row.Addresses.Used == tc.room && row.Daemon.Version == doc.Version {
@@ -146,10 +146,10 @@ func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 			if len(s.Nodes) != 2 || len(s.Unread) > 0 {
 				t.Errorf("%+v", s)
 			}
-			t.Run("one pod too many", func(t *testing.T) { crowded(t, l, n, tc.full) })
-			t.Run("a broken path", func(t *testing.T) { broken(t, l, n, first) })
-			t.Run("as a program", func(t *testing.T) { asProgram(t, l, tc.mode) })
-			if tc.mode == lab.PoolMode { // what the pod too many asked for is served at once, not forgotten after a minute
+			t.Run("pod without a free address", func(t *testing.T) { crowded(t, l, n, tc.full) })
+			t.Run("missing route", func(t *testing.T) { broken(t, l, n, first) })
+			t.Run("program", func(t *testing.T) { asProgram(t, l, tc.mode) })
+			if tc.mode == lab.PoolMode { // the block requested for the extra pod is served immediately
 				harness.OK(t, l.Kube.EditAddressPool(harness.Deadline(t, patience), v1alpha1.DefaultPool, func(p *v1alpha1.AddressPool) {
 					p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "10.2.0.8/29"})
 				}))
@@ -161,11 +161,10 @@ func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 	}
 }
 
-// crowded checks that `kubectl berth pod` says why a pod has no address, before and after its ADD
-// failed.
+// crowded checks that `kubectl berth pod` explains why a pod has no address, before and after its ADD failed.
 func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	if err := harness.AddOnce(t, n, "extra"); err == nil {
-		t.Fatal("a pod too many got an address")
+		t.Fatal("a pod got an address although none is free")
 	}
 	harness.OK(t, lab.BindPods(t.Context(), n, "extra"))
 	for _, v := range want {
@@ -177,7 +176,7 @@ func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	n.Objects.Gone("default", "extra")
 }
 
-// broken removes the route of each of a pod's addresses, and checks the diagnosis.
+// broken removes the route to each of a pod's addresses, and checks the diagnosis.
 func broken(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod) {
 	for _, a := range p.Addrs {
 		brokenRoute(t, l, n, p, a)
@@ -194,14 +193,14 @@ func brokenRoute(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod, a netip.Ad
 		}
 		return h.RouteDel(&list[0])
 	}))
-	// The daemon restores it at some time: either verdict is right, and a fault must be the route.
+	// The daemon restores the route eventually: either verdict is right, but a fault must be the route.
 	if d := verdict(t, l, p.ObjectName); d.Diagnosis.Verdict != diagnose.Works && !strings.Contains(d.Diagnosis.Summary, "no route to "+a.String()) {
 		t.Errorf("%+v", d.Diagnosis)
 	}
 	eventually(t, l, p.ObjectName, diagnose.Works, "")
 }
 
-// asProgram runs the program as kubectl does, against the lab's API server.
+// asProgram runs the program like kubectl does, against the lab's API server.
 func asProgram(t *testing.T, l *lab.Lab, mode lab.Mode) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "kubectl-berth")
@@ -218,14 +217,14 @@ func asProgram(t *testing.T, l *lab.Lab, mode lab.Mode) {
 		return string(out)
 	}
 	if out := run(program, "status", "--as", "nobody"); !strings.Contains(out, `User "nobody" cannot list`) {
-		t.Errorf("status --as nobody:\n%s", out)
+		t.Errorf("status --as nobody: want an authorization error, got:\n%s", out)
 	}
 	out := run(program, "status")
 	if !strings.Contains(out, fmt.Sprintf("Berth in %s mode", mode)) || !strings.Contains(out, l.Nodes()[1].Name) || strings.Contains(out, "\x1b") {
 		t.Errorf("status:\n%s", out)
 	}
 	if out := run(complete, "node", ""); !strings.Contains(out, l.Nodes()[0].Name) {
-		t.Errorf("completion: %s", out)
+		t.Errorf("completion lacks the node: %s", out)
 	}
 	if out := run(program, "--help"); !strings.Contains(out, "kubectl berth [command]") {
 		t.Errorf("help:\n%s", out)

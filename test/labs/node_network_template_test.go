@@ -24,18 +24,17 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// podNetwork is a further CIDR of the VPC with subnets for pods.
+// podNetwork is an additional CIDR of the VPC with subnets for pods.
 var podNetwork = netip.MustParsePrefix("100.64.0.0/16")
 
 const (
-	podGroup = "pods"     // the security group of pods' ENIs
-	labelFor = "for"      // the tag of pods' subnets
-	apart    = "pods"     // its value
-	whose    = "pods.lab" // the label of Nodes whose pods are there
+	podGroup = "pods"     // security group of pods' ENIs
+	labelFor = "for"      // tag of pods' subnets
+	apart    = "pods"     // value of that tag
+	whose    = "pods.lab" // label of Nodes with pods in these subnets
 )
 
-// withPodSubnets is a lab's VPC with a subnet for pods in each zone, and a security group
-// for them.
+// withPodSubnets returns a lab's VPC with a subnet for pods in each zone, and a security group for them.
 func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 	s := lab.DefaultSpec(nodes, instanceType)
 	v := &s.VPCs[0]
@@ -44,7 +43,7 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 	group.Ingress = slices.Clone(group.Ingress)
 	group.Ingress[0].CIDRs = append(slices.Clone(group.Ingress[0].CIDRs), podNetwork)
 	v.SecurityGroups[0] = group
-	group.Name, group.Description = podGroup, "of pods"
+	group.Name, group.Description = podGroup, "pods"
 	v.SecurityGroups = append(v.SecurityGroups, group)
 	for i, n := range slices.Clone(v.Subnets) {
 		v.Subnets = append(v.Subnets, spec.Subnet{
@@ -55,27 +54,26 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 	return &s
 }
 
-// TestNodeNetworkTemplateApplies labels one of two nodes while its daemon runs, so that a template
-// puts its pods into other subnets with another security group. The other node is not affected. Pods
-// reach each other, the nodes and the internet, also after a restart. Once the label is removed new
-// ENIs are as before, and existing ones serve their pods. With outdatedENIs: Drain, ENIs that do not
-// match are released after their pods. An impossible template is reported, and the last valid one
-// stays in effect over a restart.
+// TestNodeNetworkTemplateApplies labels one of two nodes while its daemon runs, so that a template puts its pods into
+// other subnets with another security group. The other node is unaffected. Pods reach each other, the nodes and the
+// internet, also after a restart. Once the label is removed, new ENIs are created as before, and existing ones
+// continue to serve their pods. With outdatedENIs: Drain, ENIs that do not match are deleted after their pods. An
+// invalid template is reported, and the last valid one stays in effect across a restart.
 func TestNodeNetworkTemplateApplies(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
-	const pods = 2 // for which one more ENI is enough, with a warm address
+	const pods = 2 // one more ENI is enough for these and a warm address
 	for _, tc := range []struct {
 		mode lab.Mode
 		args []string
-		more int // pods that the ENI which is there, and in node mode eth0, have one address too few for
+		more int // one pod more than the existing ENI, and eth0 in node mode, have addresses for
 	}{
 		{lab.NodeMode, []string{"--warm-ip-target=1", "--minimum-ip-target=1"}, few.PerENI - pods + few.Primary + 1},
 		{lab.OperatorMode, []string{"--pre-allocate=1", "--min-allocate=1"}, few.PerENI - pods + 1},
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			t.Parallel()
-			if tc.mode == lab.OperatorMode { // TestIPv6OnlySubnets/pods has a template there in every gate
+			if tc.mode == lab.OperatorMode { // TestIPv6OnlySubnets/pods uses a template in operator mode in every gate
 				harness.Rotate(t, 6)
 			}
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{
@@ -112,7 +110,7 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 			arePodsOf(there, true)
 			arePodsOf(other, false)
 			want := questions(2*pods+1, harness.Families(), harness.Families() == ipfamily.OnlyIPv6)
-			reach(t, l, "at first", want)
+			reach(t, l, "after the start", want)
 			harness.Restart(t, there)
 			applies(t, there, "NodeNetworkTemplate/pods")
 			reach(t, l, "after a restart of berthd", want)
@@ -128,7 +126,7 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 			}
 			for _, e := range enis {
 				if !slices.ContainsFunc(before, func(b vpc.ENI) bool { return b.ID == e.ID }) && (tc.mode == lab.NodeMode && e.SubnetID != enis[0].SubnetID || !slices.Equal(e.Groups, enis[0].Groups)) {
-					t.Errorf("the new ENI is in %s with groups %v, want it as eth0, in %s with %v", e.SubnetID, e.Groups, enis[0].SubnetID, enis[0].Groups)
+					t.Errorf("new ENI is in %s with groups %v, want %s with %v like eth0", e.SubnetID, e.Groups, enis[0].SubnetID, enis[0].Groups)
 				}
 			}
 			reach(t, l, "without the label", 0)
@@ -143,18 +141,18 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 			arePodsOf(there, true)
 			reach(t, l, "after the drain", 0)
 
-			const beyond = 9 // no instance of the type has so many ENIs
+			const beyond = 9 // above the limit of the instance type
 			setFirstIndex(t, l, beyond)
-			harness.Shows(t, there, "the template makes no sense", func(doc introspect.Document) error {
+			harness.Shows(t, there, "invalid template is reported", func(doc introspect.Document) error {
 				if want := fmt.Sprintf("firstInterfaceIndex is %d", beyond); !strings.Contains(doc.LastError, want) {
-					return fmt.Errorf("the trouble is %q, want %q", doc.LastError, want)
+					return fmt.Errorf("last error = %q, want %q", doc.LastError, want)
 				}
 				return nil
 			})
 			harness.Restart(t, there)
-			harness.Shows(t, there, "what counted goes on", func(doc introspect.Document) error {
+			harness.Shows(t, there, "last valid template stays in effect", func(doc introspect.Document) error {
 				if doc.Template != "NodeNetworkTemplate/pods" {
-					return fmt.Errorf("it is %q", doc.Template)
+					return fmt.Errorf("template = %q", doc.Template)
 				}
 				return nil
 			})
@@ -167,8 +165,8 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 	}
 }
 
-// isApart expects a pod in the pods' subnet of its node's zone, on an ENI with their security group
-// alone; or without that group and, where place is true, in its node's subnet.
+// isApart returns an error unless a pod is in the pods' subnet of its node's zone, on an ENI with only their security
+// group; or, if apart is false, without that group and, if place is true, in its node's subnet.
 func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	var enis []vpc.ENI
 	for _, e := range l.Snapshot().ENIs {
@@ -177,27 +175,27 @@ func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 		}
 	}
 	if len(enis) != 1 {
-		return fmt.Errorf("pod %s of %s has %s, which %d ENIs have", p.Name, p.Node, p.Addr(), len(enis))
+		return fmt.Errorf("address of pod %s on %s = %s, which is on %d ENIs, want one", p.Name, p.Node, p.Addr(), len(enis))
 	}
 	e := enis[0]
 	if in, has := podNetwork.Contains(e.Primary), slices.Equal(e.Groups, []string{group}); place && in != apart || has != apart {
-		return fmt.Errorf("pod %s of %s has %s, on ENI %d of %s with groups %v; apart: want %v", p.Name, p.Node, p.Addr(), e.Attachment.DeviceIndex, e.SubnetID, e.Groups, apart)
+		return fmt.Errorf("pod %s on %s has %s on ENI %d in %s with groups %v, want apart = %v", p.Name, p.Node, p.Addr(), e.Attachment.DeviceIndex, e.SubnetID, e.Groups, apart)
 	}
 	return nil
 }
 
-// applies waits until a node's daemon reports a template; empty: none.
+// applies waits until a node's daemon reports a template, or none if it is empty.
 func applies(t *testing.T, n *node.Node, template string) {
 	t.Helper()
-	harness.Shows(t, n, "the template "+template+" applies", func(doc introspect.Document) error {
+	harness.Shows(t, n, "template "+template+" applies", func(doc introspect.Document) error {
 		if doc.Template != template || doc.LastError != "" {
-			return fmt.Errorf("it is %q, and the trouble %q", doc.Template, doc.LastError)
+			return fmt.Errorf("template = %q, last error = %q", doc.Template, doc.LastError)
 		}
 		return nil
 	})
 }
 
-// label sets further labels of a Node, as a person does.
+// label sets labels of a Node, like a user does.
 func label(t *testing.T, l *lab.Lab, n *node.Node, labels map[string]string) {
 	t.Helper()
 	was := &corev1.Node{}
@@ -209,14 +207,13 @@ func label(t *testing.T, l *lab.Lab, n *node.Node, labels map[string]string) {
 	harness.OK(t, l.Kube.Client.Patch(ctx, is, client.MergeFrom(was)))
 }
 
-// drained waits until all ENIs of a node except eth0 are in the pods' subnet with their security group
-// alone.
+// drained waits until all ENIs of a node except eth0 are in the pods' subnet with only their security group.
 func drained(t *testing.T, l *lab.Lab, n *node.Node, group string) {
 	t.Helper()
-	harness.Eventually(t, patience, "ENIs that are not as the template says go", func() error {
+	harness.Eventually(t, patience, "ENIs that differ from the template are deleted", func() error {
 		for _, e := range harness.ENIs(l, n)[1:] {
 			if !podNetwork.Contains(e.Primary) || !slices.Equal(e.Groups, []string{group}) {
-				return fmt.Errorf("%s is at device index %d, with %s and groups %v", e.ID, e.Attachment.DeviceIndex, e.Primary, e.Groups)
+				return fmt.Errorf("%s is still at device index %d, with %s and groups %v", e.ID, e.Attachment.DeviceIndex, e.Primary, e.Groups)
 			}
 		}
 		return nil
@@ -238,6 +235,6 @@ func groupNamed(t *testing.T, l *lab.Lab, name string) string {
 			return g.ID
 		}
 	}
-	harness.OK(t, errors.New("there is no security group "+name))
+	harness.OK(t, errors.New("no security group "+name))
 	return ""
 }

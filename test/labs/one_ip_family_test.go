@@ -18,12 +18,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// familyTroubles are failures of one of two families, by node.
+// familyTroubles are failures of one of two families, by node name.
 var familyTroubles = map[string]func(*testing.T, *cluster, string){"full": subnetFull, "invented": availableInvented, "taken": takenByOthers}
 
-// TestFailuresOfOneIPFamily has dual-stack pods and failures of one family. No pod gets an address of
-// one family alone, conditions name the family or the call, and nothing of one family is left. The
-// instance type takes single IPv6 addresses, each by a call.
+// TestFailuresOfOneIPFamily runs dual-stack pods with failures of one family. No pod gets addresses of only one
+// family, conditions name the family or the call, and no unmatched address is left. The instance type uses single
+// IPv6 addresses, which take separate calls.
 func TestFailuresOfOneIPFamily(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3, 9)
@@ -37,7 +37,7 @@ func TestFailuresOfOneIPFamily(t *testing.T) {
 		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
 	})
 	c := raiseOf(t, s, ipfamily.Dual)
-	c.few = harness.Size{Type: "t2.small", ENIs: 3, PerENI: 3} // of IPv4, and four of IPv6
+	c.few = harness.Size{Type: "t2.small", ENIs: 3, PerENI: 3} // three IPv4 and four IPv6 addresses per ENI
 	c.eachOnItsNode(t, familyTroubles)
 	t.Run("refused", func(t *testing.T) { refusedIPv6(t, c, "refused") })
 	t.Run("lost", func(t *testing.T) { lostIPv6(t, c, "lost") })
@@ -48,21 +48,20 @@ func TestFailuresOfOneIPFamily(t *testing.T) {
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
-// paired waits until each further ENI of a node has as many addresses of one family as of the other.
+// paired waits until each secondary ENI of a node has as many IPv4 as IPv6 addresses.
 func (c *cluster) paired(t *testing.T, name string) {
 	t.Helper()
 	harness.Eventually(t, patience, name+" has addresses in pairs", func() (err error) {
 		for _, e := range harness.ENIs(c.Lab, c.named(t, name))[1:] {
 			if len(e.Secondary) != len(e.IPv6) {
-				err = errors.Join(err, fmt.Errorf("%s has %v and %v", e.ID, e.Secondary, e.IPv6))
+				err = errors.Join(err, fmt.Errorf("%s has the unpaired addresses %v and %v", e.ID, e.Secondary, e.IPv6))
 			}
 		}
 		return err
 	})
 }
 
-// takenByOthers removes an IPv6 address from an ENI behind Berth's back: no pod gets it, and the node
-// gets another.
+// takenByOthers unassigns an IPv6 address of an ENI behind Berth's back: no pod gets it, and the node gets another.
 func takenByOthers(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	c.want(t, name, 2)
@@ -74,9 +73,9 @@ func takenByOthers(t *testing.T, c *cluster, name string) {
 	e := harness.ENIs(c.Lab, n)[1]
 	free := slices.DeleteFunc(slices.Clone(e.IPv6), func(a netip.Addr) bool { return slices.Contains(p.Addrs, a) })
 	harness.OK(t, c.Cloud.ENIs.Unassign(e.ID, vpc.Assigned{IPv6: free[:1]}))
-	harness.Becomes(t, c.Lab, name, "what was taken is not available, and another is", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, "unassigned address is replaced", func(o *v1alpha1.NodeNetwork) error {
 		if _, ok := o.Spec.IPAM.Available[free[0].String()]; ok {
-			return fmt.Errorf("%s is available", free[0])
+			return fmt.Errorf("%s is still available", free[0])
 		}
 		if got := harness.Addresses(o); got < 3 {
 			return fmt.Errorf("%d addresses", got)
@@ -89,14 +88,14 @@ func takenByOthers(t *testing.T, c *cluster, name string) {
 		next := harness.Add(t, n, fmt.Sprintf("next-%d", i))
 		for _, a := range next.Addrs {
 			if !slices.ContainsFunc(harness.ENIs(c.Lab, n), func(e vpc.ENI) bool { return e.Owns(a) }) {
-				t.Errorf("pod %s has %s, which no ENI has", next.Name, a)
+				t.Errorf("pod %s has %s, which is not on any ENI", next.Name, a)
 			}
 		}
 	}
 }
 
-// refusedIPv6 denies the assignment of IPv6 addresses: the condition names the call, pods get what the
-// node has, and no IPv4 address is assigned in vain.
+// refusedIPv6 denies the assignment of IPv6 addresses: the condition names the call, pods get the available
+// addresses, and no IPv4 address is assigned in vain.
 func refusedIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)
@@ -111,7 +110,7 @@ func refusedIPv6(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, 3)
 }
 
-// lostIPv6 loses replies of calls that assigned IPv6 addresses: nothing is left behind.
+// lostIPv6 loses replies of calls that assigned IPv6 addresses: no address leaks.
 func lostIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)
@@ -122,7 +121,7 @@ func lostIPv6(t *testing.T, c *cluster, name string) {
 	c.has(t, name, 3)
 	c.well(t, name)
 	if met := c.Cloud.API.FaultsMet(); met["lostReply"] == 0 {
-		t.Errorf("no reply was lost: %v", met)
+		t.Errorf("no reply was lost, faults: %v", met)
 	}
 	c.rests(t, name, 3)
 }

@@ -23,18 +23,18 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nodeTroubles are failures by node.
+// nodeTroubles are failures by node name.
 var nodeTroubles = map[string]func(*testing.T, *cluster, string){
 	"notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
 	"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
 }
 
-// TestFailuresStayOnTheirNode has a failure on each node of one cluster, all at the same time.
+// TestFailuresStayOnTheirNode causes a failure on each node of one cluster, all at the same time.
 func TestFailuresStayOnTheirNode(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 5, 7)
 	s := withNodes(t, slices.Sorted(maps.Keys(nodeTroubles))...)
-	s.Delays.Stop = spec.Duration(time.Hour) // until a test has seen enough of it
+	s.Delays.Stop = spec.Duration(time.Hour) // until the test ends the stop
 	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
 		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
@@ -42,8 +42,8 @@ func TestFailuresStayOnTheirNode(t *testing.T) {
 	raise(t, s).eachOnItsNode(t, nodeTroubles)
 }
 
-// noMatchingSubnet selects subnets by tags that none has: the node gets no further ENI, and fills
-// those that it has.
+// noMatchingSubnet selects subnets by tags that no subnet has: the node gets no additional ENI, and fills its
+// existing ENIs.
 func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "nobody"} })
 	c.want(t, name, int32(c.few.PerENI+2))
@@ -53,11 +53,11 @@ func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, c.few.PerENI+2)
 }
 
-// subnetFull fills a subnet with IPv4 addresses, which is tried again until there are free ones. IPv6
-// addresses do not run out.
+// subnetFull fills a subnet's IPv4 addresses; the operator retries until some are free. IPv6 addresses do not run
+// out.
 func subnetFull(t *testing.T, c *cluster, name string) {
 	sn, _ := c.Snapshot().Subnet("tiny")
-	room := 1 // for a further ENI, and one pod; with IPv6 alone for neither
+	room := 1 // for another ENI and one pod; IPv6-only needs neither
 	leave := room + 1
 	if c.IPFamilies == ipfamily.OnlyIPv6 {
 		room, leave = 0, 0
@@ -67,21 +67,21 @@ func subnetFull(t *testing.T, c *cluster, name string) {
 	defer func() { _ = c.Cloud.ENIs.Delete(other.ID) }()
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "few"} })
 	want := c.few.PerENI + 3
-	c.want(t, name, int32(want)) // three more on an ENI in tiny
+	c.want(t, name, int32(want)) // three more on an ENI in subnet tiny
 	c.has(t, name, c.few.PerENI+room)
 	short := "has a free address"
 	if c.IPFamilies.Has(ipfamily.IPv6) {
 		short = "has a free IPv4 address"
 	}
 	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "SubnetFull", "no subnet", short, "free some")
-	// The event may also be that EC2 refused a call, as counts of free addresses may be old.
+	// The Event may also report that EC2 refused a call, because free counts may be old.
 	c.event(t, name, "NetworkSubnetFull", "free", "or configure a further subnet")
 	c.othersGrow(t)
 	harness.OK(t, c.Cloud.ENIs.Delete(other.ID))
 	c.healed(t, name, want)
 }
 
-// deletedGroup names a security group that does not exist, until somebody names another.
+// deletedGroup sets a security group that does not exist, and later an existing one.
 func deletedGroup(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
 	c.want(t, name, int32(c.few.PerENI+2))
@@ -90,24 +90,24 @@ func deletedGroup(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, c.few.PerENI+2)
 }
 
-// instanceStopped stops an instance: it keeps what it has, and grows once it runs.
+// instanceStopped stops an instance: the node keeps its addresses, and grows once the instance runs.
 func instanceStopped(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	instance := n.InstanceID
 	before := len(harness.ENIs(c.Lab, n))
-	harness.OK(t, c.Cloud.Instances.Stop(instance)) // while it is stopping nothing can be attached
+	harness.OK(t, c.Cloud.Instances.Stop(instance)) // ENIs cannot be attached while the instance is stopping
 	c.want(t, name, int32(c.few.PerENI+2))
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Conflict", instance, "stopped", "start the instance")
-	// The event may also be that EC2 refused to attach an ENI while the instance was stopping.
+	// The Event may also report that EC2 refused to attach an ENI while the instance was stopping.
 	c.event(t, name, "NetworkConflict", instance, "stop")
 	c.othersGrow(t)
 	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Snapshot().InstanceENIs(instance)) != before {
-		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Snapshot().InstanceENIs(instance)), before)
+		t.Errorf("stopped instance has %d available addresses and %d ENIs, want some addresses and %d ENIs", len(o.Spec.IPAM.Available), len(c.Snapshot().InstanceENIs(instance)), before)
 	}
 	harness.OK(t, c.Cloud.Instances.ForceStop(instance))
 	harness.OK(t, c.Cloud.Instances.Start(instance))
 	c.healed(t, name, c.few.PerENI+2)
-	harness.Eventually(t, patience, "the node takes pods again", func() error {
+	harness.Eventually(t, patience, "the node accepts pods again", func() error {
 		n, err := c.Node(name)
 		if err != nil {
 			return err
@@ -117,13 +117,12 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	harness.Add(t, c.named(t, name), "after")
 }
 
-// idleInstanceStopped stops an instance that needs nothing. The operator notices it, and that it runs
-// again, by its Node.
+// idleInstanceStopped stops an idle instance. The operator notices the stop and the start through the Node.
 func idleInstanceStopped(t *testing.T, c *cluster, name string) {
 	instance := c.named(t, name).InstanceID
 	c.ready(t, name, corev1.ConditionTrue)
 	harness.OK(t, c.Cloud.Instances.Stop(instance))
-	c.ready(t, name, corev1.ConditionUnknown) // as the controller manager does when the kubelet is silent
+	c.ready(t, name, corev1.ConditionUnknown) // like the controller manager does if the kubelet is silent
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "Conflict", instance, "stopped", "start the instance")
 	harness.OK(t, c.Cloud.Instances.ForceStop(instance))
 	harness.OK(t, c.Cloud.Instances.Start(instance))
@@ -131,7 +130,7 @@ func idleInstanceStopped(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, 1)
 }
 
-// ready sets the Node's condition as a kubelet does.
+// ready sets the Node's Ready condition like a kubelet does.
 func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 	t.Helper()
 	body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, is)
@@ -141,12 +140,12 @@ func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 	})
 }
 
-// instanceTerminated terminates an instance that grows: neither its object nor an ENI is left.
+// instanceTerminated terminates an instance during growth: neither its object nor an ENI is left.
 func instanceTerminated(t *testing.T, c *cluster, name string) {
 	n, keep := c.named(t, name), false
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // they outlive it
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // ENIs outlive the instance
 	c.want(t, name, int32(c.few.Further()))
-	harness.Eventually(t, patience, "growth began", func() error {
+	harness.Eventually(t, patience, "growth has started", func() error {
 		if len(harness.ENIs(c.Lab, n)) < 2 {
 			return fmt.Errorf("%d ENIs", len(harness.ENIs(c.Lab, n)))
 		}
@@ -157,27 +156,27 @@ func instanceTerminated(t *testing.T, c *cluster, name string) {
 	c.othersGrow(t)
 }
 
-// gone waits until nothing is left of a node.
+// gone waits until nothing of a node is left.
 func (c *cluster) gone(t *testing.T, name, instance string) {
 	t.Helper()
-	harness.Eventually(t, patience, "nothing is left of "+name, func() error {
+	harness.Eventually(t, patience, "nothing of "+name+" is left", func() error {
 		list, err := c.Kube.NodeNetworks(t.Context())
 		if err != nil {
 			return err
 		}
 		if slices.ContainsFunc(list, func(o v1alpha1.NodeNetwork) bool { return o.Name == name }) {
-			return fmt.Errorf("its NodeNetwork is there")
+			return fmt.Errorf("its NodeNetwork still exists")
 		}
 		for _, e := range c.Snapshot().ENIs {
 			if strings.Contains(e.Description, instance) {
-				return fmt.Errorf("%s (%s) is there", e.ID, e.Description)
+				return fmt.Errorf("%s (%s) still exists", e.ID, e.Description)
 			}
 		}
 		return nil
 	})
 }
 
-// remove deletes an object, but none that has replaced it.
+// remove deletes an object, but not one that has replaced it.
 func (c *cluster) remove(t *testing.T, o client.Object) {
 	t.Helper()
 	uid := o.GetUID()
@@ -190,18 +189,18 @@ func (c *cluster) remove(t *testing.T, o client.Object) {
 	})
 }
 
-// madeAnew waits until a node's object has another UID.
+// madeAnew waits until a node's object has a new UID.
 func (c *cluster) madeAnew(t *testing.T, name string, old types.UID) {
 	t.Helper()
-	harness.Becomes(t, c.Lab, name, "another than before", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, "object is recreated", func(o *v1alpha1.NodeNetwork) error {
 		if o.UID == old {
-			return errors.New("it is the old one")
+			return errors.New("the old object still exists")
 		}
 		return nil
 	})
 }
 
-// objectDeleted deletes an object: the daemon creates it again, and pods are not affected.
+// objectDeleted deletes an object: the daemon recreates it, and pods are unaffected.
 func objectDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	c.want(t, name, 3)
@@ -216,14 +215,14 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	c.remove(t, old)
 	c.othersGrow(t)
 	c.madeAnew(t, name, old.UID)
-	c.has(t, name, 4) // three pods and the configured one
+	c.has(t, name, 4) // three pods and the configured free one
 	c.well(t, name)
-	harness.Becomes(t, c.Lab, name, "its pods' addresses are in the new object", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, "new object has the addresses of the pods", func(o *v1alpha1.NodeNetwork) error {
 		for pod, addrs := range pods {
 			for _, a := range addrs {
 				at, use := availableOf(o, a), o.Status.IPAM.Used[a.String()]
 				if at.Resource == "" || at.Resource != use.Resource || use.Cooling {
-					return fmt.Errorf("%s of pod %s is available %+v and used %+v", a, pod, at, use)
+					return fmt.Errorf("%s of pod %s: available = %+v, used = %+v, want both on the same ENI", a, pod, at, use)
 				}
 			}
 		}
@@ -232,7 +231,7 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	for pod, addrs := range pods {
 		harness.OK(t, n.CheckPod(t.Context(), pod))
 		if p, err := n.Pod(pod); err != nil || !slices.Equal(p.Addrs, addrs) {
-			t.Errorf("pod %s has %v now, want %v (%v)", pod, p, addrs, err)
+			t.Errorf("pod %s = %v, want the addresses %v (error %v)", pod, p, addrs, err)
 		}
 	}
 	harness.StartedOnce(t, n.Process)
@@ -240,7 +239,7 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	c.condition(t, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
 }
 
-// availableOf is the entry of an address, or of the prefix that has it.
+// availableOf returns the entry of an address, or of the prefix that contains it.
 func availableOf(o *v1alpha1.NodeNetwork, a netip.Addr) v1alpha1.AvailableAddress {
 	for text, at := range o.Spec.IPAM.Available {
 		if p, err := netip.ParsePrefix(text); text == a.String() || err == nil && p.Contains(a) {
@@ -250,12 +249,11 @@ func availableOf(o *v1alpha1.NodeNetwork, a netip.Addr) v1alpha1.AvailableAddres
 	return v1alpha1.AvailableAddress{}
 }
 
-// nodeDeleted deletes a Node: its object is deleted too, the daemon creates it again, and pods come
-// and go.
+// nodeDeleted deletes a Node: its object is deleted, too, the daemon recreates it, and pods can be added and removed.
 func nodeDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	p := harness.Add(t, n, "before")
-	c.has(t, name, 2) // its own and the configured one: none is got without a Node
+	c.has(t, name, 2) // its own and the configured free one, because none can be requested without a Node
 	k := &corev1.Node{}
 	harness.Eventually(t, patience, "read the Node", func() error {
 		return c.Kube.Client.Get(t.Context(), client.ObjectKey{Name: name}, k)
@@ -266,7 +264,7 @@ func nodeDeleted(t *testing.T, c *cluster, name string) {
 	c.othersGrow(t)
 	harness.Add(t, n, "meanwhile")
 	harness.OK(t, n.CheckPod(t.Context(), p.Name))
-	harness.Eventually(t, patience, "its kubelet registers the Node", func() error {
+	harness.Eventually(t, patience, "kubelet registers the Node", func() error {
 		k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: k.Spec}
 		return client.IgnoreAlreadyExists(c.Kube.Client.Create(t.Context(), k))
 	})

@@ -20,19 +20,19 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// cluster is a lab in operator mode with one node that has no failure of its own.
+// cluster is a lab in operator mode, with one node that has no failure itself.
 type cluster struct {
 	*lab.Lab
-	few harness.Size // of the nodes but the witness
+	few harness.Size // size of all nodes except the witness
 
 	mu    sync.Mutex // held while the witness grows
 	grown int32
 }
 
-// witness is the node whose growth shows that a failure stays on its node.
+// witness is the node whose growth shows that a failure does not spread.
 const witness = "witness"
 
-// withNodes has a witness and small nodes of some names.
+// withNodes returns a spec with a witness and small nodes with the given names.
 func withNodes(t *testing.T, names ...string) spec.Spec {
 	t.Helper()
 	s := lab.DefaultSpec(1, harness.Few(t, "m5.xlarge").Type)
@@ -49,14 +49,14 @@ func raise(t *testing.T, s spec.Spec) *cluster {
 	return raiseOf(t, s, "")
 }
 
-// raiseOf is raise with pods of some families.
+// raiseOf is raise for pods of the given families.
 func raiseOf(t *testing.T, s spec.Spec, families ipfamily.Set) *cluster {
 	t.Helper()
 	o := lab.Options{Spec: &s, IPFamilies: families, OperatorArgs: []string{"--node-gone-grace=3s"}}
 	return &cluster{Lab: harness.RaiseQuick(t, lab.OperatorMode, o), few: harness.Few(t, "t3.small"), grown: 1}
 }
 
-// eachOnItsNode runs tests at the same time, each on the node of its name.
+// eachOnItsNode runs tests in parallel, each on the node named like the test.
 func (c *cluster) eachOnItsNode(t *testing.T, tests map[string]func(*testing.T, *cluster, string)) {
 	t.Run("all", func(t *testing.T) {
 		for name, test := range tests {
@@ -79,24 +79,24 @@ func (c *cluster) named(t *testing.T, name string) *node.Node {
 	return n
 }
 
-// want sets how many free addresses a node keeps.
+// want sets the number of free addresses that a node keeps.
 func (c *cluster) want(t *testing.T, name string, free int32) {
 	t.Helper()
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = &free })
 }
 
-// has waits until a node has addresses for so many pods at least.
+// has waits until a node has addresses for at least count pods.
 func (c *cluster) has(t *testing.T, name string, count int) {
 	t.Helper()
 	harness.Becomes(t, c.Lab, name, fmt.Sprintf("%d addresses", count), func(o *v1alpha1.NodeNetwork) error {
 		if got := harness.Addresses(o); got < count {
-			return fmt.Errorf("it has %d: %s", got, conditions(o))
+			return fmt.Errorf("%d addresses: %s", got, conditions(o))
 		}
 		return nil
 	})
 }
 
-// rests waits until a node has addresses for so many pods and no more.
+// rests waits until a node has addresses for exactly count pods.
 func (c *cluster) rests(t *testing.T, name string, count int) {
 	t.Helper()
 	harness.Becomes(t, c.Lab, name, fmt.Sprintf("back to %d addresses", count), func(o *v1alpha1.NodeNetwork) error {
@@ -104,13 +104,12 @@ func (c *cluster) rests(t *testing.T, name string, count int) {
 	})
 }
 
-// knows waits until a node's daemon has at least so many free addresses. It may see them later than
-// the object has them.
+// knows waits until a node's daemon has at least free available addresses, which may be later than in the object.
 func knows(t *testing.T, n *node.Node, free int) {
 	t.Helper()
-	harness.Shows(t, n, fmt.Sprintf("the daemon of %s knows of %d free addresses", n.Name, free), func(doc introspect.Document) error {
+	harness.Shows(t, n, fmt.Sprintf("free addresses of the daemon on %s: %d", n.Name, free), func(doc introspect.Document) error {
 		if doc.Totals.Available < free {
-			return fmt.Errorf("it has %d", doc.Totals.Available)
+			return fmt.Errorf("%d free addresses", doc.Totals.Available)
 		}
 		return nil
 	})
@@ -127,14 +126,13 @@ func (c *cluster) othersGrow(t *testing.T) {
 	c.condition(t, witness, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")
 }
 
-// condition waits until a NodeNetwork has a condition with a status, a reason and words in its
-// message.
+// condition waits until a NodeNetwork has a condition with a status, a reason and words in its message.
 func (c *cluster) condition(t *testing.T, name, kind string, is metav1.ConditionStatus, reason string, words ...string) {
 	t.Helper()
-	harness.Becomes(t, c.Lab, name, fmt.Sprintf("%s is %s as %s", kind, is, reason), func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, c.Lab, name, fmt.Sprintf("condition %s = %s with reason %s", kind, is, reason), func(o *v1alpha1.NodeNetwork) error {
 		got := meta.FindStatusCondition(o.Status.Conditions, kind)
 		if got == nil || got.Status != is || reason != "" && got.Reason != reason || !harness.Says(got.Message, words...) {
-			return fmt.Errorf("want words %q; %s", words, conditions(o))
+			return fmt.Errorf("want the words %q; conditions: %s", words, conditions(o))
 		}
 		return nil
 	})
@@ -148,15 +146,15 @@ func conditions(o *v1alpha1.NodeNetwork) string {
 	return b.String()
 }
 
-// event waits until the Node has an Event of a reason with words in its note.
+// event waits until the Node has an Event with a reason and words in its note.
 func (c *cluster) event(t *testing.T, name, reason string, words ...string) {
 	t.Helper()
-	harness.Eventually(t, patience, fmt.Sprintf("Node %s has an event %s that says %q", name, reason, words), func() error {
+	harness.Eventually(t, patience, fmt.Sprintf("Event of Node %s with reason %s and %q", name, reason, words), func() error {
 		list := &eventsv1.EventList{}
 		if err := c.Kube.Client.List(t.Context(), list); err != nil {
 			return err
 		}
-		errs := []error{errors.New("it has none")}
+		errs := []error{errors.New("no such Event")}
 		for _, e := range list.Items {
 			if e.Regarding.Kind != "Node" || e.Regarding.Name != name {
 				continue
@@ -164,14 +162,14 @@ func (c *cluster) event(t *testing.T, name, reason string, words ...string) {
 			if e.Reason == reason && harness.Says(e.Note, words...) {
 				return nil
 			}
-			errs = append(errs, fmt.Errorf("but %s %s: %s", e.Type, e.Reason, e.Note))
+			errs = append(errs, fmt.Errorf("other Event: %s %s: %s", e.Type, e.Reason, e.Note))
 		}
 		return errors.Join(errs...)
 	})
 }
 
-// troubled checks what every failure must show: a condition and an Event of the Node with the same
-// words, while another node grows.
+// troubled checks the common effects of a failure: a condition and an Event of the Node with the same words, while
+// another node grows.
 func (c *cluster) troubled(t *testing.T, name, kind, reason string, words ...string) {
 	t.Helper()
 	c.condition(t, name, kind, metav1.ConditionTrue, reason, words...)
@@ -179,7 +177,7 @@ func (c *cluster) troubled(t *testing.T, name, kind, reason string, words ...str
 	c.othersGrow(t)
 }
 
-// healed waits until a node is healthy with at least so many addresses, and has an Event that says so.
+// healed waits until a node is healthy with addresses for at least count pods, and has an Event that reports it.
 func (c *cluster) healed(t *testing.T, name string, count int) {
 	t.Helper()
 	c.has(t, name, count)
@@ -187,7 +185,7 @@ func (c *cluster) healed(t *testing.T, name string, count int) {
 	c.event(t, name, "NetworkHealed")
 }
 
-// well waits until a node is healthy and lacks no address.
+// well waits until a node is healthy and lacks no addresses.
 func (c *cluster) well(t *testing.T, name string) {
 	t.Helper()
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")

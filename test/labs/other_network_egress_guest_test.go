@@ -40,18 +40,18 @@ var (
 	outsideAddrs = []netip.Addr{netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8:113::2")}
 )
 
-// join makes a namespace a host behind this node.
+// join makes a namespace a host that is routed through this node.
 func join(t *testing.T, name string, addrs []netip.Addr) {
 	t.Helper()
 	harness.OK(t, ns.Create(name))
 	t.Cleanup(func() { harness.OK(t, ns.Remove(name)) })
-	harness.OK(t, ns.Netlink("/proc/thread-self/ns/net", func(h *netlink.Handle) error { // the first thread may be in another, for good
+	harness.OK(t, ns.Netlink("/proc/thread-self/ns/net", func(h *netlink.Handle) error { // not that of the first thread, which may be another one
 		own := []netip.Prefix{netip.PrefixFrom(addrs[0], 30), netip.PrefixFrom(addrs[1], 64)}
 		return ns.AddHost(h, name[len("berth-"):], ns.Path(name), own, []netip.Addr{addrs[0].Prev(), addrs[1].Prev()}, 1500)
 	}))
 }
 
-// egressObject creates the Egress, with the gateway in its status that the operator would write.
+// egressObject creates the Egress, with the gateway that the operator would write to its status.
 func egressObject(t *testing.T, api client.Client) *v1alpha1.Egress {
 	t.Helper()
 	err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "egress"}})
@@ -68,12 +68,12 @@ func egressObject(t *testing.T, api client.Client) *v1alpha1.Egress {
 	return e
 }
 
-// unguarded removes the admission policies that labs of other packages left in the shared API: the
-// test writes what only operator and nodes may.
+// unguarded removes the admission policies that labs of other packages left in the shared API: the test writes
+// objects that only operator and nodes may write.
 func unguarded(t *testing.T, api client.Client) {
 	t.Helper()
 	harness.OK(t, api.DeleteAllOf(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{}))
-	harness.Eventually(t, harness.Patience, "no policy keeps the test from EgressClients", func() error {
+	harness.Eventually(t, harness.Patience, "admission policies are removed", func() error {
 		o := &v1alpha1.EgressClient{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "unguarded"}, Spec: v1alpha1.EgressClientSpec{PodUID: "1", NodeName: "n1", Egresses: refs()},
 		}
@@ -81,7 +81,7 @@ func unguarded(t *testing.T, api client.Client) {
 	})
 }
 
-// usesEgress writes, as the operator would, which Egresses a pod uses.
+// usesEgress writes the Egresses that a pod uses, like the operator does.
 func usesEgress(t *testing.T, api client.Client, rt *libcni.RuntimeConf, list ...*v1alpha1.Egress) *v1alpha1.EgressClient {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -108,16 +108,16 @@ func refs(list ...*v1alpha1.Egress) []v1alpha1.EgressReference {
 	return out
 }
 
-// says waits until the node reports a state of a pod, and returns the addresses that it reports.
+// says waits until the node reports a state of a pod, and returns the reported addresses.
 func says(t *testing.T, api client.Client, o *v1alpha1.EgressClient, state v1alpha1.EgressClientState, egresses int) (addrs []netip.Addr) {
 	t.Helper()
 	now := &v1alpha1.EgressClient{}
-	harness.Eventually(t, harness.Patience, fmt.Sprintf("EgressClient %s says %s with %d Egresses", o.Name, state, egresses), func() error {
+	harness.Eventually(t, harness.Patience, fmt.Sprintf("EgressClient %s: state %s with %d Egresses", o.Name, state, egresses), func() error {
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(o), now); err != nil {
 			return err
 		}
 		if n := now.Status.Node; n == nil || n.State != state || len(n.Egresses) != egresses {
-			return fmt.Errorf("it says %+v", now.Status.Node)
+			return fmt.Errorf("node status = %+v", now.Status.Node)
 		}
 		return nil
 	})
@@ -129,7 +129,7 @@ func says(t *testing.T, api client.Client, o *v1alpha1.EgressClient, state v1alp
 	return addrs
 }
 
-// seen waits until the hosts outside see a pod by these addresses.
+// seen waits until the outside hosts see a pod with these source addresses.
 func seen(t *testing.T, rt *libcni.RuntimeConf, by ...netip.Addr) {
 	t.Helper()
 	for i, to := range outsideAddrs {
@@ -140,7 +140,7 @@ func seen(t *testing.T, rt *libcni.RuntimeConf, by ...netip.Addr) {
 					return err
 				}
 				if r.You != by[i] {
-					return fmt.Errorf("%s sees the pod as %s by %s, want %s", to, r.You, network, by[i])
+					return fmt.Errorf("%s sees the source address %s over %s, want %s", to, r.You, network, by[i])
 				}
 				return nil
 			}))
@@ -148,9 +148,9 @@ func seen(t *testing.T, rt *libcni.RuntimeConf, by ...netip.Addr) {
 	}
 }
 
-// TestEgressAfterAnotherNetwork has a pod of another network reach the outside by a gateway, over
-// changes while it runs, a kill of the daemon, and DEL. The test stands in for the operator and the
-// gateway's program.
+// TestEgressAfterAnotherNetwork checks that a pod of another network reaches the outside through a gateway, across
+// changes while it runs, a kill of the daemon, and DEL. The test stands in for the operator and the gateway's
+// program.
 func TestEgressAfterAnotherNetwork(t *testing.T) {
 	harness.StartKube(t)
 	harness.KubeClean(t)
@@ -179,7 +179,7 @@ func TestEgressAfterAnotherNetwork(t *testing.T) {
 	harness.OK(t, err)
 	own := says(t, api, o, v1alpha1.EgressClientSetUp, 1)
 	if len(own) != 2 {
-		t.Fatalf("the node says that the pod has %v", own)
+		t.Fatalf("addresses of the pod according to the node = %v, want two", own)
 	}
 	destinations := []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:113::/64")}
 	harness.OK(t, kernel.Apply(ctx, egressgateway.Setup{
@@ -188,7 +188,7 @@ func TestEgressAfterAnotherNetwork(t *testing.T) {
 	seen(t, rt, gatewayAddrs...)
 	harness.OK(t, h.cni.CheckNetworkList(ctx, list, rt))
 
-	// A removed destination is reached by the other network's route.
+	// A removed destination is reached through the other network's route.
 	patch(t, api, e, map[string]any{"spec": map[string]any{"destinations": []string{"203.0.113.0/24"}}})
 	seen(t, rt, gatewayAddrs[0], own[1])
 	harness.OK(t, h.daemon.Kill())
@@ -196,10 +196,10 @@ func TestEgressAfterAnotherNetwork(t *testing.T) {
 	h.start()
 	seen(t, rt, gatewayAddrs...)
 
-	// No client any more, and again.
+	// The pod stops being a client, and becomes one again.
 	patch(t, api, o, map[string]any{"spec": map[string]any{"egresses": refs()}})
 	seen(t, rt, own...)
-	harness.Eventually(t, harness.Patience, "nothing of egress in the pod", func() error { return nothingIn(rt.NetNS) })
+	harness.Eventually(t, harness.Patience, "no egress state in the pod", func() error { return nothingIn(rt.NetNS) })
 	patch(t, api, o, map[string]any{"spec": map[string]any{"egresses": refs(e)}})
 	seen(t, rt, gatewayAddrs...)
 
@@ -221,13 +221,13 @@ func patch(t *testing.T, api any, o client.Object, body map[string]any) {
 	}
 }
 
-// nothingIn expects neither tunnels nor rules of egress in a namespace.
+// nothingIn checks that a namespace has neither tunnels nor rules of egress.
 func nothingIn(netns string) error {
 	return ns.Netlink(netns, func(h *netlink.Handle) error {
 		var errs []error
 		for _, name := range []string{tunnel.Link4, tunnel.Link6} {
 			if _, err := h.LinkByName(name); err == nil {
-				errs = append(errs, fmt.Errorf("link %s is there", name))
+				errs = append(errs, fmt.Errorf("link %s still exists", name))
 			}
 		}
 		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -235,7 +235,7 @@ func nothingIn(netns string) error {
 			errs = append(errs, err)
 			for _, r := range rules {
 				if r.Priority != 0 && r.Priority < 32766 {
-					errs = append(errs, fmt.Errorf("rule %s is there", r))
+					errs = append(errs, fmt.Errorf("rule %s still exists", r))
 				}
 			}
 		}

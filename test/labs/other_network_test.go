@@ -28,13 +28,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// reference is the distribution's folder of reference plugins, which speak CNI up to 1.0.0.
+// reference is the distribution's directory of reference plugins, which support CNI up to 1.0.0.
 const reference = "/usr/lib/cni"
 
-// newer is a folder of reference plugins that speak 1.1.0.
+// newer returns a directory of reference plugins that support CNI 1.1.0.
 func newer(t *testing.T) (dir string) {
 	t.Helper()
-	for _, name := range []string{"host-local", "ptp"} { // both in one folder
+	for _, name := range []string{"host-local", "ptp"} { // both in one directory
 		cmd := exec.CommandContext(t.Context(), filepath.Join(harness.Tree(), "hack/tool.sh"), "cniplugins", name)
 		cmd.Stderr = os.Stderr
 		path, err := cmd.Output()
@@ -44,14 +44,14 @@ func newer(t *testing.T) (dir string) {
 	return dir
 }
 
-// host is a node of another network, with a berthd without addresses.
+// host is a node of another network, with a berthd that has no addresses.
 type host struct {
 	t      *testing.T
 	dir    string
-	url    string // of /ip-manager
+	url    string // URL of /ip-manager
 	daemon *proc.Process
 	cni    *libcni.CNIConfig
-	cache  string // the runtime's
+	cache  string // cache directory of the runtime
 }
 
 func newHost(t *testing.T) *host {
@@ -85,7 +85,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// runtime is a container runtime that looks for plugins in further folders first.
+// runtime returns a container runtime that looks for plugins in additional directories first.
 func (h *host) runtime(more ...string) *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir(append(more, h.bin()), h.cache, nil)
 }
@@ -94,7 +94,7 @@ func (h *host) bin() string    { return filepath.Join(h.dir, "bin") }
 func (h *host) conf() string   { return filepath.Join(h.dir, "net.d") }
 func (h *host) socket() string { return filepath.Join(h.dir, "berthd.sock") }
 
-// get reads a document of the daemon.
+// get fetches a document of the daemon.
 func (h *host) get(ctx context.Context, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.url+path, nil)
 	if err != nil {
@@ -121,7 +121,7 @@ func (h *host) start() {
 	}))
 }
 
-// shows waits until a condition has a status and says something.
+// shows waits until a condition has a status and contains a text.
 func (h *host) shows(kind, status, says string) {
 	h.t.Helper()
 	harness.OK(h.t, poll.Until(harness.Deadline(h.t, harness.Patience), func() error {
@@ -134,11 +134,11 @@ func (h *host) shows(kind, status, says string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("conditions are %+v", doc.Conditions)
+		return fmt.Errorf("conditions = %+v", doc.Conditions)
 	}))
 }
 
-// list is the other network's configuration, with more plugins at its end.
+// list returns the other network's configuration, with more plugins at its end.
 func (h *host) list(version string, more ...map[string]any) *libcni.NetworkConfigList {
 	h.t.Helper()
 	ipam := map[string]any{
@@ -154,7 +154,7 @@ func (h *host) berth() map[string]any {
 	return map[string]any{"type": "berth", "socket": h.socket(), "capabilities": map[string]any{"io.kubernetes.cri.pod-annotations": true}}
 }
 
-// sandbox is a pod's empty namespace.
+// sandbox returns a pod's empty namespace.
 func (h *host) sandbox() *libcni.RuntimeConf {
 	h.t.Helper()
 	b := make([]byte, 16)
@@ -170,7 +170,7 @@ func (h *host) sandbox() *libcni.RuntimeConf {
 	}
 }
 
-// linkNames are the names of the links in a namespace.
+// linkNames returns the names of the links in a namespace.
 func linkNames(t *testing.T, netns string) (names []string) {
 	t.Helper()
 	harness.OK(t, ns.Netlink(netns, func(h *netlink.Handle) error {
@@ -183,7 +183,7 @@ func linkNames(t *testing.T, netns string) (names []string) {
 	return names
 }
 
-// value is a result as the runtime gets it.
+// value returns a result in the form that the runtime receives.
 func value(t *testing.T, r types.Result) (v any) {
 	t.Helper()
 	data, err := json.Marshal(r)
@@ -191,19 +191,18 @@ func value(t *testing.T, r types.Result) (v any) {
 	return v
 }
 
-// TestBerthAfterAnotherNetwork has berth behind the plugins of another network, for egress
-// only. Tests that need tunnels are in other_network_egress_guest_test.go.
+// TestBerthAfterAnotherNetwork chains berth after the plugins of another network, only for egress. Tests that need
+// tunnels are in other_network_egress_guest_test.go.
 func TestBerthAfterAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	harness.StartKube(t)
 	t.Run("verbs", verbsAfterAnotherNetwork)
 	t.Run("installation", installationBesideAnotherNetwork)
-	t.Run("first of a list", firstOfAList)
+	t.Run("first plugin of a list", firstOfAList)
 }
 
-// verbsAfterAnotherNetwork runs each verb in each version of the CNI specification, with berth
-// at the end of another network's list and a restart of the daemon in between. The result is
-// the other network's.
+// verbsAfterAnotherNetwork runs each verb in each version of the CNI specification, with berth at the end of another
+// network's list and a restart of the daemon in between. The result is the other network's.
 func verbsAfterAnotherNetwork(t *testing.T) {
 	h := newHost(t)
 	h.start()
@@ -226,10 +225,10 @@ func verbsAfterAnotherNetwork(t *testing.T) {
 			want, err := h.cni.AddNetworkList(ctx, alone, other)
 			harness.OK(t, err)
 			if diff := cmp.Diff(shapeOf(value(t, want)), shapeOf(value(t, result))); diff != "" {
-				t.Errorf("the result is not as it is without berth (-without +with):\n%s", diff)
+				t.Errorf("result with berth differs (-without +with):\n%s", diff)
 			}
 			if diff := cmp.Diff(linkNames(t, other.NetNS), before); diff != "" {
-				t.Errorf("the pod's links are not as they are without berth (-without +with):\n%s", diff)
+				t.Errorf("links of the pod with berth differ (-without +with):\n%s", diff)
 			}
 			harness.OK(t, h.cni.DelNetworkList(ctx, alone, other))
 
@@ -241,7 +240,7 @@ func verbsAfterAnotherNetwork(t *testing.T) {
 			var pod introspect.Pod
 			harness.OK(t, h.get(ctx, introspect.PodPath+"?namespace=default&name="+rt.Args[2][1], &pod))
 			if len(pod.Attachments) != 1 || !strings.HasPrefix(pod.Attachments[0].Address.String(), "10.244.7.") || pod.Attachments[0].Egress != nil || pod.Attachments[0].Fault != "" {
-				t.Errorf("berthd knows of %+v", pod.Attachments)
+				t.Errorf("attachments of berthd = %+v, want one without egress and faults", pod.Attachments)
 			}
 			if version >= "1.1.0" {
 				harness.OK(t, h.cni.GetStatusNetworkList(ctx, list))
@@ -253,16 +252,16 @@ func verbsAfterAnotherNetwork(t *testing.T) {
 			harness.OK(t, h.cni.DelNetworkList(ctx, list, rt))
 			if version >= "0.4.0" {
 				if err := h.cni.CheckNetworkList(ctx, list, rt); err == nil {
-					t.Error("CHECK of a pod that went works")
+					t.Error("CHECK of a deleted pod succeeds")
 				}
 			}
 			harness.OK(t, h.get(ctx, introspect.PodPath+"?namespace=default&name="+rt.Args[2][1], &pod))
 			if len(pod.Attachments) != 0 {
-				t.Errorf("berthd still knows of %+v", pod.Attachments)
+				t.Errorf("berthd still has the attachments %+v", pod.Attachments)
 			}
 		})
 	}
-	// GC removes what it does not name, and the other network may reuse the address.
+	// GC removes the attachments that it does not name, and the other network may reuse the address.
 	ctx := harness.Deadline(t, harness.Patience)
 	list, rt := h.list("1.1.0", h.berth()), h.sandbox()
 	_, err := h.cni.AddNetworkList(ctx, list, rt)
@@ -271,11 +270,11 @@ func verbsAfterAnotherNetwork(t *testing.T) {
 	var doc introspect.Document
 	harness.OK(t, h.get(ctx, introspect.Path, &doc))
 	if doc.IPAM != "none" || len(doc.Allocated) != 0 || doc.Totals.Cooling != 0 {
-		t.Errorf("the document is %+v", doc)
+		t.Errorf("introspection document = %+v, want no addresses", doc)
 	}
 }
 
-// shapeOf is a result without what differs between pods: addresses, MACs, paths and names of host
+// shapeOf returns a result without the values that differ between pods: addresses, MACs, paths and names of host
 // links.
 func shapeOf(v any) any {
 	switch v := v.(type) {
@@ -303,8 +302,8 @@ func shapeOf(v any) any {
 	return v
 }
 
-// installationBesideAnotherNetwork installs the plugin without a configuration. A condition
-// says what to add to the other network's until it is there.
+// installationBesideAnotherNetwork installs the plugin without a configuration. A condition reports what to add to
+// the other network's configuration until it is added.
 func installationBesideAnotherNetwork(t *testing.T) {
 	h := newHost(t)
 	harness.OK(t, os.MkdirAll(h.conf(), 0o755))
@@ -323,11 +322,11 @@ func installationBesideAnotherNetwork(t *testing.T) {
 	files, err := os.ReadDir(h.conf())
 	harness.OK(t, err)
 	if len(files) != 1 {
-		t.Errorf("configurations are %v", files)
+		t.Errorf("configurations = %v, want only the other network's", files)
 	}
 }
 
-// firstOfAList expects ADD to fail where no other network comes before berth.
+// firstOfAList checks that ADD fails if no other network comes before berth.
 func firstOfAList(t *testing.T) {
 	h := newHost(t)
 	h.start()
@@ -337,10 +336,10 @@ func firstOfAList(t *testing.T) {
 	ctx := harness.Deadline(t, harness.Patience)
 	_, err := h.cni.AddNetworkList(ctx, list, rt)
 	if node.CNICode(err) != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "at the end of another network's list") {
-		t.Errorf("ADD says %v", err)
+		t.Errorf("ADD: error = %v, want one about the position in the list", err)
 	}
 	harness.OK(t, h.cni.DelNetworkList(ctx, list, rt))
 	if got := linkNames(t, rt.NetNS); len(got) != 1 {
-		t.Errorf("the namespace has %v", got)
+		t.Errorf("links in the namespace = %v, want only lo", got)
 	}
 }

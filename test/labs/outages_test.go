@@ -40,13 +40,13 @@ func TestOutagesOfEC2AndTheAPIServer(t *testing.T) {
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
-// apiServerDown stops the API server: pods use and release warm addresses, and an ADD that needs
-// another one says what is wrong. Growth continues afterwards.
+// apiServerDown stops the API server: pods use and release warm addresses, and an ADD that needs another address
+// explains the problem. Growth continues afterwards.
 func apiServerDown(t *testing.T, c *cluster) {
 	n, other := c.named(t, "node-2"), c.named(t, "node-3")
-	harness.OK(t, lab.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
+	harness.OK(t, lab.BindPods(t.Context(), n, "a", "b")) // their objects cannot be created later
 	harness.OK(t, lab.BindPods(t.Context(), other, "a"))
-	c.has(t, n.Name, 3) // two wait, and one is to be warm
+	c.has(t, n.Name, 3) // two for waiting pods and a warm one
 	c.has(t, other.Name, 2)
 	knows(t, n, 3)
 	knows(t, other, 2)
@@ -58,7 +58,7 @@ func apiServerDown(t *testing.T, c *cluster) {
 	harness.Add(t, other, "a")
 	harness.Remove(t, n, "a")
 	harness.Remove(t, n, "b")
-	s := harness.NewSandbox(t, n) // a third and fourth: the ones that were used cool
+	s := harness.NewSandbox(t, n) // uses a third and fourth address, because the used ones are cooling
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	_, err := s.Add(t, list)
 	harness.OK(t, err)
@@ -70,7 +70,7 @@ func apiServerDown(t *testing.T, c *cluster) {
 
 	harness.OK(t, c.Kube.StartAPIServer(harness.Deadline(t, patience)))
 	c.want(t, n.Name, 4)
-	c.has(t, n.Name, 4) // clients come back to it within half a minute
+	c.has(t, n.Name, 4) // clients reconnect within half a minute
 	c.othersGrow(t)
 	c.well(t, n.Name)
 	harness.ErrorGone(t, n)
@@ -78,7 +78,7 @@ func apiServerDown(t *testing.T, c *cluster) {
 	c.want(t, n.Name, 1)
 }
 
-// fullWithoutAPIServer uses a node's warm addresses, and expects the next ADD to name the API server.
+// fullWithoutAPIServer uses up a node's warm addresses, and requires the next ADD to name the API server.
 func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 	t.Helper()
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
@@ -93,19 +93,19 @@ func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 			return
 		}
 	}
-	t.Error("four ADDs worked on a node with two addresses")
+	t.Error("four ADDs succeeded on a node with two addresses")
 }
 
-// ec2Down stops EC2: nodes that need nothing go on, and one that needs something says so.
+// ec2Down stops EC2: nodes without needs continue, and one that needs addresses reports the outage.
 func ec2Down(t *testing.T, c *cluster) {
 	c.Cloud.API.Outage(true)
 	defer c.Cloud.API.Outage(false)
 	c.want(t, "node-2", 3)
-	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
-	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
+	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "check that the EC2 endpoint is reachable", "next try at")
+	c.event(t, "node-2", "NetworkTransient", "check that the EC2 endpoint is reachable")
 	harness.Add(t, c.named(t, "node-3"), "warm")
 	harness.Add(t, c.named(t, "node-2"), "warm")
-	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next one cannot come
+	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next address cannot be assigned
 	c.condition(t, "node-3", v1alpha1.ConditionReady, metav1.ConditionFalse, "")
 	c.Cloud.API.Outage(false)
 	c.healed(t, "node-2", 4)
@@ -116,14 +116,14 @@ func ec2Down(t *testing.T, c *cluster) {
 	c.want(t, "node-2", 1)
 }
 
-// throttled lets one call of an action through: nodes that need it wait and say so, others grow by
-// other actions, and all continue afterwards.
+// throttled permits a single call of an action: nodes that need it wait and report that, others grow with other
+// actions, and all continue afterwards.
 func throttled(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.Cloud.API.ResetCalls()
 	c.Cloud.API.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 1e-6})
 	more := c.few.PerENI + 1
-	c.want(t, "node-2", int32(more)) // a further ENI each
+	c.want(t, "node-2", int32(more)) // another ENI each
 	c.want(t, "node-3", int32(more))
 	var slow string
 	harness.Eventually(t, patience, "a node is throttled", func() error {
@@ -135,9 +135,9 @@ func throttled(t *testing.T, c *cluster) {
 				}
 			}
 		}
-		return errors.New("none yet")
+		return errors.New("no node is throttled yet")
 	})
-	c.troubled(t, slow, v1alpha1.ConditionDegraded, "Throttled", "CreateNetworkInterface", "ask for a higher EC2 API rate")
+	c.troubled(t, slow, v1alpha1.ConditionDegraded, "Throttled", "CreateNetworkInterface", "request a higher EC2 API rate limit")
 	harness.Add(t, c.named(t, slow), "warm")
 	harness.Remove(t, c.named(t, slow), "warm")
 	for range 5 {

@@ -15,9 +15,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestPodEventsExplainWaiting expects an Event of a pod when its ADD waits, fails, succeeds and is
-// rejected, and when its ENI is detached. berthd writes them with the rights that it is installed
-// with.
+// TestPodEventsExplainWaiting requires an Event of a pod when its ADD waits, fails, succeeds and is rejected, and
+// when its ENI is detached. berthd writes them with the rights of the installation.
 func TestPodEventsExplainWaiting(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
 		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}, OperatorArgs: []string{"--listing-interval=1h"}},
@@ -46,13 +45,13 @@ func TestPodEventsExplainWaiting(t *testing.T) {
 				hasEvent(t, l, "second", corev1.EventTypeNormal, "AddressAssigned", "has "+p.Addr().String())
 			}
 			if events := podEvents(t, l, "first"); len(events) != 0 {
-				t.Errorf("the pod that waited for nothing has the Events %v", events)
+				t.Errorf("Events of a pod that did not wait = %v, want none", events)
 			}
 			if mode == lab.OperatorMode {
 				detach(t, l, harness.ENIs(l, n)[1])
 				hasEvent(t, l, "second", corev1.EventTypeWarning, "NetworkLost", "docs/troubleshoot.md")
 				hasEvent(t, l, "second", corev1.EventTypeNormal, "NetworkRestored")
-				harness.Eventually(t, patience, "the pod talks again", func() error { return n.CheckPod(t.Context(), n.Pods()[0].Name) })
+				harness.Eventually(t, patience, "CHECK of the pod succeeds again", func() error { return n.CheckPod(t.Context(), n.Pods()[0].Name) })
 			}
 			if mode == lab.PoolMode {
 				refused := node.PodOptions{Once: true, Annotations: map[string]string{v1alpha1.AnnotationPool: "Not A Pool"}}
@@ -67,7 +66,7 @@ func TestPodEventsExplainWaiting(t *testing.T) {
 // hasEvent waits until a pod has an Event with all words.
 func hasEvent(t *testing.T, l *lab.Lab, pod, kind, reason string, words ...string) {
 	t.Helper()
-	harness.Eventually(t, patience, fmt.Sprintf("pod %s has an Event %s", pod, reason), func() error {
+	harness.Eventually(t, patience, fmt.Sprintf("Event of pod %s with reason %s", pod, reason), func() error {
 		var others []string
 		for _, e := range podEvents(t, l, pod) {
 			if e.Reason == reason && e.Type == kind && harness.Says(e.Message, words...) {
@@ -75,11 +74,11 @@ func hasEvent(t *testing.T, l *lab.Lab, pod, kind, reason string, words ...strin
 			}
 			others = append(others, e.Type+" "+e.Reason+": "+e.Message)
 		}
-		return fmt.Errorf("it has %d events: %s", len(others), strings.Join(others, "; "))
+		return fmt.Errorf("no such Event among %d: %s", len(others), strings.Join(others, "; "))
 	})
 }
 
-// podEvents are those that `kubectl describe pod` shows.
+// podEvents returns the Events that `kubectl describe pod` shows.
 func podEvents(t *testing.T, l *lab.Lab, pod string) []corev1.Event {
 	t.Helper()
 	list := &corev1.EventList{}

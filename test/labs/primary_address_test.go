@@ -22,20 +22,20 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestPodUsesOwnAddressOfAnENI sets spec.eni.usePrimaryAddress: a pod gets the primary address of a
-// secondary ENI, and has traffic like any other. When the setting is removed the pod keeps the
-// address; after the pod the node has it. An ENI with nothing else is released whole.
+// TestPodUsesOwnAddressOfAnENI sets spec.eni.usePrimaryAddress: a pod gets the primary address of a secondary ENI,
+// and has the same connectivity as other pods. When the setting is removed the pod keeps the address; after the pod
+// the node gets it back. An ENI without other addresses is released as a whole.
 func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	t.Parallel()
 	o := lab.Options{Nodes: 2, InstanceType: "m5.large"}
-	if harness.Families() == ipfamily.OnlyIPv6 { // an ENI has no IPv6 address of its own
+	if harness.Families() == ipfamily.OnlyIPv6 { // an ENI has no primary IPv6 address
 		o.IPFamilies = ipfamily.OnlyIPv4
 	}
 	l := harness.RaiseQuick(t, lab.OperatorMode, o)
 	n, far := l.Nodes()[0], l.Nodes()[1]
 	other := harness.Add(t, far, "other")
 
-	// Growth is limited to this address until the pod has asked for one.
+	// Growth is limited to this address until the pod has requested one.
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) {
 		s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = new(true), new(int32(1))
 	})
@@ -43,11 +43,11 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	p := harness.Add(t, n, "own")
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAllocate = nil })
 	if p.Addr() != e.Primary {
-		t.Fatalf("the pod has %s, want %s, which is the own address of %s", p.Addr(), e.Primary, e.ID)
+		t.Fatalf("address of the pod = %s, want %s, the primary address of %s", p.Addr(), e.Primary, e.ID)
 	}
 	served := func() {
 		t.Helper()
-		harness.Eventually(t, patience, "the pod is served", func() error {
+		harness.Eventually(t, patience, "the pod has connectivity", func() error {
 			return errors.Join(
 				harness.Talk(t, p, other),
 				harness.Asks(t, p.Netns(), fabric.InternetHost, harness.PrimaryAddress(t, l, n)),
@@ -58,9 +58,9 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	served()
 	available := func(want bool) {
 		t.Helper()
-		harness.Becomes(t, l, n.Name, fmt.Sprintf("%s is available: %t", e.Primary, want), func(o *v1alpha1.NodeNetwork) error {
+		harness.Becomes(t, l, n.Name, fmt.Sprintf("%s available = %t", e.Primary, want), func(o *v1alpha1.NodeNetwork) error {
 			if _, ok := o.Spec.IPAM.Available[e.Primary.String()]; ok != want {
-				return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
+				return fmt.Errorf("available addresses = %v", o.Spec.IPAM.Available)
 			}
 			return nil
 		})
@@ -68,7 +68,7 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	harness.Settle(t, l)
 	address, err := netlink.ParseAddr(e.Primary.String() + "/20")
 	harness.OK(t, err)
-	harness.OK(t, onLink(n, e, func(l netlink.Link) error { return netlink.AddrAdd(l, address) })) // as network managers do
+	harness.OK(t, onLink(n, e, func(l netlink.Link) error { return netlink.AddrAdd(l, address) })) // like network managers do
 	served()
 	harness.Settle(t, l)
 
@@ -78,11 +78,11 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	harness.Restart(t, n)
 	served()
 	harness.Remove(t, n, "own")
-	harness.Eventually(t, patience, "the node has the address", func() error {
+	harness.Eventually(t, patience, "address on the node's link", func() error {
 		return onLink(n, e, func(l netlink.Link) error {
 			have, err := netlink.AddrList(l, netlink.FAMILY_V4)
 			if err == nil && (len(have) != 1 || !have[0].IP.Equal(e.Primary.AsSlice())) {
-				err = fmt.Errorf("its link has %v", have)
+				err = fmt.Errorf("addresses of the link = %v", have)
 			}
 			return err
 		})
@@ -96,24 +96,24 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32) })
 	confirmed := make(chan bool, 1)
 	go func() { confirmed <- releases(w, n.Name, e.Primary) }()
-	harness.Eventually(t, patience, "the ENI is given back", func() error {
+	harness.Eventually(t, patience, "ENI is released", func() error {
 		return harness.Equal("ENIs", len(harness.ENIs(l, n)), 1)
 	})
 	harness.Settle(t, l)
-	select { // the watch may trail all that
+	select { // the watch may lag behind
 	case yes := <-confirmed:
 		if !yes {
-			t.Errorf("%s was never confirmed as released", e.Primary)
+			t.Errorf("release of %s was never confirmed", e.Primary)
 		}
 	case <-time.After(patience):
-		t.Errorf("%s was not seen confirmed as released", e.Primary)
+		t.Errorf("confirmation of the release of %s was not observed", e.Primary)
 	}
 }
 
 // aloneOn waits until the node has one address for pods, the primary address of a secondary ENI.
 func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	t.Helper()
-	harness.Becomes(t, l, n.Name, "the own address of an ENI and no other", func(o *v1alpha1.NodeNetwork) error {
+	harness.Becomes(t, l, n.Name, "only the primary address of an ENI is available", func(o *v1alpha1.NodeNetwork) error {
 		for _, e := range harness.ENIs(l, n) {
 			_, ok := o.Spec.IPAM.Available[e.Primary.String()]
 			if ok && harness.Addresses(o) == 1 && e.Attachment.DeviceIndex > 0 && len(e.Secondary) == 0 {
@@ -121,17 +121,17 @@ func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 				return gives(t, n, e.Primary)
 			}
 		}
-		return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
+		return fmt.Errorf("available addresses = %v", o.Spec.IPAM.Available)
 	})
 	return own
 }
 
-// gives is an error unless a node's daemon has exactly one free address.
+// gives returns an error unless a node's daemon has exactly this free address.
 func gives(t *testing.T, n *node.Node, a netip.Addr) error {
 	doc, err := lab.Document(t.Context(), n)
 	four := slices.DeleteFunc(doc.Available, func(a introspect.Available) bool { return a.Address.Is6() })
 	if err == nil && (len(four) != 1 || four[0].Address != a) {
-		err = fmt.Errorf("its daemon has %+v", doc.Available)
+		err = fmt.Errorf("free addresses of the daemon = %+v", doc.Available)
 	}
 	return err
 }
@@ -145,14 +145,14 @@ func onLink(n *node.Node, e vpc.ENI, do func(netlink.Link) error) error {
 		}
 		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().HardwareAddr.String() == e.MAC.String() })
 		if i < 0 {
-			return fmt.Errorf("no link of %s", e.ID)
+			return fmt.Errorf("no link for %s", e.ID)
 		}
 		return do(links[i])
 	})
 }
 
-// releases waits until a node confirms that no pod has an address, and ends the watch. It returns
-// false if the watch ended before.
+// releases waits until a node confirms the release of an address, and stops the watch. It returns false if the watch
+// ended before.
 func releases(w watch.Interface, name string, a netip.Addr) bool {
 	defer w.Stop()
 	for event := range w.ResultChan() {

@@ -17,18 +17,17 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// planted is part of every secret that the test puts where a bundle looks.
+// planted is part of every secret that the test plants.
 const planted = "Planted7Secret"
 
-// TestSupportBundleHidesSecrets covers node mode, TestKubectlBerthAgreesWithTheCluster the other
-// modes.
+// TestSupportBundleHidesSecrets covers node mode, TestKubectlBerthAgreesWithTheCluster the other modes.
 func TestSupportBundleHidesSecrets(t *testing.T) {
 	t.Parallel()
 	supportBundle(t, harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"}).Nodes()[0])
 }
 
-// supportBundle collects a bundle on a node with secrets in every kind of place. It has everything
-// except the secrets. The node takes no pods afterwards.
+// supportBundle collects a bundle on a node with secrets in every kind of place. It contains everything except the
+// secrets. The node does not accept pods afterwards.
 func supportBundle(t *testing.T, n *node.Node) {
 	t.Helper()
 	harness.Ready(t, n)
@@ -39,7 +38,7 @@ func supportBundle(t *testing.T, n *node.Node) {
 	data, err := os.ReadFile(path)
 	harness.OK(t, err)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+		t.Errorf("mode of the bundle = %v, %v, want 0600", info.Mode(), err)
 	}
 	files, index, err := archive.Open(bytes.NewReader(data))
 	harness.OK(t, err)
@@ -71,22 +70,22 @@ func supportBundle(t *testing.T, n *node.Node) {
 		"errors.txt":                   {"runtime: "},
 	})
 	if !slices.ContainsFunc(index.Files, func(f archive.File) bool { return strings.HasPrefix(f.Name, "state/attachments/attachment-bth") }) {
-		t.Error("there is no record of the pod's")
+		t.Error("the pod's record is missing")
 	}
 	for name, content := range files {
 		if bytes.Contains(content, []byte(planted)) {
-			t.Errorf("%s has a secret:\n%s", name, content)
+			t.Errorf("%s contains a secret:\n%s", name, content)
 		}
 	}
 	if index.Version == "" || index.Ended.Before(index.Begun) || len(index.Files) != len(files)-2 || !strings.Contains(said, "runtime: ") {
-		t.Errorf("index %+v; said %s", index, said)
+		t.Errorf("unexpected index %+v or output %s", index, said)
 	}
 	if strings.Contains(said, planted) {
-		t.Errorf("a secret is told:\n%s", said)
+		t.Errorf("output contains a secret:\n%s", said)
 	}
 }
 
-// TestSupportBundleWithoutDaemon collects a bundle of a node whose daemon is dead.
+// TestSupportBundleWithoutDaemon collects a bundle on a node whose daemon is down.
 func TestSupportBundleWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
@@ -105,7 +104,7 @@ func TestSupportBundleWithoutDaemon(t *testing.T) {
 		"errors.txt": {"introspection: ", "metrics: ", "connection refused"}, "settings.json": {"default of --state-dir"},
 	})
 	if !strings.Contains(said, "connection refused") {
-		t.Errorf("said %s", said)
+		t.Errorf("output = %s, want \"connection refused\"", said)
 	}
 }
 
@@ -126,7 +125,7 @@ func holds(t *testing.T, files map[string][]byte, want map[string][]string) {
 	for name, parts := range want {
 		content, ok := files[name]
 		if !ok {
-			t.Errorf("there is no %s; errors: %s", name, files[archive.ErrorsFile])
+			t.Errorf("%s is missing; errors: %s", name, files[archive.ErrorsFile])
 			continue
 		}
 		for _, part := range parts {
@@ -137,11 +136,10 @@ func holds(t *testing.T, files map[string][]byte, want map[string][]string) {
 	}
 }
 
-// logOf is the folder of a log below /var/log/pods.
+// logOf is the directory of a log below /var/log/pods.
 const logOf = "kube-system_berthd-x_uid/berthd/"
 
-// plant puts secrets into each kind of file, and returns a root with the node's paths and a kubelet's
-// logs.
+// plant plants secrets in each kind of file, and returns a root with the node's paths and a kubelet's logs.
 func plant(t *testing.T, n *node.Node) (root string) {
 	t.Helper()
 	root = t.TempDir()

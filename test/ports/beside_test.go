@@ -20,10 +20,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBeside has pods whose first interface comes from ENIs or a pool, and further interfaces from ports of a VPC.
-// berthd has the privileges that the chart grants.
+// TestBeside runs pods whose first interface comes from ENIs or a pool, with VPC ports as additional interfaces.
+// berthd has the privileges granted by the chart.
 func TestBeside(t *testing.T) {
-	harness.Rotate(t, 0, 2, 4, 7, 9) // TestMachines has the others
+	harness.Rotate(t, 0, 2, 4, 7, 9) // TestMachines runs in the other slices
 	for _, mode := range harness.Sample(t, 3, []lab.Mode{lab.PoolMode, lab.NodeMode, lab.OperatorMode}) {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
@@ -39,16 +39,16 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// two requests two NICs beside the first interface.
+// two requests two NICs in addition to the first interface.
 const two = "[{subnet: subnet-1}, {subnet: subnet-2}]"
 
-// addIn adds a pod with NICs in the first VPC, at the first attempt.
+// addIn adds a pod with NICs in the first VPC, without retries.
 func (b *bench) addIn(n *node.Node, name, nics string) *node.Pod {
 	b.Helper()
 	return b.addPod(n, name, vpcPod(b.VPCs[0].Name, nics))
 }
 
-// links are the interfaces of a pod but lo, by name, with their IPv4 addresses.
+// links returns the interfaces of a pod except lo, by name, with their IPv4 addresses.
 func (b *bench) links(p *node.Pod) map[string]netip.Addr {
 	b.Helper()
 	all := map[string]netip.Addr{}
@@ -60,7 +60,7 @@ func (b *bench) links(p *node.Pod) map[string]netip.Addr {
 			}
 			addrs, err := h.AddrList(l, netlink.FAMILY_V4)
 			if err != nil || len(addrs) != 1 {
-				return fmt.Errorf("%s has %v: %w", l.Attrs().Name, addrs, err)
+				return fmt.Errorf("addresses of %s = %v, want one: %w", l.Attrs().Name, addrs, err)
 			}
 			all[l.Attrs().Name], _ = netip.AddrFromSlice(addrs[0].IP.To4())
 		}
@@ -69,7 +69,7 @@ func (b *bench) links(p *node.Pod) map[string]netip.Addr {
 	return all
 }
 
-// leavesBy is the interface by which a pod sends packets to an address, from a source or from any.
+// leavesBy returns the interface through which a pod sends packets to an address, from a given or any source.
 func (b *bench) leavesBy(p *node.Pod, to, from netip.Addr) (name string) {
 	b.Helper()
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
@@ -90,38 +90,38 @@ func (b *bench) leavesBy(p *node.Pod, to, from netip.Addr) (name string) {
 	return name
 }
 
-// askingForNone adds pods that request no NIC: no port is created.
+// askingForNone adds pods without NICs: no port is created.
 func (b *bench) askingForNone() {
 	b.model.Neutron.HTTP.ResetCalls()
 	near, far := harness.Add(b.T, b.a, "near"), harness.Add(b.T, b.b, "far")
 	if got := slices.Sorted(maps.Keys(b.links(near))); !slices.Equal(got, []string{"eth0"}) {
-		b.Errorf("a pod that asks for no NIC has %v", got)
+		b.Errorf("links of a pod without NICs = %v, want eth0", got)
 	}
 	b.reaches(near, far)
 	harness.Settle(b.T, b.Lab)
 	harness.Remove(b.T, b.a, "near")
 	harness.Remove(b.T, b.b, "far")
 	if n := b.model.Neutron.HTTP.Count("POST", "/v2.0/ports"); n != 0 {
-		b.Errorf("%d calls made ports", n)
+		b.Errorf("%d calls created ports, want none", n)
 	}
 	b.empty()
 }
 
-// packetsBeside sends packets by every interface, and checks the routes that separate them.
+// packetsBeside sends packets through every interface, and checks the routes that separate them.
 func (b *bench) packetsBeside() {
 	near, far := b.addIn(b.a, "near", two), b.addIn(b.b, "far", two)
 	here, there := b.links(near), b.links(far)
 	for _, name := range []string{"eth0", "eth1", "eth2"} {
 		if !here[name].IsValid() || !there[name].IsValid() {
-			b.Fatalf("the pods have %v and %v", here, there)
+			b.Fatalf("links of the pods = %v and %v, want all interfaces with addresses", here, there)
 		}
 	}
 	if near.Addr().Is4() && near.Addr() != here["eth0"] {
-		b.Errorf("the pod's first address is %s, eth0 has %v", near.Addr(), here["eth0"])
+		b.Errorf("first address of the pod = %s, want %v of eth0", near.Addr(), here["eth0"])
 	}
 	for _, i := range []string{"eth1", "eth2"} {
 		if got := addresses(b.nic(near, i)); got != here[i].String() {
-			b.Errorf("%s has %s, its PodNIC %s", i, here[i], got)
+			b.Errorf("address of %s = %s, want %s of its PodNIC", i, here[i], got)
 		}
 	}
 	outside := netip.MustParseAddr("192.0.2.1")
@@ -136,14 +136,14 @@ func (b *bench) packetsBeside() {
 		{to: there["eth2"], by: "eth2"},
 	} {
 		if got := b.leavesBy(near, tc.to, tc.from); got != tc.by {
-			b.Errorf("packets from %v to %s leave by %s, want %s", tc.from, tc.to, got, tc.by)
+			b.Errorf("packets from %v to %s leave through %s, want %s", tc.from, tc.to, got, tc.by)
 		}
 	}
 	for _, i := range []string{"eth0", "eth1", "eth2"} {
-		harness.Eventually(b.T, harness.Patience, "answers by "+i, func() error {
+		harness.Eventually(b.T, harness.Patience, "reply through "+i, func() error {
 			r, err := near.Ask(soon(b.T), "tcp", there[i], "hello")
 			if err == nil && r.You != here[i] {
-				err = fmt.Errorf("the other saw %s, want %s", r.You, here[i])
+				err = fmt.Errorf("source address = %s, want %s", r.You, here[i])
 			}
 			return err
 		})
@@ -155,43 +155,43 @@ func (b *bench) packetsBeside() {
 	b.empty()
 }
 
-// checkBeside checks that CHECK notices a change of a port's interface.
+// checkBeside checks that CHECK detects a change of a port's interface.
 func (b *bench) checkBeside() {
 	b.checkNotices(b.addIn(b.a, "checked", two), "eth2")
 	b.clear()
 }
 
-// refusedBeside requests NICs that cannot exist beside an interface that is no port.
+// refusedBeside requests NICs that cannot exist next to an interface that is not a port.
 func (b *bench) refusedBeside() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	_, err := b.a.AddPod(ctx, "twice", vpcPod(b.VPCs[0].Name, "[{name: eth0}]"))
-	if b.Mode == lab.OperatorMode { // where eth0 may be a branch interface: the operator knows the VPC's provider, and refuses
+	if b.Mode == lab.OperatorMode { // eth0 may be a branch interface, so the operator, which knows the VPC's provider, rejects it
 		harness.Fails(b.T, err, 11, "eth0", "Events")
 	} else {
 		harness.Fails(b.T, err, 7, "berth.dev/nics", "eth0")
 	}
-	_, err = b.a.AddPod(ctx, "nowhere", pod("[{}]")) // at admission: its namespace has no VPC
+	_, err = b.a.AddPod(ctx, "nowhere", pod("[{}]")) // rejected at admission: the namespace has no VPC
 	if err == nil || !harness.Says(err.Error(), "berth.dev/nics", "berth.dev/vpc") {
-		b.Errorf("a pod that names no VPC: %v", err)
+		b.Errorf("pod without a VPC: error = %v, want one that names both annotations", err)
 	}
 	b.empty()
 }
 
-// restartBeside kills and restarts berthd under pods with and without NICs.
+// restartBeside kills and restarts berthd while pods with and without NICs run.
 func (b *bench) restartBeside() {
 	plain, several := harness.Add(b.T, b.a, "plain"), b.addIn(b.a, "several", two)
 	far := b.addIn(b.b, "far", two)
 	before := b.links(several)
 	harness.OK(b.T, b.a.Kill())
-	for _, i := range []string{"eth0", "eth1", "eth2"} { // nobody needs berthd for packets
+	for _, i := range []string{"eth0", "eth1", "eth2"} { // traffic does not depend on berthd
 		if _, err := several.Ask(harness.Deadline(b.T, harness.Patience), "tcp", b.links(far)[i], "hello"); err != nil {
-			b.Errorf("without berthd, by %s: %v", i, err)
+			b.Errorf("without berthd, through %s: %v", i, err)
 		}
 	}
 	harness.Restart(b.T, b.a)
 	harness.Settle(b.T, b.Lab)
 	if after := b.links(several); !maps.Equal(before, after) {
-		b.Errorf("the pod had %v, has %v after berthd's start", before, after)
+		b.Errorf("links of the pod before the restart = %v, after = %v", before, after)
 	}
 	ctx := harness.Deadline(b.T, harness.Patience)
 	harness.OK(b.T, b.a.CheckPod(ctx, "several"))
@@ -200,20 +200,20 @@ func (b *bench) restartBeside() {
 	b.clear()
 }
 
-// killsBeside kills berthd between the mode's interface and the ports, and between the ports, at ADD and at DEL.
+// killsBeside kills berthd between the mode's interface and the ports, and between the ports, during ADD and DEL.
 func (b *bench) killsBeside() {
 	points := []string{"daemon.add.leased"}
-	if b.Mode != lab.OperatorMode { // whose source is that of node mode
+	if b.Mode != lab.OperatorMode { // operator mode has the address source of node mode
 		points = append(points, "daemon.nics.plugged", "daemon.nics.unplugged")
 	}
-	if b.Mode == lab.PoolMode { // the others are the same for the daemon
+	if b.Mode == lab.PoolMode { // the other cases are the same for the daemon
 		points = append(points, "daemon.nics.acquired", "daemon.add.wired", "daemon.nics.active", "daemon.del.detached")
 	}
 	for _, point := range harness.Sample(b.T, 2, points) {
 		b.Run(point, func(t *testing.T) {
 			b := b.on(t)
 			if !slices.Contains(failpoint.Names(), point) {
-				t.Fatalf("there is no failpoint %s", point)
+				t.Fatalf("unknown failpoint %s", point)
 			}
 			harness.OK(t, b.a.Stop(harness.Patience))
 			armed := maps.Clone(b.a.Env)
@@ -229,14 +229,14 @@ func (b *bench) killsBeside() {
 					b.a.Env = unarmed
 					started <- b.a.Start()
 				case <-ctx.Done():
-					started <- fmt.Errorf("berthd did not come to %s", point)
+					started <- fmt.Errorf("berthd did not reach %s", point)
 				}
 			}()
 			harness.OK(t, b.a.WaitReady(ctx))
 			p, err := b.a.AddPod(ctx, "victim", vpcPod(b.VPCs[0].Name, two))
 			harness.OK(t, err)
 			if got := slices.Sorted(maps.Keys(b.links(p))); !slices.Equal(got, []string{"eth0", "eth1", "eth2"}) {
-				t.Errorf("the pod has %v", got)
+				t.Errorf("links of the pod = %v, want eth0, eth1 and eth2", got)
 			}
 			harness.OK(t, b.a.DelPod(ctx, "victim"))
 			harness.OK(t, <-started)

@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// annotate changes the NICs that a running pod requests.
+// annotate changes the NICs requested by a running pod.
 func (b *bench) annotate(p *node.Pod, nics string) {
 	b.Helper()
 	harness.OK(b.T, b.Kube.AnnotatePod(harness.Deadline(b.T, harness.Patience), p, v1alpha1.AnnotationNICs, nics))
@@ -49,11 +49,11 @@ func (b *bench) says(p *node.Pod, link string, status metav1.ConditionStatus, re
 	b.Helper()
 	harness.Eventually(b.T, harness.Patience, fmt.Sprintf("%s of pod %s is %s", link, p.Name, reason), func() (err error) {
 		if nic, err = b.find(p, link); err != nil || nic == nil {
-			return errors.Join(err, errors.New("it has no PodNIC"))
+			return errors.Join(err, errors.New("the interface has no PodNIC"))
 		}
 		c := meta.FindStatusCondition(nic.Status.Conditions, v1alpha1.ConditionPlugged)
 		if c == nil || c.Status != status || c.Reason != reason || !harness.Says(c.Message, words...) {
-			return fmt.Errorf("it says %+v of %+v", nic.Status.Conditions, nic.Status.Node)
+			return fmt.Errorf("conditions = %+v, node status = %+v", nic.Status.Conditions, nic.Status.Node)
 		}
 		return nil
 	})
@@ -66,13 +66,13 @@ func (b *bench) gone(p *node.Pod, link string) {
 	harness.Eventually(b.T, harness.Patience, fmt.Sprintf("%s of pod %s is gone", link, p.Name), func() error {
 		nic, err := b.find(p, link)
 		if err != nil || nic != nil {
-			return fmt.Errorf("there is %+v: %w", nic, err)
+			return fmt.Errorf("the PodNIC still exists: %+v: %w", nic, err)
 		}
-		return harness.Equal("interfaces of the name", b.index(p, link), 0)
+		return harness.Equal("interfaces of that name", b.index(p, link), 0)
 	})
 }
 
-// index is the index of an interface in a pod, or 0.
+// index returns the index of an interface in a pod, or 0.
 func (b *bench) index(p *node.Pod, name string) (index int) {
 	b.Helper()
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
@@ -88,7 +88,7 @@ func (b *bench) index(p *node.Pod, name string) (index int) {
 	return index
 }
 
-// answers waits until a pod gets an answer from an address.
+// answers waits until a pod gets a reply from an address.
 func (b *bench) answers(from *node.Pod, at string) {
 	b.Helper()
 	harness.Eventually(b.T, time.Minute, from.Name+" reaches "+at, func() error { return ask(b.Context(), from, at) })
@@ -101,7 +101,7 @@ func ask(ctx context.Context, from *node.Pod, at string) error {
 	return err
 }
 
-// hotPlugAgain adds a NIC to a running pod, removes it, and adds another NIC of that name and one more.
+// hotPlugAgain adds a NIC to a running pod, removes it, and adds another NIC with the same name and one more.
 func (b *bench) hotPlugAgain() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	p, near, far := b.add(b.a, "grows", ""), b.add(b.b, "near", ""), b.add(b.b, "far", "[{subnet: subnet-2}]")
@@ -116,20 +116,20 @@ func (b *bench) hotPlugAgain() {
 	harness.OK(b.T, b.a.CheckPod(ctx, "grows"))
 	b.annotate(p, "[{}, {name: eth1, subnet: subnet-2, ip: 192.168.1.41}, {name: storage}]")
 	if again := b.plugged(p, "eth1"); again.UID == nic.UID {
-		b.Errorf("it is the PodNIC of before: %+v", again)
+		b.Errorf("the PodNIC was not replaced: %+v", again)
 	}
 	b.plugged(p, "storage")
 	b.answers(far, "192.168.1.41")
 	b.answers(near, p.Addr().String())
 	harness.OK(b.T, b.a.CheckPod(ctx, "grows"))
 	if after := b.nic(p, "eth0"); after.UID != before.UID || after.Status.PortID != before.Status.PortID || b.index(p, "eth0") != first {
-		b.Errorf("its first interface was %d of %+v, is %d of %+v", first, before.Status, b.index(p, "eth0"), after.Status)
+		b.Errorf("first interface changed from %d of %+v to %d of %+v", first, before.Status, b.index(p, "eth0"), after.Status)
 	}
 	b.clear()
 }
 
-// hotPlugRefused edits a NIC of a running pod, and adds one that cannot be plugged: Events on the pod
-// say so, and it keeps what it has.
+// hotPlugRefused edits a NIC of a running pod, and adds one that cannot be plugged: Events on the pod explain this,
+// and the pod keeps its NICs.
 func (b *bench) hotPlugRefused() {
 	p := b.add(b.a, "stays", "[{subnet: subnet-1}]")
 	before := b.nic(p, "eth0")
@@ -138,7 +138,7 @@ func (b *bench) hotPlugRefused() {
 	b.annotate(p, "[{subnet: subnet-1}, {name: eth1, subnet: subnet-2, defaultRoute: true}]")
 	b.event(p, "NICsRefused", "[1].defaultRoute", "is added")
 
-	// Somebody in the pod has the name already.
+	// An interface in the pod already has the name.
 	stranger := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "stranger"}
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
 		return h.LinkAdd(stranger)
@@ -150,10 +150,10 @@ func (b *bench) hotPlugRefused() {
 	harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
 		return h.LinkDel(stranger)
 	}))
-	b.plugged(p, "eth1") // it was tried again
+	b.plugged(p, "eth1") // it was retried
 
 	if after := b.nic(p, "eth0"); after.UID != before.UID || after.Status.PortID != before.Status.PortID || !after.Status.DefaultRoute {
-		b.Errorf("eth0 was %+v, is %+v", before.Status, after.Status)
+		b.Errorf("eth0 changed from %+v to %+v", before.Status, after.Status)
 	}
 	b.clear()
 }
@@ -161,7 +161,7 @@ func (b *bench) hotPlugRefused() {
 // event waits until a pod has an Event with a reason and some words.
 func (b *bench) event(p *node.Pod, reason string, words ...string) {
 	b.Helper()
-	harness.Eventually(b.T, harness.Patience, "the Event "+reason, func() error {
+	harness.Eventually(b.T, harness.Patience, "Event "+reason, func() error {
 		list := &corev1.EventList{}
 		if err := b.Kube.Client.List(b.Context(), list, client.InNamespace(p.Namespace)); err != nil {
 			return err
@@ -176,7 +176,7 @@ func (b *bench) event(p *node.Pod, reason string, words ...string) {
 			}
 			seen = append(seen, e.Reason+": "+e.Message)
 		}
-		return fmt.Errorf("there are %s", strings.Join(seen, "\n"))
+		return fmt.Errorf("Events of the pod: %s", strings.Join(seen, "\n"))
 	})
 }
 
@@ -195,7 +195,7 @@ func (b *bench) hotPlugOfUsersNICs() {
 		b.annotate(step.to, "[{}, {name: vip, nic: floating}]")
 		has := b.plugged(step.to, "vip")
 		if port != "" && has.Status.PortID != port {
-			b.Errorf("it has port %s, had %s", has.Status.PortID, port)
+			b.Errorf("port of the PodNIC = %s, want %s as before", has.Status.PortID, port)
 		}
 		port = has.Status.PortID
 		b.answers(far, "192.168.1.60")
@@ -207,8 +207,8 @@ func (b *bench) hotPlugOfUsersNICs() {
 	b.empty()
 }
 
-// hotPlugWhileKilled adds and removes NICs while berthd is killed again and again: in the end all pods have the NICs
-// that they request.
+// hotPlugWhileKilled adds and removes NICs while berthd is killed repeatedly: finally all pods have the requested
+// NICs.
 func (b *bench) hotPlugWhileKilled() {
 	const pods, rounds = 3, 8
 	var all []*node.Pod
@@ -239,8 +239,8 @@ func (b *bench) hotPlugWhileKilled() {
 	b.clear()
 }
 
-// addressesThatChange gives ports other addresses at the provider: a further NIC gets
-// them, and for the first NIC a condition and an Event say so.
+// addressesThatChange changes the addresses of ports at the provider: an additional NIC gets the new address; for the
+// first NIC a condition and an Event report the change.
 func (b *bench) addressesThatChange() {
 	p, far := b.add(b.a, "moves", "[{}, {name: eth1, subnet: subnet-2, ip: 192.168.1.90}]"), b.add(b.b, "far", "[{subnet: subnet-2}]")
 	b.answers(far, "192.168.1.90")
@@ -249,15 +249,15 @@ func (b *bench) addressesThatChange() {
 	}
 	index := b.index(p, "eth1")
 	move(b.nic(p, "eth1"), "192.168.1.91")
-	harness.Eventually(b.T, time.Minute, "eth1 has its port's address", func() error {
+	harness.Eventually(b.T, time.Minute, "eth1 gets its port's address", func() error {
 		if got := addresses(b.nic(p, "eth1")); got != "192.168.1.91" {
-			return errors.New("its PodNIC has " + got)
+			return errors.New("address of the PodNIC = " + got)
 		}
 		return nil
 	})
 	b.answers(far, "192.168.1.91")
 	if b.index(p, "eth1") != index {
-		b.Error("it was plugged anew, and not changed in place")
+		b.Error("eth1 was plugged again instead of changed in place")
 	}
 	harness.Settle(b.T, b.Lab)
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "moves"))

@@ -17,11 +17,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestMachines has virtual machines in pods with NICs that are ports, by a tap device or by a bridge of their runtime,
+// TestMachines runs virtual machines in pods with NICs that are ports, with a tap device or a bridge of their
+// runtime, and
 // with each way to plug.
 func TestMachines(t *testing.T) {
-	harness.Rotate(t, 1, 3, 5, 6, 8)                                         // TestBeside has the others
-	b := raise(t, lab.Options{DaemonArgs: []string{"--repair-interval=1h"}}) // what is mended is mended by events
+	harness.Rotate(t, 1, 3, 5, 6, 8)                                         // TestBeside runs in the other slices
+	b := raise(t, lab.Options{DaemonArgs: []string{"--repair-interval=1h"}}) // all repairs are triggered by events
 	for _, p := range harness.Sample(t, 3, []testCase{
 		{"Tap", func(b *bench) { b.machines("tap") }},
 		{"Bridge", func(b *bench) { b.machines("bridge") }},
@@ -35,7 +36,7 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// machinesByALinuxBridge has nodes that plug as Neutron's hybrid plug does.
+// machinesByALinuxBridge uses nodes that plug like Neutron's hybrid plug.
 func (b *bench) machinesByALinuxBridge() {
 	for _, n := range b.Nodes() {
 		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
@@ -48,7 +49,7 @@ func (b *bench) machinesByALinuxBridge() {
 	}
 }
 
-// machinesInAlcor has tap devices that lead to links of Alcor's agent. Bridges cannot.
+// machinesInAlcor uses tap devices that lead to links of Alcor's agent. Bridges are not possible.
 func (b *bench) machinesInAlcor() {
 	b.machines("tap")
 	_, err := b.a.AddPod(harness.Deadline(b.T, harness.Patience), "bridged", pod("[{binding: bridge}]"))
@@ -64,21 +65,21 @@ func (b *bench) machine(n *node.Node, name, nics string) *node.Pod {
 	return b.addPod(n, name, o)
 }
 
-// machines has a machine with two NICs talk to a pod on another node and to another machine.
+// machines tests traffic of a machine with two NICs to a pod on another node and to another machine.
 func (b *bench) machines(binding string) {
 	nics := fmt.Sprintf("[{binding: %[1]s}, {subnet: subnet-2, binding: %[1]s}]", binding)
 	vm, other, far := b.machine(b.a, "vm", nics), b.machine(b.b, "vm-too", nics), b.add(b.b, "far", "")
 	b.reaches(vm, far)
 	b.reaches(far, vm)
 	b.reaches(other, vm)
-	// By their second NICs.
+	// Through their second NICs.
 	second := netip.MustParseAddr(addresses(b.nic(other, "eth1")))
 	harness.Eventually(b.T, time.Minute, fmt.Sprintf("%s reaches %s", vm.Name, second), func() error {
 		ctx, cancel := context.WithTimeout(b.Context(), 5*time.Second)
 		defer cancel()
 		r, err := vm.Ask(ctx, "udp", second, "hello")
 		if err == nil && r.You.String() != addresses(b.nic(vm, "eth1")) {
-			err = fmt.Errorf("seen as %s", r.You)
+			err = fmt.Errorf("source address = %s", r.You)
 		}
 		return err
 	})
@@ -90,13 +91,13 @@ func (b *bench) machines(binding string) {
 	harness.OK(b.T, b.a.CheckPod(ctx, "vm"))
 	b.reaches(far, vm)
 	harness.Settle(b.T, b.Lab)
-	harness.Remove(b.T, b.a, "vm") // with the machine running
+	harness.Remove(b.T, b.a, "vm") // while the machine runs
 	harness.OK(b.T, b.a.DelAgain(ctx, vm))
 	harness.RemoveAll(b.T, b.b)
 	b.empty()
 }
 
-// deletedLink deletes the node's link of a machine's port, and of a pod's port. Both are repaired at once.
+// deletedLink deletes the node's link of a machine's port, and of a pod's port. Both are repaired immediately.
 func (b *bench) deletedLink(prefix string) {
 	vm, plain, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.a, "plain", ""), b.add(b.b, "far", "")
 	harness.Settle(b.T, b.Lab)
@@ -116,7 +117,7 @@ func (b *bench) deletedLink(prefix string) {
 	b.clear()
 }
 
-// spoofing gives a machine another MAC address than its port has: the VPC drops its packets.
+// spoofing gives a machine another MAC address than that of its port: the VPC drops its packets.
 func (b *bench) spoofing() {
 	vm, far := b.machine(b.a, "vm", "[{binding: tap}]"), b.add(b.b, "far", "")
 	b.reaches(vm, far)
@@ -134,14 +135,14 @@ func (b *bench) spoofing() {
 	}
 	call(net.HardwareAddr{0x02, 0, 0, 0, 0, 0x66})
 	if r, err := vm.Ask(soon(b.T), "tcp", far.Addr(), "hello"); err == nil {
-		b.Errorf("what came from another MAC address was answered: %+v", r)
+		b.Errorf("packets with another MAC address got a reply: %+v", r)
 	}
 	call(own)
 	b.reaches(vm, far)
 	b.clear()
 }
 
-// withoutTun has a node without the kernel module tun.
+// withoutTun tests a node without the kernel module tun.
 func (b *bench) withoutTun() {
 	restore := b.container.Without(b.T, "/dev/net")
 	harness.Restart(b.T, b.a)
@@ -150,7 +151,7 @@ func (b *bench) withoutTun() {
 	o.VM = true
 	_, err := b.a.AddPod(ctx, "no-tun", o)
 	harness.Fails(b.T, err, 11, "/dev/net/tun", "cannot create a tap device")
-	_, err = b.a.AddPod(ctx, "bridged", pod("[{binding: bridge}]")) // which needs none
+	_, err = b.a.AddPod(ctx, "bridged", pod("[{binding: bridge}]")) // needs no tap device
 	harness.OK(b.T, err)
 	restore()
 	harness.Restart(b.T, b.a)
@@ -158,7 +159,7 @@ func (b *bench) withoutTun() {
 	b.clear()
 }
 
-// daemonKilled kills berthd while machines talk: no packet is lost.
+// daemonKilled kills berthd while machines communicate: no packet is lost.
 func (b *bench) daemonKilled() {
 	tap, bridged, far := b.machine(b.a, "tap", "[{binding: tap}]"), b.machine(b.a, "bridged", "[{binding: bridge}]"), b.add(b.b, "far", "")
 	b.reaches(tap, far)
@@ -176,11 +177,11 @@ func (b *bench) daemonKilled() {
 		}
 	}
 	harness.OK(b.T, b.a.Kill())
-	ask("berthd does not run")
+	ask("berthd down")
 	harness.OK(b.T, b.a.Start())
-	ask("berthd starts")
+	ask("berthd starting")
 	harness.OK(b.T, b.WaitReady(harness.Deadline(b.T, harness.Patience)))
-	ask("berthd runs again")
+	ask("berthd running")
 	harness.Settle(b.T, b.Lab)
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "tap"))
 	b.clear()

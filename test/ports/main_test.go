@@ -1,7 +1,6 @@
-// Package ports holds the tests of pods with ports of VPCs, from the annotation to the packet:
-// the real plugin, daemon and operator; with a strict Neutron behind Keystone, and the real OVN
-// on the nodes; and with a strict Alcor, and its agents on the nodes. Where OVN is not installed
-// those of Neutron are left out, and say so.
+// Package ports tests pods with VPC ports, from the annotation to the packet: the real plugin, daemon and operator;
+// with a strict Neutron behind Keystone and the real OVN on the nodes; and with a strict Alcor and its agents on the
+// nodes. If OVN is not installed, the Neutron tests are skipped with a message.
 package ports
 
 import (
@@ -24,23 +23,23 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator"))
 }
 
-// bench is a lab of two nodes with ports, on which berthd has the privileges that the chart grants.
+// bench is a lab of two nodes with ports, on which berthd has the privileges granted by the chart.
 type bench struct {
 	*testing.T
 	*lab.Lab
-	model     *portcloud.Model // nil in one of Alcor
-	alcor     *portcloud.Alcor // nil in one of Neutron
+	model     *portcloud.Model // nil with Alcor
+	alcor     *portcloud.Alcor // nil with Neutron
 	container *harness.Container
 	a, b      *node.Node
 }
 
-// raise raises a lab in port mode, with Neutron if o has no other provider.
+// raise starts a lab in port mode, with Neutron unless o has another provider.
 func raise(t *testing.T, o lab.Options) *bench {
 	t.Helper()
 	return raiseIn(t, lab.PortMode, o)
 }
 
-// raiseIn raises a lab with ports beside another mode.
+// raiseIn starts a lab with ports in addition to another mode.
 func raiseIn(t *testing.T, mode lab.Mode, o lab.Options) *bench {
 	t.Helper()
 	if o.PortCloud == nil {
@@ -54,19 +53,19 @@ func raiseIn(t *testing.T, mode lab.Mode, o lab.Options) *bench {
 	return b
 }
 
-// on is the same lab for a subtest.
+// on returns the same lab for a subtest.
 func (b *bench) on(t *testing.T) *bench {
 	c := *b
 	c.T = t
 	return &c
 }
 
-// pod is a pod with NICs.
+// pod returns the options of a pod with NICs.
 func pod(nics string) node.PodOptions {
 	return node.PodOptions{Annotations: map[string]string{"berth.dev/nics": nics}, Once: true}
 }
 
-// add adds a pod at the first attempt.
+// add adds a pod without retries.
 func (b *bench) add(n *node.Node, name, nics string) *node.Pod {
 	b.Helper()
 	o := pod(nics)
@@ -83,7 +82,7 @@ func (b *bench) addPod(n *node.Node, name string, o node.PodOptions) *node.Pod {
 	return p
 }
 
-// result is the plugin's result.
+// result returns the plugin's result.
 func (b *bench) result(p *node.Pod) *types100.Result {
 	b.Helper()
 	r, err := types100.GetResult(p.Result)
@@ -91,13 +90,13 @@ func (b *bench) result(p *node.Pod) *types100.Result {
 	return r
 }
 
-// nic is the PodNIC of an interface of a pod.
+// nic returns the PodNIC of an interface of a pod.
 func (b *bench) nic(p *node.Pod, link string) *v1alpha1.PodNIC {
 	b.Helper()
 	return harness.PodNIC(b.T, b.Lab, p, link)
 }
 
-// reaches waits until a pod gets an answer from another.
+// reaches waits until a pod gets a reply from another.
 func (b *bench) reaches(from, to *node.Pod) {
 	b.Helper()
 	harness.Eventually(b.T, time.Minute, from.Name+" reaches "+to.Name, func() error {
@@ -108,7 +107,7 @@ func (b *bench) reaches(from, to *node.Pod) {
 	})
 }
 
-// addresses are those of a PodNIC, without prefix lengths.
+// addresses returns the addresses of a PodNIC, without prefix lengths.
 func addresses(n *v1alpha1.PodNIC) string {
 	var all []string
 	for _, a := range n.Status.Addresses {
@@ -118,7 +117,7 @@ func addresses(n *v1alpha1.PodNIC) string {
 	return strings.Join(all, " ")
 }
 
-// vpcPod is a pod that names its VPC.
+// vpcPod returns the options of a pod that names its VPC.
 func vpcPod(vpc, nics string) node.PodOptions {
 	o := node.PodOptions{Annotations: map[string]string{"berth.dev/vpc": vpc}, Once: true}
 	if nics != "" {
@@ -127,7 +126,7 @@ func vpcPod(vpc, nics string) node.PodOptions {
 	return o
 }
 
-// soon is the deadline of questions that nobody answers.
+// soon returns a deadline for requests that get no reply.
 func soon(t *testing.T) context.Context { return harness.Deadline(t, time.Second) }
 
 // calls counts the provider's calls of a method, of a path below that of ports.

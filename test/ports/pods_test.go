@@ -22,29 +22,29 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// testCase is tried on a bench that has no pods before and after it.
+// testCase runs on a bench without pods, and leaves none.
 type testCase struct {
 	name string
 	test func(*bench)
 }
 
-// TestPods follows the life of pods with one NIC and with several, by the CNI verbs. berthd has the privileges that
-// the chart grants. Both providers have the same cases, and some of their own; by default a third of the common ones
-// is tried with the second provider (harness.Sample).
+// TestPods follows the life cycle of pods with one NIC and with several, through the CNI verbs. berthd has the
+// privileges granted by the chart. Both providers share most cases; by default a third of the shared ones runs with
+// the second provider (harness.Sample).
 func TestPods(t *testing.T) {
 	for _, provider := range []struct {
 		name  string
-		raise func(context.Context, portcloud.Options) (portcloud.Cloud, error) // nil: as labs have it
-		args  []string                                                          // of berthd
-		every int                                                               // of what all have in common, when it is sampled
+		raise func(context.Context, portcloud.Options) (portcloud.Cloud, error) // nil for the lab's default
+		args  []string                                                          // arguments of berthd
+		every int                                                               // sampling rate of the shared cases
 		own   []testCase
 	}{
 		{"Neutron", nil, nil, 1, []testCase{{"AddressesThatChange", (*bench).addressesThatChange}, {"ByALinuxBridge", (*bench).byALinuxBridge}, {"SocketOfAnotherUser", (*bench).socketOfAnotherUser}}},
 		{"Alcor", portcloud.NewAlcor, []string{"--agent-wait=1m"}, 3, []testCase{{"Machines", (*bench).machinesInAlcor}, {"LinkGoesBack", (*bench).linkGoesBack}, {"AgentAway", (*bench).agentAway}}},
 	} {
 		t.Run(provider.name, func(t *testing.T) {
-			t.Parallel() // most of the time something is waited for
-			// A second operator, which there is none of, would wait for the Lease of a killed one.
+			t.Parallel() // the test mostly waits
+			// Without a second operator, leader election would only add a wait for the Lease of a killed one.
 			b := raise(t, lab.Options{PortCloud: provider.raise, DaemonArgs: provider.args, OperatorArgs: []string{"--leader-elect=false"}})
 			for _, p := range slices.Concat(harness.Sample(t, provider.every, []testCase{
 				{"OneNIC", (*bench).oneNIC},
@@ -73,7 +73,7 @@ func (b *bench) oneNIC() {
 	near, far := b.add(b.a, "near", ""), b.add(b.b, "far", "- subnet: subnet-2")
 	r := b.result(near)
 	if len(r.IPs) != 1 || r.IPs[0].Gateway.String() != "192.168.0.1" || r.IPs[0].Address.Mask.String() != "ffffff00" {
-		b.Errorf("the result has %+v", r.IPs)
+		b.Errorf("addresses in the result = %+v, want one with the subnet's gateway and mask", r.IPs)
 	}
 	nic := b.nic(near, "eth0")
 	var inPod string
@@ -83,9 +83,9 @@ func (b *bench) oneNIC() {
 		}
 	}
 	if inPod != nic.Status.MAC || !nic.Status.Made || !nic.Status.DefaultRoute {
-		b.Errorf("the result has %+v, the PodNIC %+v", r.Interfaces, nic.Status)
+		b.Errorf("interfaces in the result = %+v, do not match the PodNIC %+v", r.Interfaces, nic.Status)
 	}
-	b.reaches(near, far) // by the network's router
+	b.reaches(near, far) // through the network's router
 	b.reaches(far, near)
 	harness.Settle(b.T, b.Lab)
 	harness.Remove(b.T, b.a, "near")
@@ -94,7 +94,7 @@ func (b *bench) oneNIC() {
 	b.empty()
 }
 
-// clear waits until the lab is at rest, removes all pods, and waits until nothing is left of them.
+// clear waits until the lab is at rest, removes all pods, and waits until nothing of them is left.
 func (b *bench) clear() {
 	b.Helper()
 	harness.Settle(b.T, b.Lab)
@@ -103,11 +103,11 @@ func (b *bench) clear() {
 	b.empty()
 }
 
-// empty waits until nothing is left of pods.
+// empty waits until nothing of any pod is left.
 func (b *bench) empty() {
 	b.Helper()
 	harness.Settle(b.T, b.Lab)
-	harness.Eventually(b.T, harness.Rest, "no PodNICs and ports", func() error {
+	harness.Eventually(b.T, harness.Rest, "all PodNICs and ports are deleted", func() error {
 		nics, err := b.Kube.PodNICs(b.Context())
 		ports, portErr := b.Ports.Ports(b.Context())
 		return errors.Join(err, portErr, harness.Equal("PodNICs", len(nics), 0), harness.Equal("ports", len(ports), 0))
@@ -124,17 +124,17 @@ func (b *bench) severalNICs() {
 		}
 	}
 	if len(r.IPs) != 3 || !names["eth0"] || !names["eth1"] || !names["storage"] {
-		b.Errorf("the result has %+v with %v", r.Interfaces, r.IPs)
+		b.Errorf("result = %+v with %v, want three interfaces with addresses", r.Interfaces, r.IPs)
 	}
 	if got := addresses(b.nic(p, "eth1")); got != "192.168.1.20" {
-		b.Errorf("eth1 has %s", got)
+		b.Errorf("address of eth1 = %s, want 192.168.1.20", got)
 	}
 	other := b.add(b.b, "other", "- {subnet: subnet-2, ip: 192.168.1.30}")
 	b.reaches(p, other)
 	b.clear()
 }
 
-// check checks that CHECK notices a change of a NIC.
+// check checks that CHECK detects a change of a NIC.
 func (b *bench) check() {
 	p := b.add(b.a, "checked", "[{}, {subnet: subnet-2}]")
 	b.checkNotices(p, "eth1")
@@ -150,7 +150,7 @@ func (b *bench) checkNotices(p *node.Pod, link string) {
 	harness.OK(b.T, b.a.GC(ctx))
 	harness.OK(b.T, b.a.CheckPod(ctx, p.Name))
 	addr := addresses(b.nic(p, link))
-	// A repair may come before CHECK does: then they are taken again.
+	// A repair may come before CHECK: the addresses are then removed again.
 	harness.Eventually(b.T, harness.Patience, "CHECK of a pod whose "+link+" lost "+addr, func() error {
 		harness.OK(b.T, ns.Netlink(p.Netns(), func(h *netlink.Handle) error {
 			l, err := h.LinkByName(link)
@@ -164,13 +164,13 @@ func (b *bench) checkNotices(p *node.Pod, link string) {
 			return err
 		}))
 		if err := b.a.CheckPod(ctx, p.Name); err == nil || !harness.Says(err.Error(), link, addr) {
-			return errors.Join(errors.New("CHECK does not say so"), err)
+			return errors.Join(errors.New("CHECK does not report it"), err)
 		}
 		return nil
 	})
 }
 
-// flow is a proof of the demo, which the tests of a real Neutron try too.
+// flow runs a proof of the demo, which the tests of a real Neutron also run.
 func flow(try demo.Flow) func(*bench) {
 	return func(b *bench) {
 		figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
@@ -180,7 +180,7 @@ func flow(try demo.Flow) func(*bench) {
 	}
 }
 
-// portOfOnePod gives a user's port to a pod: a second pod cannot have it meanwhile.
+// portOfOnePod assigns a user's port to a pod: a second pod cannot use it meanwhile.
 func (b *bench) portOfOnePod() {
 	ctx, v := harness.Deadline(b.T, harness.Patience), b.VPCs[0]
 	subnet := v.Network.Subnet("subnet-1")
@@ -222,29 +222,29 @@ func (b *bench) refused() {
 	b.empty()
 }
 
-// manyAtOnce adds pods on both nodes at once.
+// manyAtOnce adds pods on both nodes concurrently.
 func (b *bench) manyAtOnce() {
 	const each = 8
 	calls := func() [3]int { return [...]int{b.calls("POST", ""), b.calls("PUT", "/*"), b.calls("GET", "")} }
 	before := calls()
 	harness.OK(b.T, harness.AtOnce(2, func(i int) error { return harness.AddMany(b.T, b.Nodes()[i], "many", each, harness.Once) }))
 	after := calls()
-	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that list them", 2*each, after[0]-before[0], after[1]-before[1], after[2]-before[2])
+	b.Logf("%d pods took %d calls that create ports, %d that change them, %d that list them", 2*each, after[0]-before[0], after[1]-before[1], after[2]-before[2])
 	b.clear()
 }
 
-// linkGoesBack has a NIC that outlives its pod: the agent's link moves into the pod, back to the VPC's namespace, and
-// goes with the port.
+// linkGoesBack uses a NIC that outlives its pod: the agent's link moves into the pod, back to the VPC's namespace,
+// and is deleted with the port.
 func (b *bench) linkGoesBack() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name}}
 	harness.OK(b.T, b.Kube.Client.Create(ctx, nic))
 	home := func(want ...string) {
 		b.Helper()
-		harness.Eventually(b.T, harness.Rest, fmt.Sprintf("in VPCs' namespaces are %q", want), func() error {
+		harness.Eventually(b.T, harness.Rest, fmt.Sprintf("links in the VPCs' namespaces: %q", want), func() error {
 			got, err := b.alcor.Home(b.a.Name)
 			if err == nil && !slices.Equal(got, want) {
-				err = fmt.Errorf("there are %q", got)
+				err = fmt.Errorf("links = %q", got)
 			}
 			return err
 		})
@@ -263,8 +263,8 @@ func (b *bench) linkGoesBack() {
 	b.empty()
 }
 
-// agentAway stops a node's agent: an ADD waits for the port's link until its timeout, and another succeeds once the
-// agent is back.
+// agentAway stops a node's agent: an ADD waits for the port's link until its timeout, and another one succeeds once
+// the agent is back.
 func (b *bench) agentAway() {
 	harness.OK(b.T, b.alcor.Crash(b.a.Name))
 	ctx := harness.Deadline(b.T, harness.Patience)
@@ -272,7 +272,7 @@ func (b *bench) agentAway() {
 	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not created the port's link")
 	added := make(chan error, 1)
 	go func() { _, err := b.a.AddPod(ctx, "late", node.PodOptions{}); added <- err }()
-	harness.Eventually(b.T, harness.Patience, "its ADD waits for the link", func() error {
+	harness.Eventually(b.T, harness.Patience, "ADD is waiting for the link", func() error {
 		view, err := b.a.Get(ctx, node.IntrospectionURL+"/pod?namespace=default&name=late-"+b.a.Name)
 		if err == nil && !harness.Says(view, "no-link") {
 			err = errors.New(view)
@@ -284,7 +284,7 @@ func (b *bench) agentAway() {
 	b.clear()
 }
 
-// byALinuxBridge has pods on hosts whose firewall Neutron calls an iptables one.
+// byALinuxBridge runs pods on hosts whose firewall Neutron reports as iptables-based.
 func (b *bench) byALinuxBridge() {
 	for _, n := range b.Nodes() {
 		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
@@ -297,7 +297,7 @@ func (b *bench) byALinuxBridge() {
 		return err == nil
 	}
 	if !there() {
-		b.Errorf("%s has no %s", b.a.Name, bridge)
+		b.Errorf("%s lacks %s", b.a.Name, bridge)
 	}
 	b.reaches(near, far)
 	b.reaches(far, near)
@@ -311,7 +311,7 @@ func (b *bench) byALinuxBridge() {
 	b.empty()
 }
 
-// socketOfAnotherUser has a socket of Open vSwitch to which berthd may not write without DAC_OVERRIDE.
+// socketOfAnotherUser uses a socket of Open vSwitch to which berthd may not write without DAC_OVERRIDE.
 func (b *bench) socketOfAnotherUser() {
 	socket := strings.TrimPrefix(b.model.OVN.Switch(b.a.Name).Endpoint(), "unix:")
 	info, err := os.Stat(socket)

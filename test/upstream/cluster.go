@@ -25,24 +25,22 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
-// modes are those of Berth, in the order of the tables.
+// modes lists Berth's modes, in the order of the tables.
 var modes = []string{string(lab.NodeMode), string(lab.OperatorMode), string(lab.PoolMode), string(lab.PortMode)}
 
 const (
-	// labDirs is the prefix of the clusters' folders, one for each mode. Socket paths must be short.
+	// labDirs is the prefix of the clusters' directories, one for each mode. Socket paths must be short.
 	labDirs = "/run/vpclab/up"
-	// nodes is the number of nodes, each in a zone of its own: specs of traffic within a zone need
-	// three.
+	// nodes is the number of nodes, each in a separate zone: specs about traffic within a zone need three.
 	nodes = 3
-	// instanceType has addresses for the pods of several specs at a time, with those that cool.
+	// instanceType has addresses for the pods of several concurrent specs, including cooling ones.
 	instanceType = "m5.xlarge"
-	// patience ends the start of a cluster that hangs.
+	// patience limits the start of a hanging cluster.
 	patience = 5 * time.Minute
 )
 
-// daemonArgs are what the cluster's network needs. The API server, by which tests
-// reach pods, is outside the VPC; so pods answer it by their own addresses only if
-// told so.
+// daemonArgs are the daemon settings that the cluster's network requires. The API server, through which tests reach
+// pods, is outside the VPC, so pods reply to it with their own addresses only if configured.
 var daemonArgs = map[lab.Mode][]string{
 	lab.NodeMode:     {apiWithoutSNAT},
 	lab.OperatorMode: {apiWithoutSNAT},
@@ -50,8 +48,8 @@ var daemonArgs = map[lab.Mode][]string{
 
 var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
 
-// podFamilies are the IP families of pods. By default one mode with ENIs has IPv4 and the other both,
-// as their data path is the same.
+// podFamilies returns the IP families of pods. By default one mode with ENIs is IPv4-only and the other dual-stack,
+// because they share a data path.
 func (o options) podFamilies() ipfamily.Set {
 	of := lab.Options{Mode: lab.Mode(o.mode), IPFamilies: o.families}
 	if of.IPFamilies == "" && of.Mode == lab.OperatorMode {
@@ -60,7 +58,7 @@ func (o options) podFamilies() ipfamily.Set {
 	return of.PodFamilies()
 }
 
-// network is the network of a mode's cluster. By default each mode of kube-proxy gets a run.
+// network returns the network of a mode's cluster. By default each mode of kube-proxy is covered by a run.
 func (o options) network() network {
 	n := network{families: o.podFamilies(), ports: lab.Mode(o.mode) == lab.PortMode, proxy: host.NFTables}
 	if lab.Mode(o.mode) == lab.PoolMode {
@@ -72,7 +70,7 @@ func (o options) network() network {
 	return n
 }
 
-// inZones is a VPC with a subnet and a node in each of three zones.
+// inZones returns a VPC with a subnet and a node in each of three zones.
 func inZones() *labspec.Spec {
 	s := lab.DefaultSpec(nodes, instanceType)
 	s.VPCs[0].Subnets = nil
@@ -86,7 +84,7 @@ func inZones() *labspec.Spec {
 	return &s
 }
 
-// existing is a cluster of somebody else's.
+// existing returns a cluster that was not started by this program.
 func existing(ctx context.Context, kubeconfig string) (cluster, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -103,7 +101,7 @@ func existing(ctx context.Context, kubeconfig string) (cluster, error) {
 	return cluster{kubeconfig: kubeconfig, nodes: len(nodes.Items)}, nil
 }
 
-// zone gives nodes without a zone one each.
+// zone assigns a zone to each node that has none.
 func zone(ctx context.Context, c *lab.Cluster) error {
 	var list corev1.NodeList
 	if err := c.Client.List(ctx, &list); err != nil {
@@ -123,25 +121,25 @@ func zone(ctx context.Context, c *lab.Cluster) error {
 	return nil
 }
 
-// forget removes the folder of a cluster that was removed after a success.
+// forget removes the directory of a cluster that was removed after a success.
 func (o options) forget() error {
 	dir := labDirs + o.mode
 	if _, err := lab.Sweep(dir, lab.IDOf(dir)); err != nil {
-		return fmt.Errorf("remove what is left of the cluster: %w", err)
+		return fmt.Errorf("remove the leftovers of the cluster: %w", err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("remove the folder of the cluster: %w", err)
+		return fmt.Errorf("remove the directory of the cluster: %w", err)
 	}
-	_ = os.Remove(filepath.Dir(dir)) // unless another lab is there
+	_ = os.Remove(filepath.Dir(dir)) // fails if another lab uses it
 	return nil
 }
 
-// raise raises a cluster of the lab with Berth's chart and images, and returns what removes it.
+// raise starts a cluster of the lab with Berth's chart and images, and returns a function that removes it.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {
 	began, labDir := time.Now(), labDirs+o.mode
-	fmt.Fprintf(out, "Raising a cluster of %d nodes in mode %s, pods of %s ...\n", nodes, o.mode, o.podFamilies())
+	fmt.Fprintf(out, "Starting a cluster of %d nodes in mode %s with %s pods ...\n", nodes, o.mode, o.podFamilies())
 	if err := os.MkdirAll(labDir, 0o755); err != nil {
-		return cluster{}, nil, fmt.Errorf("make the folder of the cluster: %w", err)
+		return cluster{}, nil, fmt.Errorf("create the directory of the cluster: %w", err)
 	}
 	release, err := control.Lock(labDir)
 	if err != nil {
@@ -150,7 +148,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var vpcs *labspec.Spec
-	var families ipfamily.Set // in other modes the addresses that there are say it
+	var families ipfamily.Set // in other modes the pools or networks determine them
 	if m := lab.Mode(o.mode); m == lab.NodeMode || m == lab.OperatorMode {
 		vpcs, families = inZones(), o.podFamilies()
 	}
@@ -164,13 +162,13 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	})
 	if err != nil {
 		release()
-		return cluster{}, nil, fmt.Errorf("raise a cluster: %w", err)
+		return cluster{}, nil, fmt.Errorf("start a cluster: %w", err)
 	}
 	lower := func() error {
 		defer release()
 		return errors.Join(l.Err(), l.Close())
 	}
-	// The tests use the API server's own address.
+	// The tests use the address of the API server itself.
 	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}
 	if err := errors.Join(zone(up, l.Kube), kube.WriteKubeconfig(c.kubeconfig, l.Kube.Config())); err != nil {
 		return cluster{}, nil, errors.Join(err, lower())

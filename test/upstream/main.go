@@ -1,13 +1,11 @@
-// Command upstream runs Kubernetes' own end-to-end tests of networking, and those
-// of the node that need it to reach its pods, against Berth: on a cluster of the
-// lab that it raises in a mode, or on any other by -kubeconfig.
+// Command upstream runs Kubernetes' own end-to-end tests of networking, and the node tests that need networking,
+// against Berth: on a cluster of the lab that it starts in a mode, or on an existing cluster with -kubeconfig.
 //
 //	upstream -mode node -e2e e2e.test -ginkgo ginkgo -images DIR
 //
-// It tells of failures as they come and how far it is, and leaves below -out a
-// folder for each mode with a JUnit report, the log of the tests and the results.
-// -page writes the results of all modes of a folder into a page of the documents.
-// It exits with 1 when a spec failed, with 2 for bad flags.
+// It reports failures and progress while the tests run, and leaves a directory for each mode below -out, with a JUnit
+// report, the log of the tests and the results. -page writes the results of all modes in a directory into a page of
+// the documentation. The exit code is 1 if a spec failed, and 2 for invalid flags.
 package main
 
 import (
@@ -47,12 +45,12 @@ func main() {
 	}
 }
 
-// usageError is about the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// options are the command line.
+// options are the options of the command line.
 type options struct {
 	suite      suite
 	choice     choice
@@ -73,24 +71,24 @@ func parse(args []string, out io.Writer) (options, error) {
 	f := flag.NewFlagSet("upstream", flag.ContinueOnError)
 	f.SetOutput(out)
 	f.StringVar(&o.suite.e2e, "e2e", "", "program of Kubernetes' end-to-end tests (hack/tool.sh kubee2e e2e.test)")
-	f.StringVar(&o.suite.ginkgo, "ginkgo", "", "program that runs them (hack/tool.sh kubee2e ginkgo)")
-	f.StringVar(&o.suite.out, "out", "dist/conformance", "folder for reports")
-	f.IntVar(&o.suite.procs, "procs", 4, "how many specs run at a time")
-	f.IntVar(&o.suite.attempts, "attempts", 1, "how often a spec is run at most until it passes")
-	f.DurationVar(&o.suite.limit, "limit", 2*time.Hour, "time after which the tests are ended")
-	f.StringVar(&o.mode, "mode", "node", "mode of the cluster that is raised: "+strings.Join(modes, ", "))
-	families := f.String("ip-families", "", "of which IP families pods have addresses, in the modes node and operator and with -kubeconfig: ipv4, ipv6 or dual (default: as -mode has it in docs/conformance.md)")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "run against this cluster, and raise none")
-	f.StringVar(&o.images, "images", "", "folder of the images of the cluster that is raised (hack/lab-images.sh)")
-	f.StringVar(&o.containerd, "containerd", "", "folder of containerd for the cluster that is raised (default: this machine's own)")
-	f.StringVar(&o.proxy, "proxy", "", "mode of kube-proxy: nftables or iptables (default: as -mode has it in docs/conformance.md)")
-	f.StringVar(&o.page, "page", "", "write the results in the folder -record into this page, and run nothing")
-	f.StringVar(&o.record, "record", "", "folder to keep the results of whole groups in, as MODE-FAMILIES.json")
-	f.BoolVar(&o.list, "list", false, "print what would be run and what is not applicable, and run nothing")
-	f.BoolVar(&o.keep, "keep", false, "leave the cluster that is raised as it is after a failure, until interrupted")
+	f.StringVar(&o.suite.ginkgo, "ginkgo", "", "program that runs the tests (hack/tool.sh kubee2e ginkgo)")
+	f.StringVar(&o.suite.out, "out", "dist/conformance", "directory for reports")
+	f.IntVar(&o.suite.procs, "procs", 4, "number of concurrent specs")
+	f.IntVar(&o.suite.attempts, "attempts", 1, "maximum number of attempts per spec")
+	f.DurationVar(&o.suite.limit, "limit", 2*time.Hour, "time limit of the tests")
+	f.StringVar(&o.mode, "mode", "node", "mode of the cluster to start: "+strings.Join(modes, ", "))
+	families := f.String("ip-families", "", "IP families of pods, in the modes node and operator and with -kubeconfig: ipv4, ipv6 or dual (default: as in docs/conformance.md for -mode)")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "run against this cluster instead of starting one")
+	f.StringVar(&o.images, "images", "", "directory of the images for the cluster to start (hack/lab-images.sh)")
+	f.StringVar(&o.containerd, "containerd", "", "directory of containerd for the cluster to start (default: this machine's containerd)")
+	f.StringVar(&o.proxy, "proxy", "", "mode of kube-proxy: nftables or iptables (default: as in docs/conformance.md for -mode)")
+	f.StringVar(&o.page, "page", "", "write the results in the directory -record into this page, and run nothing")
+	f.StringVar(&o.record, "record", "", "directory for the results of whole groups, as MODE-FAMILIES.json")
+	f.BoolVar(&o.list, "list", false, "print the specs to run and those not applicable, and run nothing")
+	f.BoolVar(&o.keep, "keep", false, "keep the started cluster after a failure, until interrupted")
 	names := f.String("groups", "conformance,network,node", "groups of specs, separated by commas: conformance, network, node, short")
-	focus := f.String("focus", "", "only specs whose names match this pattern")
-	skip := f.String("skip", "", "no specs whose names match this pattern")
+	focus := f.String("focus", "", "run only specs whose names match this pattern")
+	skip := f.String("skip", "", "skip specs whose names match this pattern")
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return o, err
 	} else if err != nil {
@@ -128,7 +126,7 @@ func pattern(text string) (*regexp.Regexp, error) {
 func (o options) check() error {
 	switch {
 	case o.page != "" && o.record == "":
-		return usagef("-page needs -record, the folder of the results")
+		return usagef("-page needs -record, the directory of the results")
 	case o.page != "":
 		return nil
 	case o.suite.e2e == "" || o.suite.ginkgo == "":
@@ -144,7 +142,7 @@ func (o options) check() error {
 	case o.suite.attempts < 1:
 		return usagef("-attempts is %d, expected at least 1", o.suite.attempts)
 	case o.kubeconfig == "" && o.images == "" && !o.list:
-		return usagef("-images is needed to raise a cluster: hack/lab-images.sh prints the folder")
+		return usagef("-images is needed to start a cluster: hack/lab-images.sh prints the directory")
 	}
 	return nil
 }
@@ -161,7 +159,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return writePage(o.page, all)
 	}
-	// The tests run in a folder of their own.
+	// The tests run in a separate directory.
 	for _, path := range []*string{&o.suite.e2e, &o.suite.ginkgo, &o.suite.out, &o.kubeconfig} {
 		if *path == "" {
 			continue
@@ -176,7 +174,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	p := choose(all, o.choice, o.network())
 	if len(p.run) == 0 {
-		return fmt.Errorf("none of the %d specs is chosen and applicable", len(all))
+		return fmt.Errorf("none of the %d specs is selected and applicable", len(all))
 	}
 	if o.list {
 		return list(out, p)
@@ -198,7 +196,7 @@ func list(out io.Writer, p plan) error {
 	return err
 }
 
-// test raises a cluster unless there is one, runs the plan on it and reports.
+// test starts a cluster unless one exists, runs the plan on it and reports.
 func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	r := results{Mode: o.mode, Families: o.podFamilies()}
 	o.suite.out = filepath.Join(o.suite.out, r.name())
@@ -234,7 +232,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 		return err
 	}
 	if why := setUpFailed(reports); why != "" {
-		return fmt.Errorf("the tests found no cluster to run on (log in %s): %s", o.suite.out, why)
+		return fmt.Errorf("the setup of the tests failed (log in %s): %s", o.suite.out, why)
 	}
 	r.Kubernetes, r.Specs = version, judge(p, reports)
 	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
@@ -247,7 +245,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	}
 	summarize(out, r, time.Since(started), o.suite.out)
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("interrupted, not everything was run: %w", err)
+		return fmt.Errorf("interrupted before all specs were run: %w", err)
 	}
 	if n := count(r.Specs, failed); n > 0 {
 		return fmt.Errorf("%d %w", n, errSpecsFailed)
@@ -258,7 +256,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	return nil
 }
 
-// summarize prints how a run ended.
+// summarize prints the result of a run.
 func summarize(out io.Writer, r results, took time.Duration, folder string) {
 	fmt.Fprintf(out, "\nMode %s, pods of %s, Kubernetes %s, %s:\n", r.Mode, r.Families, r.Kubernetes, took.Round(time.Second))
 	for _, outcome := range []string{passed, failed, notRun, notApplicable} {

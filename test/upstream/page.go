@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// The table is between these lines of the page.
+// The table of results is between these lines of the page.
 const (
 	tableBegin = "<!-- begin: written by make conformance -->\n"
 	tableEnd   = "<!-- end -->"
 )
 
-// writePage puts the table of results into a page.
+// writePage writes the table of results into a page.
 func writePage(file string, all []results) error {
 	page, err := os.ReadFile(file)
 	if err != nil {
@@ -34,13 +34,12 @@ func replaceTable(page, table string) (string, error) {
 	before, rest, found := strings.Cut(page, tableBegin)
 	_, after, ended := strings.Cut(rest, tableEnd)
 	if !found || !ended {
-		return "", fmt.Errorf("it has no lines %q and %q", strings.TrimSpace(tableBegin), tableEnd)
+		return "", fmt.Errorf("the page lacks the lines %q and %q", strings.TrimSpace(tableBegin), tableEnd)
 	}
 	return before + tableBegin + "\n" + table + "\n" + tableEnd + after, nil
 }
 
-// table is the results of all modes: counts by group, the specs that failed, and
-// those that are not applicable by reason.
+// table returns the results of all modes: counts by group, failed specs, and inapplicable specs by reason.
 func table(all []results) string {
 	var out strings.Builder
 	out.WriteString("| specs | mode | pods | Kubernetes | passed | failed | not run | not applicable |\n|---|---|---|---|---|---|---|---|\n")
@@ -59,7 +58,7 @@ func table(all []results) string {
 	return out.String()
 }
 
-// listed is a row for each spec of an outcome, after a heading; nothing without any.
+// listed returns a row for each spec with an outcome, after a heading; nothing if there are none.
 func listed(all []results, outcome, heading string) string {
 	runs, why := map[string][]string{}, map[string]string{}
 	for _, r := range all {
@@ -79,7 +78,7 @@ func listed(all []results, outcome, heading string) string {
 	return heading
 }
 
-// byReason is a row for each reason why specs are not applicable.
+// byReason returns a row for each reason why specs are not applicable.
 func byReason(all []results) string {
 	names := map[string]map[string]bool{}
 	for _, r := range all {
@@ -111,7 +110,7 @@ func byReason(all []results) string {
 	return out
 }
 
-// cell is text in a cell of a table.
+// cell escapes text for a table cell.
 func cell(text string) string {
 	return strings.NewReplacer("|", "\\|", "<", "&lt;", "\n", " ").Replace(text)
 }

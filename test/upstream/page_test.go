@@ -28,12 +28,12 @@ func TestTableOfResults(t *testing.T) {
 		"| no cloud | c; d |\n",
 	} {
 		if !strings.Contains(got, want) {
-			t.Errorf("there is no %q in\n%s", want, got)
+			t.Errorf("table lacks %q:\n%s", want, got)
 		}
 	}
 }
 
-// The table of the page is what was measured last.
+// The page has the latest recorded results.
 func TestPageHasTheResults(t *testing.T) {
 	const file = "../../docs/conformance.md"
 	page, err := os.ReadFile(file)
@@ -49,7 +49,7 @@ func TestPageHasTheResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want != string(page) {
-		t.Errorf("%s has other results than the folder results; `make conformance-page` writes them there", file)
+		t.Errorf("%s differs from the directory results; run `make conformance-page` to update it", file)
 	}
 }
 
@@ -63,11 +63,11 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		"-e2e x -ginkgo y -mode pool -ip-families ipv6": "-ip-families is ipv6, and pods in mode pool have dual",
 		"-ip-families IPv6":                             `-ip-families: "IPv6": expected ipv4, ipv6 or dual`,
 		"-e2e x -ginkgo y -procs 0":                     "-procs is 0",
-		"-e2e x -ginkgo y":                              "-images is needed to raise a cluster",
+		"-e2e x -ginkgo y":                              "-images is needed to start a cluster",
 		"-e2e x -ginkgo y -nosuchthing2":                "not defined: -nosuchthing2",
 	} {
 		if _, err := parse(strings.Fields(flags), &strings.Builder{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: said %v, expected %q", flags, err, want)
+			t.Errorf("flags %q: error = %v, want one containing %q", flags, err, want)
 		}
 	}
 }

@@ -16,7 +16,7 @@ type group struct {
 	has  func(spec) bool
 }
 
-// groups are all that Berth is held to. A spec is of the first that has it.
+// groups are the groups that Berth must pass. A spec belongs to the first group that matches.
 var groups = []group{
 	{"conformance", "`[sig-network]` that is `[Conformance]`", func(s spec) bool { return s.has("sig-network") && s.has("Conformance") }},
 	{"network", "every other `[sig-network]`", func(s spec) bool { return s.has("sig-network") }},
@@ -25,11 +25,11 @@ var groups = []group{
 	}},
 }
 
-// nodeSpecs are the tests of the node that need it to reach its pods, or pods to
-// reach each other, while they start and end.
+// nodeSpecs matches the node tests in which the node must reach its pods, or pods each other, while they start and
+// end.
 var nodeSpecs = regexp.MustCompile(`^\[sig-node\] (Probing container|Container Lifecycle Hook|PreStop|Pods|Pods Extended|Pods Extended \(pod generation\)|InitContainer|KubeletManagedEtcHosts|Ephemeral Containers) `)
 
-// groupOf is the group of a spec, or nothing.
+// groupOf returns the group of a spec, or "".
 func groupOf(s spec) string {
 	for _, g := range groups {
 		if g.has(s) {
@@ -39,8 +39,8 @@ func groupOf(s spec) string {
 	return ""
 }
 
-// short are the specs of the group "short", which is bounded to minutes: traffic
-// between pods, nodes, services and node ports, names, probes and hooks.
+// short lists the specs of the group "short", which takes only minutes: traffic between pods, nodes, services and
+// node ports, names, probes and hooks.
 var short = []string{
 	"[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: http [Conformance]",
 	"[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: udp [Conformance]",
@@ -57,8 +57,8 @@ var short = []string{
 	"[sig-node] Pods should support remote command execution over websockets [NodeConformance] [Conformance]",
 }
 
-// isShort reports whether a spec is of the group "short". Releases of Kubernetes add
-// tags to names, so those need not be the same.
+// isShort reports whether a spec belongs to the group "short". Kubernetes releases add tags to names, so tags are not
+// compared.
 func isShort(s spec) bool {
 	return slices.ContainsFunc(short, func(name string) bool { return withoutTags(name) == withoutTags(s.name) })
 }
@@ -67,30 +67,30 @@ var tag = regexp.MustCompile(` \[[^\]]*\]`)
 
 func withoutTags(name string) string { return strings.TrimSpace(tag.ReplaceAllString(name, "")) }
 
-// exclusion is why specs are not run.
+// exclusion describes specs that are not run.
 type exclusion struct {
-	label string // that the specs have; or
-	name  string // a part of their names
+	label string // label of the specs, or
+	name  string // part of their names
 	why   string
-	in    func(network) bool // the clusters; all when nil
+	in    func(network) bool // clusters concerned; all if nil
 }
 
-// network is what specs need of a cluster's network that not every cluster has.
+// network describes properties of a cluster's network that some specs require.
 type network struct {
-	families ipfamily.Set   // of which pods and Services have addresses
-	ports    bool           // pods' packets pass the VPC alone, and no node's network
-	proxy    host.ProxyMode // of kube-proxy
+	families ipfamily.Set   // families of pods and Services
+	ports    bool           // pods' packets pass only the VPC, not the node's network
+	proxy    host.ProxyMode // mode of kube-proxy
 }
 
 func oneFamily(n network) bool   { return n.families != ipfamily.Dual }
 func withPorts(n network) bool   { return n.ports }
 func notIPTables(n network) bool { return n.proxy != host.IPTables }
 
-// pastTheNode is why Services are not what they are elsewhere where pods have ports of VPCs.
+// pastTheNode is why Services differ for pods with VPC ports.
 const pastTheNode = "needs the pod's own node to translate Services, which sees no packets of a port"
 
-// exclusions are the specs that are not applicable. Anything else that a group
-// has is run; a spec may still find by itself that the cluster is not made for it.
+// exclusions lists the specs that are not applicable. All other specs of a group are run; a spec may still skip
+// itself if the cluster does not suit it.
 var exclusions = []exclusion{
 	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
 	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},
@@ -114,7 +114,7 @@ var exclusions = []exclusion{
 	{name: "should work after restarting kube-proxy [Disruptive]", why: "enters the nodes of a cloud by SSH"},
 }
 
-// excluded is why a spec is not run on a cluster, or nothing.
+// excluded returns why a spec is not run on a cluster, or "".
 func excluded(s spec, n network) string {
 	for _, e := range exclusions {
 		if e.in != nil && !e.in(n) {
@@ -127,25 +127,24 @@ func excluded(s spec, n network) string {
 	return ""
 }
 
-// choice is what the command line asks for.
+// choice is the selection of specs by the command line.
 type choice struct {
 	groups      []string // names of groups, or "short"
 	focus, skip *regexp.Regexp
 }
 
-// whole reports whether it has whole groups.
+// whole reports whether the choice includes whole groups.
 func (c choice) whole() bool {
 	return c.focus == nil && c.skip == nil && !slices.Contains(c.groups, "short")
 }
 
-// plan is what to do with the chosen specs.
+// plan divides the selected specs.
 type plan struct {
 	run     []spec
 	exclude []result // not applicable, with the reason
 }
 
-// choose parts the specs that are chosen into those to run on a cluster and those that
-// are not applicable.
+// choose divides the selected specs into those to run on a cluster and those that are not applicable.
 func choose(all []spec, c choice, n network) plan {
 	var p plan
 	for _, s := range all {

@@ -27,7 +27,7 @@ func TestSpecsAreChosenByGroup(t *testing.T) {
 	node, pool := network{families: ipfamily.OnlyIPv4, proxy: host.NFTables}, network{families: ipfamily.Dual, proxy: host.IPTables}
 	everything := []string{"conformance", "network", "node"}
 	if s := (spec{name: "[sig-network] Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]", labels: []string{"sig-network"}}); excluded(s, node) != "" || excluded(s, network{ports: true}) == "" {
-		t.Error("what needs the pod's own node in the path is to be left out where it is not, and nowhere else")
+		t.Error("specs that need the pod's node in the path must be excluded only with ports")
 	}
 	for _, tc := range []struct {
 		name         string
@@ -50,26 +50,26 @@ func TestSpecsAreChosenByGroup(t *testing.T) {
 			for _, r := range p.exclude {
 				exclude = append(exclude, r.Name)
 				if r.Why == "" || r.Outcome != notApplicable {
-					t.Errorf("%s is left out as %q, why: %q", r.Name, r.Outcome, r.Why)
+					t.Errorf("%s excluded with outcome %q and reason %q, want a reason", r.Name, r.Outcome, r.Why)
 				}
 			}
 			if d := cmp.Diff(tc.run, run); d != "" {
 				t.Errorf("to run (-want +got):\n%s", d)
 			}
 			if d := cmp.Diff(tc.exclude, exclude); d != "" {
-				t.Errorf("left out (-want +got):\n%s", d)
+				t.Errorf("not applicable (-want +got):\n%s", d)
 			}
 		})
 	}
 }
 
-// The tags of a name change between releases of Kubernetes.
+// The tags in a name may change between Kubernetes releases.
 func TestShortSpecsAreFoundWithoutTheirTags(t *testing.T) {
 	if !isShort(spec{name: "[sig-network] Services should be able to create a functioning NodePort service [Conformance] [New]"}) {
-		t.Error("a further tag made another spec of it")
+		t.Error("a spec with an additional tag was not recognized")
 	}
 	if isShort(spec{name: "[sig-network] Services should be able to create a functioning NodePort service on Windows"}) {
-		t.Error("another spec was taken for it")
+		t.Error("another spec was recognized as the same")
 	}
 }
 
@@ -84,12 +84,12 @@ func TestFocusHasExactlyTheSpecs(t *testing.T) {
 		"Kubernetes e2e suite [sig-network] DNS (A.AAAA) [LinuxOnly] ": false,
 	} {
 		if got := focus.MatchString(name); got != want {
-			t.Errorf("%q: matches %t, expected %t", name, got, want)
+			t.Errorf("focus matches %q = %t, want %t", name, got, want)
 		}
 	}
 }
 
-// A cluster's pods have the families that are asked for, or those of its mode.
+// Pods of a cluster have the requested families, or those of its mode.
 func TestPodFamilies(t *testing.T) {
 	for _, tc := range []struct {
 		mode, asked string
@@ -104,7 +104,7 @@ func TestPodFamilies(t *testing.T) {
 	} {
 		o, err := parse([]string{"-e2e=x", "-ginkgo=y", "-images=z", "-mode=" + tc.mode, "-ip-families=" + tc.asked}, &strings.Builder{})
 		if err != nil || o.podFamilies() != tc.want || o.network().families != tc.want {
-			t.Errorf("mode %s, asked for %q: %s, %v; want %s", tc.mode, tc.asked, o.podFamilies(), err, tc.want)
+			t.Errorf("mode %s, families %q: podFamilies() = %s, %v, want %s", tc.mode, tc.asked, o.podFamilies(), err, tc.want)
 		}
 	}
 }

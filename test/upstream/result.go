@@ -16,31 +16,31 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// result is what became of a spec.
+// result is the result of a spec.
 type result struct {
 	Name    string `json:"name"`
 	Group   string `json:"group,omitempty"`
 	Outcome string `json:"outcome"`
-	// Why it failed or is not applicable, or how it passed after all, in a line.
+	// Why explains in one line why the spec failed, is not applicable, or passed only after a retry.
 	Why     string  `json:"why,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"`
 }
 
-// results are a run, as it is kept in a file.
+// results are the results of a run, as stored in a file.
 type results struct {
 	Mode       string       `json:"mode"`
-	Families   ipfamily.Set `json:"ipFamilies"` // of pods
+	Families   ipfamily.Set `json:"ipFamilies"` // families of pods
 	Kubernetes string       `json:"kubernetes"`
 	Specs      []result     `json:"specs"`
 }
 
-// name tells one run from another in the names of files.
+// name distinguishes runs in file names.
 func (r results) name() string { return r.Mode + "-" + string(r.Families) }
 
-// file is where a folder has results.
+// file returns the path of the results in a directory.
 func (r results) file(folder string) string { return filepath.Join(folder, r.name()+".json") }
 
-// judge says what became of the specs of a plan, by the reports.
+// judge returns the results of the specs of a plan, according to the reports.
 func judge(p plan, reports []specReport) []result {
 	byName := map[string]specReport{}
 	for _, r := range reports {
@@ -56,10 +56,10 @@ func judge(p plan, reports []specReport) []result {
 	return out
 }
 
-// suiteTimeout begins what Ginkgo says of the specs that ran when its --timeout was over.
+// suiteTimeout starts Ginkgo's message for specs interrupted by its --timeout.
 const suiteTimeout = "A suite timeout occurred"
 
-// setUpFailed is why the tests failed before any spec, or nothing.
+// setUpFailed returns why the tests failed before any spec, or "".
 func setUpFailed(reports []specReport) string {
 	for _, r := range reports {
 		if _, is := r.spec(); !is && strings.HasSuffix(r.LeafNodeType, "BeforeSuite") && r.State == failed {
@@ -78,7 +78,7 @@ func outcome(s spec, r specReport) result {
 		if r.NumAttempts > 1 {
 			out.Why = fmt.Sprintf("flaky: passed at attempt %d", r.NumAttempts)
 		}
-	case r.State == "skipped" && message != "": // the spec itself said so
+	case r.State == "skipped" && message != "": // the spec skipped itself
 		out.Outcome, out.Why, out.Seconds = notApplicable, message, 0
 	case r.State == "" || r.State == "skipped" || r.State == "interrupted" || strings.HasPrefix(message, suiteTimeout):
 		out.Outcome, out.Seconds = notRun, 0
@@ -97,7 +97,7 @@ func firstLine(text string) string {
 	return line
 }
 
-// count is how many results have an outcome.
+// count returns how many results have an outcome.
 func count(all []result, outcome string) int {
 	n := 0
 	for _, r := range all {
@@ -122,8 +122,7 @@ func (r results) write(file string) error {
 	return nil
 }
 
-// keep puts the results of whole groups into a folder, in place of the earlier ones
-// of these groups.
+// keep stores the results of whole groups in a directory, replacing earlier ones of these groups.
 func (r results) keep(folder string, groups []string) error {
 	before, err := readFile(r.file(folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +137,7 @@ func (r results) keep(folder string, groups []string) error {
 	return r.write(r.file(folder))
 }
 
-// readResults reads the results that a folder has, in the order of the modes, and IPv4 first.
+// readResults reads the results in a directory, ordered by mode, IPv4 first.
 func readResults(folder string) ([]results, error) {
 	var out []results
 	for _, mode := range modes {
@@ -167,9 +166,9 @@ func readFile(file string) (results, error) {
 	return r, nil
 }
 
-// spec is one test of Kubernetes' end-to-end tests.
+// spec is one of Kubernetes' end-to-end tests.
 type spec struct {
-	name   string // as its reports call it, with the tags in brackets
+	name   string // as in reports, with the tags in brackets
 	labels []string
 }
 
@@ -179,12 +178,11 @@ func (s spec) has(label string) bool { return slices.Contains(s.labels, label) }
 const (
 	passed        = "passed"
 	failed        = "failed"
-	notRun        = "not run" // the tests ended before it
+	notRun        = "not run" // the tests ended before the spec
 	notApplicable = "not applicable"
 )
 
-// ginkgoReport is what is read of a report that Ginkgo writes with --json-report
-// (github.com/onsi/ginkgo/v2/types.Report).
+// ginkgoReport is the part of a Ginkgo report (--json-report, github.com/onsi/ginkgo/v2/types.Report) that is used.
 type ginkgoReport []struct {
 	SpecReports []specReport
 }
@@ -216,8 +214,7 @@ func readReport(r io.Reader) ([]specReport, error) {
 	return out, nil
 }
 
-// spec is what the report is about; false for what is no test, such as the set-up
-// before all of them.
+// spec returns the spec of the report; false if it is not a test, such as the setup before all tests.
 func (r specReport) spec() (spec, bool) {
 	s := spec{name: strings.Join(append(slices.Clone(r.ContainerHierarchyTexts), r.LeafNodeText), " ")}
 	for _, labels := range r.ContainerHierarchyLabels {

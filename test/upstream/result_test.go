@@ -52,8 +52,8 @@ func TestOutcomesOfSpecs(t *testing.T) {
 	}
 }
 
-// Results of a mode and of families are kept apart from those of others, and those of groups that
-// were not run now stay, if they are of the same Kubernetes.
+// Results of different modes and families are kept separately, and those of groups that were not run now are kept if
+// they are for the same Kubernetes version.
 func TestResultsAreKeptByGroup(t *testing.T) {
 	folder := t.TempDir()
 	of := func(mode string, families ipfamily.Set, version, group, name string) results {
@@ -61,7 +61,7 @@ func TestResultsAreKeptByGroup(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		r    results
-		want []string // of that mode and these families, afterwards
+		want []string // stored results of that mode and families
 	}{
 		{of("pool", ipfamily.Dual, "v1", "node", "a"), []string{"a"}},
 		{of("node", ipfamily.OnlyIPv6, "v1", "node", "b"), []string{"b"}},
@@ -94,28 +94,28 @@ func TestResultsAreKeptByGroup(t *testing.T) {
 		names = append(names, r.name())
 	}
 	if d := cmp.Diff([]string{"node-ipv4", "node-ipv6", "pool-dual"}, names); d != "" {
-		t.Errorf("results of the folder (-want +got):\n%s", d)
+		t.Errorf("results in the directory (-want +got):\n%s", d)
 	}
 	if err := os.WriteFile(all[0].file(folder), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readResults(folder); err == nil || !strings.Contains(err.Error(), "node-ipv4.json") {
-		t.Errorf("a broken file: %v", err)
+		t.Errorf("invalid file: error = %v, want one that names it", err)
 	}
 	if err := all[0].keep(folder, []string{"node"}); err == nil {
-		t.Error("results were kept over a file that cannot be read")
+		t.Error("results overwrote a file that cannot be read")
 	}
 }
 
-func TestSetUpThatFailed(t *testing.T) {
+func TestFailedSetUp(t *testing.T) {
 	reports := []specReport{{LeafNodeType: "SynchronizedBeforeSuite", State: failed}}
 	reports[0].Failure.Message = "no API server\nanywhere"
 	if got := setUpFailed(reports); got != "no API server" {
-		t.Errorf("said %q", got)
+		t.Errorf("setUpFailed() = %q, want %q", got, "no API server")
 	}
 	reports[0].State = passed
 	if got := setUpFailed(reports); got != "" {
-		t.Errorf("said %q of one that passed", got)
+		t.Errorf("setUpFailed() of a successful setup = %q, want none", got)
 	}
 }
 
@@ -130,24 +130,24 @@ func TestProgressOfSpecs(t *testing.T) {
 		}
 	}
 	if out.String() != "  FAILED [sig-network] DNS works [It]\n" {
-		t.Errorf("told %q", out.String())
+		t.Errorf("progress output = %q, want the failed spec", out.String())
 	}
 	out.Reset()
 	p.tick(p.started.Add(chatty - time.Second))
 	if out.Len() > 0 {
-		t.Errorf("told %q too early", out.String())
+		t.Errorf("progress output = %q before the interval has passed", out.String())
 	}
 	p.tick(p.started.Add(chatty))
 	if want := "  3 of 4, 1 failed, 30s\n"; out.String() != want {
-		t.Errorf("told %q, expected %q", out.String(), want)
+		t.Errorf("progress output = %q, want %q", out.String(), want)
 	}
 }
 
-// A runner that cannot be started is an error that names it.
-func TestRunnerThatCannotBeStarted(t *testing.T) {
+// The error names a runner that cannot be started.
+func TestUnstartableRunner(t *testing.T) {
 	s := suite{e2e: "/nowhere/e2e.test", ginkgo: "/nowhere/ginkgo", out: t.TempDir(), procs: 1, limit: time.Second}
 	_, err := s.run(t.Context(), cluster{kubeconfig: "none"}, []spec{{name: "a"}}, newProgress(io.Discard, 1))
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/ginkgo") {
-		t.Errorf("got %v", err)
+		t.Errorf("error = %v, want one that names /nowhere/ginkgo", err)
 	}
 }

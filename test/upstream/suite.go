@@ -17,24 +17,24 @@ import (
 	"time"
 )
 
-// suite is the program of Kubernetes' end-to-end tests and what runs it.
+// suite is the program of Kubernetes' end-to-end tests, and its runner.
 type suite struct {
 	e2e, ginkgo string // programs
-	out         string // folder for reports and the log
-	procs       int    // how many specs run at a time
-	attempts    int    // how often each at most, until it passes
+	out         string // directory for reports and the log
+	procs       int    // number of concurrent specs
+	attempts    int    // maximum attempts per spec
 	limit       time.Duration
-	flags       []string // further flags of the tests
+	flags       []string // additional flags of the tests
 }
 
-// cluster is what the tests are run against.
+// cluster is the cluster under test.
 type cluster struct {
 	kubeconfig string
-	netns      string // path of the network namespace from which it is reached; empty for the runner's own
-	nodes      int    // that it has; some specs need two
+	netns      string // network namespace from which the cluster is reached; empty for the runner's own
+	nodes      int    // number of nodes; some specs need two
 }
 
-// specs lists all specs that there are. It asks no cluster.
+// specs lists all specs. It needs no cluster.
 func (s suite) specs(ctx context.Context) ([]spec, error) {
 	dir, err := os.MkdirTemp("", "upstream-")
 	if err != nil {
@@ -60,20 +60,19 @@ func (s suite) specs(ctx context.Context) ([]spec, error) {
 	return out, nil
 }
 
-// version is the version of Kubernetes that the tests are of.
+// version returns the Kubernetes version of the tests.
 func (s suite) version(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, s.e2e, "--version").Output()
 	if err != nil {
-		return "", fmt.Errorf("ask the tests for their version: %w", err)
+		return "", fmt.Errorf("get the version of the tests: %w", err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
 
-// run runs specs and returns their reports. Canceled, it lets the tests clean up
-// and write what they have.
+// run runs specs and returns their reports. When canceled, it lets the tests clean up and write their reports.
 func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progress) ([]specReport, error) {
 	if err := os.MkdirAll(s.out, 0o755); err != nil {
-		return nil, fmt.Errorf("make the folder for reports: %w", err)
+		return nil, fmt.Errorf("create the directory for reports: %w", err)
 	}
 	defer every(time.Second, progress.tick)()
 
@@ -83,12 +82,12 @@ func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progr
 	}
 	log, err := os.Create(filepath.Join(s.out, "e2e.log"))
 	if err != nil {
-		return nil, fmt.Errorf("make the log of the tests: %w", err)
+		return nil, fmt.Errorf("create the log of the tests: %w", err)
 	}
 	defer log.Close()
 	ran := s.ginkgoRun(ctx, c, specs, report, io.MultiWriter(log, progress))
 	reports, err := readReportFile(filepath.Join(s.out, report))
-	if err != nil { // a failed spec makes it fail too, and then there is a report
+	if err != nil { // it also fails if a spec failed, but then there is a report
 		return nil, errors.Join(fmt.Errorf("run the tests (log in %s): %w", log.Name(), ran), err)
 	}
 	return reports, nil
@@ -108,7 +107,7 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 	}
 	tmp, err := os.MkdirTemp("", "upstream-")
 	if err != nil {
-		return fmt.Errorf("make a folder for what the tests leave behind: %w", err)
+		return fmt.Errorf("create a directory for files of the tests: %w", err)
 	}
 	defer os.RemoveAll(tmp)
 	run.Env = append(os.Environ(), "TMPDIR="+tmp)
@@ -121,13 +120,13 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 		return fmt.Errorf("start %s: %w", run.Path, err)
 	}
 	err = run.Wait()
-	// What its processes left behind, should it have been killed.
+	// End processes left behind if it was killed.
 	_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL)
 	return err
 }
 
-// focusOn is the pattern that has exactly these specs. Ginkgo matches it with the
-// suite's description and the spec's name.
+// focusOn returns a pattern that matches exactly these specs. Ginkgo matches it with the suite's description and the
+// spec's name.
 func focusOn(specs []spec) string {
 	var names []string
 	for _, s := range specs {
@@ -136,7 +135,7 @@ func focusOn(specs []spec) string {
 	return `(^|\s)(` + strings.Join(names, "|") + `)$`
 }
 
-// every calls f at intervals until the returned function is called.
+// every calls f periodically until the returned function is called.
 func every(interval time.Duration, f func(time.Time)) (stop func()) {
 	ticker, done := time.NewTicker(interval), make(chan struct{})
 	go func() {
@@ -166,23 +165,22 @@ func tail(out []byte, n int) []byte {
 	return out[max(0, len(out)-n):]
 }
 
-// progress is what Ginkgo prints to; it tells of failures as they come and how far
-// the tests are. Ginkgo prints a dot for each spec that ended, "S" for those that
-// were not to be run, and of a failure a line "• [FAILED] [12.3 seconds]" with the
-// name below. What counts in the end is its report.
+// progress receives Ginkgo's output, and prints failures and progress. Ginkgo prints a dot for each completed spec,
+// "S" for skipped ones, and for a failure a line "• [FAILED] [12.3 seconds]" followed by the name. The final results
+// come from Ginkgo's report.
 type progress struct {
 	out     io.Writer
 	total   int
 	started time.Time
 
-	mu          sync.Mutex // guards the rest: Ginkgo prints while the ticker ticks
-	line        []byte     // the last one, as far as it has come
-	failure     bool       // the line before said that a spec failed
+	mu          sync.Mutex // guards all below: Ginkgo prints while the ticker ticks
+	line        []byte     // the incomplete last line
+	failure     bool       // the previous line reported a failed spec
 	ended, bad  int
 	lastPrinted time.Time
 }
 
-// chatty is the time between two words on how far the tests are.
+// chatty is the interval between progress lines.
 const chatty = 30 * time.Second
 
 func newProgress(out io.Writer, total int) *progress {
@@ -190,7 +188,7 @@ func newProgress(out io.Writer, total int) *progress {
 	return &progress{out: out, total: total, started: now, lastPrinted: now}
 }
 
-// Write takes what Ginkgo prints.
+// Write processes Ginkgo's output.
 func (p *progress) Write(data []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -208,7 +206,7 @@ func (p *progress) Write(data []byte) (int, error) {
 
 const dot = "•"
 
-// whole takes a whole line.
+// whole processes a complete line.
 func (p *progress) whole(line string) {
 	if p.failure && line != "" {
 		p.failure = false
@@ -223,7 +221,7 @@ func (p *progress) whole(line string) {
 	}
 }
 
-// tick prints how far it is when that was not told for a while.
+// tick prints the progress if nothing was printed for a while.
 func (p *progress) tick(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

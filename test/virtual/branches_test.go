@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/branch"
 )
 
-// withBranches makes a node in operator mode with a trunk. Pods have a branch as their first or second
-// interface, and one branch is kept warm.
+// withBranches returns a node in operator mode with a trunk. Pods have a branch as their first or second interface,
+// and one branch is kept warm.
 func withBranches(t *testing.T) *nics {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1", "--trunk-eni", "--vpc-ports", "--ovsdb="})...)
 	n.inVPC("m5.large")
@@ -57,7 +57,7 @@ func (m *nics) warm(want int) func() error {
 			}
 		}
 		if len(have) != want {
-			return fmt.Errorf("the warm branches are %v, want %d", have, want)
+			return fmt.Errorf("warm branches = %v, want %d", have, want)
 		}
 		return nil
 	}
@@ -74,7 +74,7 @@ func TestHaltsWithWarmBranches(t *testing.T) {
 		}
 		m.pods.each(0, 3, m.pods.add)
 		m.settle(m.warm(1))
-		if !atOnce { // at a step with a warm branch, once the operator has it in its pool
+		if !atOnce { // for steps with a warm branch, once the operator has it in its pool
 			time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 			m.c.haltAt(at)
 		}
@@ -91,11 +91,10 @@ func TestHaltsWithWarmBranches(t *testing.T) {
 				made++
 			}
 		}
-		// Three cold branches and the first warm one, which pod-3 or pod-4 gets; its successor, and a
-		// cold one for the other pod. In addition the trunk, an ENI with addresses, and the orphan of
-		// inVPC.
+		// Three cold branches; the first warm one, which pod-3 or pod-4 gets; its successor; and a cold one for the
+		// other pod. In addition the trunk, an ENI with addresses, and the orphan of inVPC.
 		if made != 6+3 {
-			t.Errorf("%d ENIs were made, want 6 branches and 3 others", made)
+			t.Errorf("%d ENIs were created, want 6 branches and 3 others", made)
 		}
 		for _, wrong := range m.plugs.Clashes() {
 			t.Error(wrong)

@@ -40,10 +40,10 @@ import (
 var transport apifake.Transport
 
 func TestMain(m *testing.M) {
-	http.DefaultTransport = &transport // of client-go for servers without TLS
-	// The other handlers delay errors of one bubble by the time of another.
-	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // there is no other way
-	debug.SetGCPercent(400)                                   // all is garbage soon, and there is room for it
+	http.DefaultTransport = &transport // used by client-go for servers without TLS
+	// The other handlers would delay errors in one bubble by the time of another.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1] //nolint:reassign // client-go has no other means
+	debug.SetGCPercent(400)                                   // most memory becomes garbage soon, and memory is plentiful
 	os.Exit(m.Run())
 }
 
@@ -53,11 +53,11 @@ type cluster struct {
 	settings []string
 	api      *apifake.Server
 	admin    client.Client
-	cloud    *cloudfake.Cloud   // nil where there is none
-	vpc      *portfake.Provider // of all VPCs; nil: they are as their specs say
+	cloud    *cloudfake.Cloud   // nil without a cloud
+	vpc      *portfake.Provider // provider of all VPCs; nil if VPCs match their specs
 	dir      string
 	log      *logBuffer
-	made     int // kubeconfig files
+	made     int // number of kubeconfig files
 }
 
 func core(resource, kind string, namespaced bool) apifake.Kind {
@@ -74,8 +74,7 @@ func namespaced(resource, kind string, status bool) apifake.Kind {
 	return k
 }
 
-// newCluster makes a control plane within a bubble, with further settings of the operator. Call start
-// next.
+// newCluster creates a control plane within a bubble, with additional settings of the operator. Call start next.
 func newCluster(t *testing.T, log *logBuffer, settings ...string) *cluster {
 	t.Helper()
 	c := &cluster{settings: settings, dir: t.TempDir(), log: log}
@@ -105,8 +104,8 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// kubeconfig writes a file by which one program reaches the API server. Requests take no time: the
-// operator makes some with a mutex held, for which virtual time does not pass.
+// kubeconfig writes a file through which one program reaches the API server. Requests take no time: the operator
+// makes some while holding a mutex, during which virtual time does not pass.
 func (c *cluster) kubeconfig(do apifake.Do) string {
 	c.made++
 	// Host names are unique in the process.
@@ -135,7 +134,7 @@ func (c *cluster) launch(w *world) {
 	w.run(func(ctx context.Context) error { return operator.RunWith(ctx, cfg, log, deps) })
 }
 
-// addNode makes the Node of a node, and has its daemons reach the API server.
+// addNode creates the Node of a node, and lets its daemons reach the API server.
 func (c *cluster) addNode(n *node) {
 	c.t.Helper()
 	check(c.t, c.admin.Create(c.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}))
@@ -176,8 +175,8 @@ func patch[O any](t *testing.T, by func(context.Context, client.Object, client.P
 	return by(t.Context(), o, client.RawPatch(types.MergePatchType, body))
 }
 
-// takeBackReleases has the operator ask for the release of addresses, and pods come that need them
-// before the slow daemon has confirmed it. The operator takes the release back.
+// takeBackReleases makes the operator request the release of addresses, and then adds pods that need them before the
+// slow daemon has confirmed the release. The operator cancels it.
 func (c *cluster) takeBackReleases(n *node) {
 	c.t.Helper()
 	n.pods.each(90, 96, n.pods.add)
@@ -187,7 +186,7 @@ func (c *cluster) takeBackReleases(n *node) {
 	await(c.t, func() error {
 		o := &v1alpha1.NodeNetwork{}
 		if err := c.admin.Get(c.t.Context(), client.ObjectKey{Name: nodeName}, o); err != nil || len(o.Spec.IPAM.Releasing) == 0 || len(o.Status.IPAM.Released) > 0 {
-			return fmt.Errorf("the node has to release %v, and has confirmed %v: %w", o.Spec.IPAM.Releasing, o.Status.IPAM.Released, err)
+			return fmt.Errorf("requested releases = %v, confirmed = %v, want an unconfirmed one: %w", o.Spec.IPAM.Releasing, o.Status.IPAM.Released, err)
 		}
 		return nil
 	})
@@ -206,8 +205,8 @@ func (c *cluster) addPool(name, ipv4, ipv6 string) {
 	}))
 }
 
-// blocksAgree compares the node's blocks, of which it must have a number, with what its kernel
-// announces, and expects no open request.
+// blocksAgree compares the node's blocks, of which there must be a given number, with the blocks announced in its
+// kernel, and checks that no request is open.
 func (c *cluster) blocksAgree(n *node, want int) error {
 	var blocks v1alpha1.AddressBlockList
 	var requests v1alpha1.BlockRequestList
@@ -218,17 +217,17 @@ func (c *cluster) blocksAgree(n *node, want int) error {
 	of := map[string]string{} // by request
 	for _, b := range blocks.Items {
 		if other, twice := of[string(b.RequestUID)]; twice {
-			c.t.Errorf("%s and %s were both cut for the request %s", other, b.Name, b.RequestUID)
+			c.t.Errorf("blocks %s and %s were both cut for request %s", other, b.Name, b.RequestUID)
 		}
 		of[string(b.RequestUID)] = b.Name
 		if b.NodeName != nodeName || b.DeletionTimestamp != nil {
-			return fmt.Errorf("block %s is of %q, deleted %v", b.Name, b.NodeName, b.DeletionTimestamp)
+			return fmt.Errorf("block %s belongs to %q, deleted %v", b.Name, b.NodeName, b.DeletionTimestamp)
 		}
 		has = append(has, b.IPv4, b.IPv6)
 	}
 	for p, is := range n.kernel.Blocks() {
 		if !is {
-			return fmt.Errorf("the block %s is not announced", p)
+			return fmt.Errorf("block %s is not announced", p)
 		}
 		announced = append(announced, p.String())
 	}
@@ -240,7 +239,7 @@ func (c *cluster) blocksAgree(n *node, want int) error {
 	return same("announced blocks", announced, has)
 }
 
-// nothingLeft expects no block, and one pool fewer.
+// nothingLeft checks that no block and only one pool is left.
 func (c *cluster) nothingLeft() error {
 	var blocks v1alpha1.AddressBlockList
 	var pools v1alpha1.AddressPoolList

@@ -34,7 +34,7 @@ var (
 	egressOperator = named("operator.gateways.", "operator.egressclient.")
 )
 
-// egressKinds are the kinds of objects of egress.
+// egressKinds are the kinds of egress objects.
 var egressKinds = func() (kinds []apifake.Kind) {
 	for of, list := range map[schema.GroupVersion]map[string]string{
 		v1alpha1.GroupVersion:       {"egresses": "Egress", "egressclients": "EgressClient", "egressclientslices": "EgressClientSlice"},
@@ -73,20 +73,20 @@ func TestHaltsWithEgress(t *testing.T) {
 	})
 }
 
-// egressUsers create Egresses and pods, and do the work of Kubernetes' controllers and kubelets for
-// these. Pods are in namespace default, Egresses in namespace internet.
+// egressUsers creates Egresses and pods, and stands in for Kubernetes' controllers and kubelets. Pods are in
+// namespace default, Egresses in namespace internet.
 type egressUsers struct {
 	*cluster
 	n        *node
-	wishes   map[string]wish             // by pod; not changed while pods are made
+	wishes   map[string]wish             // by pod; not changed while pods are added
 	egresses map[string]*v1alpha1.Egress // by name
-	gateways map[string][]string         // by Egress: pods
+	gateways map[string][]string         // gateway pods by Egress
 }
 
-// wish are the labels and annotations of a pod.
+// wish is the labels and annotations of a pod.
 type wish struct {
-	named string // the Egress that its annotation names; empty: none
-	pays  bool   // it has the label that Egress dc selects
+	named string // Egress named by the annotation, if any
+	pays  bool   // has the label that Egress dc selects
 }
 
 func newEgressUsers(c *cluster, n *node) *egressUsers {
@@ -109,12 +109,12 @@ func newEgressUsers(c *cluster, n *node) *egressUsers {
 
 func inMetadata(fields map[string]any) map[string]any { return map[string]any{"metadata": fields} }
 
-// exercise creates Egresses and pods, changes all of them while pods run, and deletes the Egresses,
-// one before its pods and one after.
+// exercise creates Egresses and pods, changes all of them while pods run, and deletes the Egresses, one before its
+// pods and one after.
 func (u *egressUsers) exercise() {
 	u.t.Helper()
 	pods := &u.n.pods
-	// A pod may name destinations within those of an Egress that selects it, not the other way round.
+	// A pod may use destinations within those of an Egress that selects it, but not the other way round.
 	u.make("nat", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/24", "2001:db8::/48"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
 	u.make("dc", v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0", "::/0"}, Clients: &v1alpha1.EgressClientSelector{
 		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "shop"}}, PodSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "pay"}},
@@ -124,7 +124,7 @@ func (u *egressUsers) exercise() {
 	pods.each(0, 6, pods.add)
 	u.n.settle(u.agree)
 
-	u.wish("pod-0", wish{named: "none"}) // which there is not
+	u.wish("pod-0", wish{named: "none"}) // does not exist
 	u.wish("pod-2", wish{})
 	u.wish("pod-3", wish{pays: true})
 	u.change("nat", func(s *v1alpha1.EgressSpec) { s.PodDisruptionBudget, s.Replicas = nil, new(int32(2)) })
@@ -181,14 +181,14 @@ func (u *egressUsers) collect(name string) {
 	u.api.Collect()
 }
 
-// elsewhereAt are the addresses of gateways on another node.
+// elsewhereAt has the addresses of gateways on another node.
 var elsewhereAt = map[string][]string{"nat": {"10.9.0.1", "fd09::1"}, "dc": {"10.9.0.2", "fd09::2"}}
 
-// onNode reports whether a gateway is on the node: every second one of an Egress is.
+// onNode reports whether a gateway is on the node: every second gateway of an Egress is.
 func onNode(gateway string) bool { return strings.HasSuffix(gateway, "-1") }
 
-// scale waits until an Egress's Deployment has a number of replicas, and does what controllers of
-// Deployments and ReplicaSets and kubelets do.
+// scale waits until an Egress's Deployment has a number of replicas, and acts like the controllers of Deployments and
+// ReplicaSets and the kubelets.
 func (u *egressUsers) scale(name string, replicas int) {
 	u.t.Helper()
 	ctx, key := u.t.Context(), client.ObjectKey{Namespace: "internet", Name: name}
@@ -259,12 +259,12 @@ func (u *egressUsers) describe(r *rpc.AddRequest) error {
 	return err
 }
 
-// ready does what a pod's kubelet does.
+// ready acts like a pod's kubelet.
 func (u *egressUsers) ready(pod string, addresses []string) error {
 	return u.cluster.ready(u.namespaceOf(pod), pod, addresses)
 }
 
-// made adds to a Pod what those of an Egress's ReplicaSet have.
+// made completes a Pod like those of an Egress's ReplicaSet.
 func (u *egressUsers) made(ctx context.Context, egress string, o *corev1.Pod) error {
 	d, rs := &appsv1.Deployment{}, &appsv1.ReplicaSet{}
 	if err := u.admin.Get(ctx, client.ObjectKey{Namespace: "internet", Name: egress}, d); err != nil {
@@ -301,7 +301,7 @@ func (u *egressUsers) wish(pod string, w wish) {
 	})))
 }
 
-// ask is a gateway's answer: it serves a pod once a slice has it.
+// ask returns a gateway's reply: it serves a pod once the pod is in a slice.
 func (u *egressUsers) ask(ctx context.Context, _ netip.AddrPort, pod string, addrs []netip.Addr) error {
 	for ; ; time.Sleep(100 * time.Millisecond) { //nolint:forbidigo // virtual time
 		var list v1alpha1.EgressClientSliceList
@@ -323,7 +323,7 @@ func texts(addrs []netip.Addr) (out []string) {
 	return out
 }
 
-// view has the observed and the desired state, a line each.
+// view is the observed and the desired state, as lines.
 type view struct {
 	have, want []string
 }
@@ -333,8 +333,7 @@ func (v *view) wants(format string, args ...any) {
 	v.want = append(v.want, fmt.Sprintf(format, args...))
 }
 
-// agree compares what Egresses and pods ask for with the operator's objects, the daemon's records, and
-// the pods' tunnels.
+// agree compares the Egresses and pods with the operator's objects, the daemon's records, and the pods' tunnels.
 func (u *egressUsers) agree() error {
 	ctx, pods := u.t.Context(), &corev1.PodList{}
 	if err := u.admin.List(ctx, pods); err != nil {
@@ -364,7 +363,7 @@ func (u *egressUsers) agree() error {
 	return errors.Join(errs...)
 }
 
-// running are the pods on the node, by UID.
+// running returns the pods on the node, by UID.
 func (u *egressUsers) running(of map[string]*corev1.Pod) map[string]*labnode.Pod {
 	p := &u.n.pods
 	p.mu.Lock()
@@ -380,7 +379,7 @@ func without(list, others []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(others, s) })
 }
 
-// wantTunnels adds the tunnels that pods on the node should have.
+// wantTunnels adds the desired tunnels of pods on the node.
 func (u *egressUsers) wantTunnels(v *view, of map[string]*corev1.Pod) {
 	p := &u.n.pods
 	p.mu.Lock()
@@ -405,7 +404,7 @@ func (u *egressUsers) wantTunnels(v *view, of map[string]*corev1.Pod) {
 	}
 }
 
-// wantOwned adds the objects that Egresses should have, until garbage is collected.
+// wantOwned adds the desired objects of Egresses, until garbage is collected.
 func (u *egressUsers) wantOwned(v *view) {
 	for name := range u.egresses {
 		v.wants("egresses internet/%s", name)
@@ -424,7 +423,7 @@ func (u *egressUsers) wantOwned(v *view) {
 	}
 }
 
-// addressesOf are the addresses of an Egress's gateways, or of one gateway.
+// addressesOf returns the addresses of an Egress's gateways, or of one gateway.
 func (u *egressUsers) addressesOf(name string, of map[string]*corev1.Pod) (out [][]string) {
 	for _, g := range append(slices.Clone(u.gateways[name]), name) {
 		if o := of[g]; o != nil {
@@ -439,7 +438,7 @@ func (u *egressUsers) addressesOf(name string, of map[string]*corev1.Pod) (out [
 	return out
 }
 
-// haveTunnels adds the tunnels in pods and records.
+// haveTunnels adds the observed tunnels in pods and records.
 func (u *egressUsers) haveTunnels(v *view) error {
 	w, _ := u.n.daemon()
 	records, err := records(u.n.dir(w.number))
@@ -468,7 +467,7 @@ func (u *egressUsers) haveTunnels(v *view) error {
 		delete(tunnels, r.Netns.Path)
 	}
 	for path := range tunnels {
-		v.has("tunnels in %s, of which there is no record", path)
+		v.has("tunnels in %s without a record", path)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 
 const cooling = 10 * time.Second
 
-// named are the failpoints whose names begin with one of some prefixes.
+// named returns the failpoints with one of the given prefixes.
 func named(prefixes ...string) []string {
 	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
 		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
@@ -31,7 +31,7 @@ var ofDaemon = slices.DeleteFunc(named("daemon."), func(name string) bool {
 	return strings.HasPrefix(name, "daemon.egress.") || strings.HasPrefix(name, "daemon.nics.")
 })
 
-// Failpoints that programs are halted at, by mode and program.
+// Failpoints at which programs are halted, by mode and program.
 var (
 	nodeDaemon       = slices.Concat(named("eni.", "inventory.", "intent."), ofDaemon)
 	operatorDaemon   = slices.Concat(slices.DeleteFunc(named("nodenetwork."), isElsewhere), named("inventory.save."), ofDaemon)
@@ -40,18 +40,17 @@ var (
 	poolOperator     = named("operator.pool.")
 	portDaemon       = slices.Concat(named("port.", "daemon.nics."), ofDaemon)
 	portOperator     = named("operator.port.")
-	// The steps of the pool of warm branches, and those that take a branch from it, tag it and delete
-	// it.
+	// The steps of the pool of warm branches, and those that take a branch from the pool, tag it and delete it.
 	warmOperator = named("operator.warm.", "operator.port.record.", "operator.port.change.", "operator.port.delete.")
 )
 
-// elsewhere are prefixes of failpoints at which nothing is halted here, with the reason.
+// elsewhere maps prefixes of failpoints at which nothing is halted here to the reason.
 var elsewhere = map[string]string{
-	"plug.": "they are steps in the real kernel and in Open vSwitch's database, of which there is no fake: test/crash",
+	"plug.": "steps in the real kernel and in Open vSwitch's database, which have no fake: test/crash",
 }
 
-// once are failpoints that a run passes once, so that nothing is halted at the second hit; sometimes
-// are those that a run may pass twice.
+// once lists failpoints that a run passes only once, so that no program is halted at the second hit; sometimes lists
+// those that a run may pass twice.
 var once = map[string][]string{
 	"TestHaltsInNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
 	"TestHaltsInOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
@@ -62,7 +61,7 @@ var once = map[string][]string{
 }
 
 var sometimes = map[string][]string{
-	"TestHaltsInNodeMode": {"eni.attach.after"}, // an ENI that takes long to attach, with random waits, is given up or not
+	"TestHaltsInNodeMode": {"eni.attach.after"}, // depends on random waits: an ENI that attaches slowly may be given up
 }
 
 func isElsewhere(name string) bool {
@@ -74,21 +73,21 @@ func isElsewhere(name string) bool {
 	return false
 }
 
-// TestEveryFailpointIsHaltedAt fails for a failpoint that no test halts at.
+// Every failpoint is halted at by a test, or listed in elsewhere.
 func TestEveryFailpointIsHaltedAt(t *testing.T) {
 	halted := slices.Concat(nodeDaemon, operatorDaemon, operatorOperator, poolDaemon, poolOperator, portDaemon, portOperator, warmOperator, egressDaemon, egressOperator)
 	for _, name := range failpoint.Names() {
 		if is := slices.Contains(halted, name); is == isElsewhere(name) {
-			t.Errorf("%s: halted at %v, and elsewhere %v", name, is, isElsewhere(name))
+			t.Errorf("%s: halted at = %v, listed in elsewhere = %v, want exactly one", name, is, isElsewhere(name))
 		}
 	}
 	for prefix := range elsewhere {
 		if len(named(prefix)) == 0 {
-			t.Errorf("no failpoint begins with %s", prefix)
+			t.Errorf("no failpoint has the prefix %s", prefix)
 		}
 	}
 	if n := len(slices.Compact(slices.Sorted(slices.Values(halted)))); n < 95 {
-		t.Errorf("only %d failpoints are halted at", n)
+		t.Errorf("only %d failpoints are halted at, want at least 95", n)
 	}
 }
 
@@ -111,7 +110,7 @@ func TestHaltsInNodeMode(t *testing.T) {
 	}
 }
 
-// quick are settings of all daemons, quickReconciler of the program that calls EC2.
+// quick has settings of all daemons, quickReconciler of the program that calls EC2.
 var (
 	quick           = []string{"--warm-wait=5s", "--cooling-period=" + cooling.String()}
 	quickReconciler = []string{"--shrink-delay=5s", "--settle-time=2s", "--orphan-age=20s", "--orphan-interval=10s"}
@@ -145,7 +144,7 @@ func TestHaltsInOperatorMode(t *testing.T) {
 		if slices.Contains(operatorOperator, at.failpoint) {
 			victim = c.program
 		}
-		if strings.HasPrefix(at.failpoint, "nodenetwork.replace.") { // the object of another instance is there
+		if strings.HasPrefix(at.failpoint, "nodenetwork.replace.") { // an object of another instance exists
 			check(t, c.admin.Create(t.Context(), &v1alpha1.NodeNetwork{
 				ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0bad", InstanceType: instanceType},
 			}))
@@ -190,8 +189,8 @@ func TestHaltsInPoolMode(t *testing.T) {
 	})
 }
 
-// leaveOrphans makes ENIs of this cluster: an attached one that names another instance, and a detached
-// one of an instance that is gone.
+// leaveOrphans creates ENIs of this cluster: an attached one whose tag names another instance, and a detached one of
+// a vanished instance.
 func (n *node) leaveOrphans() {
 	const vanished = "i-0bad"
 	tags := map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
@@ -202,8 +201,8 @@ func (n *node) leaveOrphans() {
 	}
 }
 
-// exercise makes as many pods as the node takes, replaces half of them, and removes all, with
-// everything at rest in between. At the end the node must have what it keeps.
+// exercise adds as many pods as the node accepts, replaces half of them, and removes all, waiting for rest in
+// between. Finally the node must hold only what the policy keeps.
 func (n *node) exercise(pods int, empty func() error) {
 	n.t.Helper()
 	half := (pods + 1) / 2

@@ -23,12 +23,12 @@ import (
 
 const vpcName = "blue"
 
-// nics are the NICs of a node's pods, ports of one VPC.
+// nics are the NICs of a node's pods, as ports in one VPC.
 type nics struct {
 	*node
 	c     *cluster
 	first nicrequest.First
-	asks  map[string]string // the annotation with the NICs, by pod
+	asks  map[string]string // annotation that requests the NICs, by pod
 	ports func() []port     // Berth's ports at the provider
 }
 
@@ -38,7 +38,7 @@ type port struct {
 	address    netip.Addr
 }
 
-// withNICs makes a node whose pods ask for NICs in a VPC.
+// withNICs returns a node whose pods request NICs in a VPC.
 func withNICs(n *node, c *cluster, first nicrequest.First, spec v1alpha1.VPCSpec, asks map[string]string) *nics {
 	m := &nics{node: n, c: c, first: first, asks: asks}
 	c.addNode(n)
@@ -57,7 +57,7 @@ func (m *nics) object(name string, exists bool) error {
 	if exists {
 		return m.c.admin.Create(m.t.Context(), o)
 	}
-	return client.IgnoreNotFound(m.c.admin.Delete(m.t.Context(), o)) // after a forced deletion there is none
+	return client.IgnoreNotFound(m.c.admin.Delete(m.t.Context(), o)) // already gone after a forced deletion
 }
 
 // describe adds a pod's UID and annotations to an ADD.
@@ -70,7 +70,7 @@ func (m *nics) describe(r *rpc.AddRequest) error {
 	return nil
 }
 
-// annotate changes the NICs that a running pod asks for.
+// annotate changes the NICs requested by a running pod.
 func (m *nics) annotate(pod, asks string) {
 	m.t.Helper()
 	m.asks[pod] = asks
@@ -91,8 +91,8 @@ func (m *nics) settle(also ...func() error) {
 	})
 }
 
-// agree compares the records, the plugged ports, the PodNICs, the provider's ports, the pods'
-// annotations and the replies to ADDs.
+// agree compares the records, the plugged ports, the PodNICs, the provider's ports, the pods' annotations and the
+// replies to ADDs.
 func (m *nics) agree() error {
 	w, _ := m.daemon()
 	records, err := records(m.dir(w.number))
@@ -118,12 +118,12 @@ func (m *nics) agree() error {
 		}))
 }
 
-// line is a NIC in a comparison.
+// line formats a NIC for comparisons.
 func line(pod, ifName, port string, address netip.Addr) string {
 	return fmt.Sprintf("%s/%s %s %s", pod, ifName, port, address)
 }
 
-// names are the pods and interfaces of lines.
+// names returns the pods and interfaces in lines.
 func names(lines []string) (out []string) {
 	for _, l := range lines {
 		name, _, _ := strings.Cut(l, " ")
@@ -132,7 +132,7 @@ func names(lines []string) (out []string) {
 	return out
 }
 
-// asked are the NICs that live pods ask for.
+// asked returns the NICs requested by running pods.
 func (m *nics) asked() (out []string, err error) {
 	m.pods.mu.Lock()
 	defer m.pods.mu.Unlock()
@@ -161,7 +161,7 @@ func (m *nics) repliesAgree(records []attachment.Record) error {
 			addresses = []netip.Addr{first.Addresses[0].CIDR.Addr()}
 		}
 		if !slices.Equal(addresses, s.addresses) {
-			return fmt.Errorf("pod %s was told %v, and recorded are %v", pod, s.addresses, addresses)
+			return fmt.Errorf("addresses of pod %s in the reply = %v, recorded = %v", pod, s.addresses, addresses)
 		}
 	}
 	if len(records) != len(m.pods.live) {
@@ -170,7 +170,7 @@ func (m *nics) repliesAgree(records []attachment.Record) error {
 	return nil
 }
 
-// inRecords are the NICs in records.
+// inRecords returns the NICs in records.
 func inRecords(records []attachment.Record) (out []string, err error) {
 	for _, r := range records {
 		for _, n := range r.NICs {
@@ -187,12 +187,12 @@ func inRecords(records []attachment.Record) (out []string, err error) {
 	return out, err
 }
 
-// inPods are the NICs that are plugged.
+// inPods returns the plugged NICs.
 func inPods(plugged map[string]plug.Want, records []attachment.Record) (out []string, err error) {
 	for id, w := range plugged {
 		i := slices.IndexFunc(records, func(r attachment.Record) bool { return r.HostLink == w.Attachment })
 		if i < 0 {
-			err = fmt.Errorf("port %s is plugged for %s, which no record has", id, w.Attachment)
+			err = fmt.Errorf("port %s is plugged for %s, which has no record", id, w.Attachment)
 			continue
 		}
 		out = append(out, line(records[i].Pod.Name, w.Pod.IfName, id, w.Interface.Addresses[0].Addr()))
@@ -201,12 +201,12 @@ func inPods(plugged map[string]plug.Want, records []attachment.Record) (out []st
 	return out, err
 }
 
-// inPodNICs are the NICs of all PodNICs, and those of PodNICs with a pod, which must be active.
+// inPodNICs returns the NICs of all PodNICs, and those of PodNICs with a pod, which must be active.
 func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
 	for i := range list {
 		o := &list[i]
 		if o.DeletionTimestamp != nil {
-			return nil, nil, fmt.Errorf("PodNIC %s is there still: %+v", o.Name, o.Status)
+			return nil, nil, fmt.Errorf("PodNIC %s still exists: %+v", o.Name, o.Status)
 		}
 		pod, says := "", o.Status.Node
 		ok := o.Spec.Pod == nil && o.Status.Phase == v1alpha1.PhaseCreated
@@ -215,7 +215,7 @@ func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
 			ok = o.Status.Phase == v1alpha1.PhaseActive && says != nil && says.State == v1alpha1.NodePlugged && says.PortID == o.Status.PortID
 		}
 		if !ok {
-			return nil, nil, fmt.Errorf("PodNIC %s is %+v, and its node says %+v", o.Name, o.Status, says)
+			return nil, nil, fmt.Errorf("PodNIC %s has status %+v and node status %+v, want it active", o.Name, o.Status, says)
 		}
 		a, err := netip.ParsePrefix(o.Status.Addresses[0].CIDR)
 		if err != nil {
@@ -232,13 +232,13 @@ func inPodNICs(list []v1alpha1.PodNIC) (all, active []string, err error) {
 	return all, active, nil
 }
 
-// atProvider are the NICs of all ports.
+// atProvider returns the NICs of all ports.
 func (m *nics) atProvider(list []v1alpha1.PodNIC) (out []string) {
 	for _, p := range m.ports() {
 		i := slices.IndexFunc(list, func(o v1alpha1.PodNIC) bool { return vpcport.Device(clusterName, string(o.UID)) == p.device })
 		switch {
 		case i < 0:
-			out = append(out, fmt.Sprintf("port %s of %s, which no PodNIC has", p.id, p.device))
+			out = append(out, fmt.Sprintf("port %s of %s without a PodNIC", p.id, p.device))
 		case list[i].Status.Pod == nil:
 			out = append(out, line("", list[i].Status.Interface, p.id, p.address))
 		default:

@@ -39,24 +39,24 @@ import (
 // node is a machine that outlives its daemons.
 type node struct {
 	*program
-	root     string // has a state directory for each daemon in turn
+	root     string // contains the state directory of each daemon in turn
 	settings []string
 	clock    virtualClock
 	kernel   *datapathfake.Kernel
-	plugs    *plugfake.Node // ports of VPCs in pods
+	plugs    *plugfake.Node // VPC ports in pods
 	tunnels  *egressfake.Kernel
-	cloud    *cloudfake.Cloud // nil where there is none
-	instance string           // its type there
+	cloud    *cloudfake.Cloud // nil without a cloud
+	instance string           // instance type in the cloud
 	pods     pods
-	families ipfamily.Set // of pods' addresses
-	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
+	families ipfamily.Set // families of pods' addresses
+	// kubeconfig writes the file through which a daemon reaches the API server; may be nil.
 	kubeconfig func(w *world) string
-	latency    atomic.Int64  // of the daemon's requests to the API server, in nanoseconds
-	askGateway podegress.Ask // nil: there are no gateways
+	latency    atomic.Int64  // latency of requests to the API server, in nanoseconds
+	askGateway podegress.Ask // nil without gateways
 	log        *logBuffer
 
 	mu     sync.Mutex
-	client rpc.NodeClient // of the daemon that runs; guarded by mu
+	client rpc.NodeClient // client of the running daemon; guarded by mu
 }
 
 // virtualClock is the clock of a bubble.
@@ -68,14 +68,14 @@ type virtualClock struct {
 // Boot implements clock.Clock.
 func (c virtualClock) Boot() time.Duration { return time.Since(c.boot) }
 
-// newNode makes a node within a bubble, with further settings of its daemons. Call start next.
+// newNode creates a node within a bubble, with additional settings of its daemons. Call start next.
 func newNode(t *testing.T, settings ...string) *node {
 	t.Helper()
-	parent := "/dev/shm" // a tmpfs, as state directories should be on
+	parent := "/dev/shm" // a tmpfs, as recommended for state directories
 	if _, err := os.Stat(parent); err != nil {
 		parent = ""
 	}
-	root, err := os.MkdirTemp(parent, "virtual") // short: a socket's path is among the settings
+	root, err := os.MkdirTemp(parent, "virtual") // short, because it contains a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,22 +93,22 @@ func newNode(t *testing.T, settings ...string) *node {
 func (n *node) moved(w *world) {
 	next := n.dir(w.number + 1)
 	if err := os.Rename(n.dir(w.number), next); err != nil {
-		n.t.Errorf("moving the state directory away from a daemon that is halted: %v", err)
+		n.t.Errorf("move the state directory away from a halted daemon: %v", err)
 	}
-	_ = os.Remove(filepath.Join(next, "berthd.lock")) // the kernel unlocks what a killed process had
+	_ = os.Remove(filepath.Join(next, "berthd.lock")) // the kernel releases the locks of a killed process
 }
 
-// dir is the state directory of a daemon.
+// dir returns the state directory of a daemon.
 func (n *node) dir(daemon int) string { return filepath.Join(n.root, fmt.Sprint(daemon)) }
 
-// daemon is the daemon that runs or was halted last, and its client.
+// daemon returns the daemon that is running or was halted last, and its client.
 func (n *node) daemon() (*world, rpc.NodeClient) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.running(), n.client
 }
 
-// launch starts a daemon with the state directory of its number.
+// launch starts a daemon with the state directory for its number.
 func (n *node) launch(w *world) {
 	dir := n.dir(w.number)
 	settings := n.settings
@@ -213,7 +213,7 @@ const instanceType = "t3.small"
 
 var vpcCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}
 
-// logBuffer keeps the programs' log until the test ends, and shows it if it has failed.
+// logBuffer keeps the programs' log until the test ends, and prints it if the test has failed.
 type logBuffer struct {
 	mu   sync.Mutex
 	text []byte // guarded by mu

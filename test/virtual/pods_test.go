@@ -13,28 +13,28 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// pods are the pods of a node, as its runtime and kubelet see them.
+// pods are the pods of a node, as seen by its runtime and kubelet.
 type pods struct {
 	node *node
-	// object creates or deletes the Pod of a pod; nil: there is no API server.
+	// object creates or deletes the Pod of a pod; nil without an API server.
 	object func(name string, exists bool) error
-	// describe adds what a runtime knows of a pod to an ADD; nil: its name alone.
+	// describe adds the runtime's knowledge of a pod to an ADD; if nil, only its name is known.
 	describe func(r *rpc.AddRequest) error
-	cooling  time.Duration // of addresses
-	// ready marks the Pod of a pod as ready, with addresses in CIDR form; nil: nobody does.
+	cooling  time.Duration // cooling period of addresses
+	// ready marks the Pod of a pod as ready, with addresses in CIDR form; may be nil.
 	ready func(name string, addresses []string) error
 
 	mu      sync.Mutex // guards all below
-	made    int        // sandboxes so far
+	made    int        // number of sandboxes so far
 	live    map[string]sandbox
-	owner   map[netip.Addr]string    // the pod
-	freed   map[netip.Addr]time.Time // when its last DEL began
-	retries int                      // of calls that failed or got no reply
+	owner   map[netip.Addr]string    // pod by address
+	freed   map[netip.Addr]time.Time // start of its last DEL
+	retries int                      // number of calls that failed or got no reply
 }
 
-// sandbox is that of a running pod.
+// sandbox is the sandbox of a running pod.
 type sandbox struct {
-	number           int // of the sandboxes of a node, from 1
+	number           int // number among the sandboxes of a node, from 1
 	container, netns string
 	addresses        []netip.Addr
 }
@@ -49,8 +49,7 @@ const patience = 10 * time.Minute
 // callTimeout is how long a runtime waits for a plugin.
 const callTimeout = time.Minute
 
-// call makes a call to the daemon that runs. A reply counts only if the daemon
-// lives when it has arrived.
+// call calls the running daemon. A reply counts only if the daemon is still alive when it arrives.
 func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) error {
 	w, client := p.node.daemon()
 	ctx, cancel := context.WithTimeout(w.ctx, callTimeout)
@@ -67,8 +66,8 @@ func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) e
 	return err
 }
 
-// add makes a pod. After a call without a reply it calls again for the same sandbox with even numbers;
-// otherwise it makes another sandbox, as after a failure.
+// add adds a pod. After a call without a reply it retries for the same sandbox if its number is even; otherwise it
+// creates another sandbox, like after a failure.
 func (p *pods) add(name string) error {
 	if p.object != nil {
 		if err := p.object(name, true); err != nil {
@@ -121,7 +120,7 @@ func (p *pods) newSandbox(pod string) sandbox {
 	return sandbox{number: p.made, container: container, netns: p.node.kernel.AddNetns(container)}
 }
 
-// has records a pod's addresses, which must have cooled and no other owner.
+// has records a pod's addresses, which must have cooled down and have no other owner.
 func (p *pods) has(name string, s sandbox, addresses []string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,10 +135,10 @@ func (p *pods) has(name string, s sandbox, addresses []string) error {
 		}
 		a := prefix.Addr()
 		if other, taken := p.owner[a]; taken {
-			p.node.t.Errorf("%s was given to %s while %s has it", a, name, other)
+			p.node.t.Errorf("%s was assigned to %s while %s has it", a, name, other)
 		}
 		if since, ok := p.freed[a]; ok && now.Sub(since) < p.cooling {
-			p.node.t.Errorf("%s was given to %s %v after its release began, it cools for %v", a, name, now.Sub(since), p.cooling)
+			p.node.t.Errorf("%s was assigned to %s %v after its release started, but cools for %v", a, name, now.Sub(since), p.cooling)
 		}
 		p.owner[a] = name
 		s.addresses = append(s.addresses, a)
@@ -148,7 +147,7 @@ func (p *pods) has(name string, s sandbox, addresses []string) error {
 	return nil
 }
 
-// del removes a pod. Its addresses may be reused as soon as DEL begins.
+// del removes a pod. Its addresses may be reused as soon as DEL starts.
 func (p *pods) del(name string) error {
 	p.mu.Lock()
 	s := p.live[name]
@@ -159,7 +158,7 @@ func (p *pods) del(name string) error {
 	}
 	p.mu.Unlock()
 	if s.container == "" {
-		return nil // it was never made
+		return nil // it was never created
 	}
 	if err := p.remove(s); err != nil || p.object == nil {
 		return err
@@ -184,7 +183,7 @@ func (p *pods) remove(s sandbox) error {
 	}
 }
 
-// each calls do for the pods from and up to, but not including, to, at the same time.
+// each calls do concurrently for the pods from (inclusive) to to (exclusive).
 func (p *pods) each(from, to int, do func(name string) error) {
 	p.node.t.Helper()
 	var wg sync.WaitGroup

@@ -20,15 +20,15 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
-// blue is a network of Neutron's.
+// blue is a network in Neutron.
 var blue = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{{
 	ID: "s-web", Name: "web", CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1"),
 }}}
 
-// strangers is a port that is plugged at the start and in no record.
+// strangers is a port that is plugged at the start without a record.
 const strangers = "0badc0de-76f7-46d4-9d11-000000000000"
 
-// recorded reports whether a record of the present daemon names a port.
+// recorded reports whether a record of the current daemon names a port.
 func (n *node) recorded(port string) bool {
 	files, _ := filepath.Glob(filepath.Join(n.dir(n.running().number), "attachments", "attachment-*.json"))
 	return slices.ContainsFunc(files, func(path string) bool {
@@ -37,14 +37,13 @@ func (n *node) recorded(port string) bool {
 	})
 }
 
-// inPortMode makes a node in port mode with a fake Neutron. Two unknown NICs are plugged, one of them
-// by half.
+// inPortMode returns a node in port mode with a fake Neutron. Two unknown NICs are plugged, one of them partially.
 func inPortMode(t *testing.T) (m *nics) {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=port", "--ovsdb="})...)
-	n.pods.cooling = 0 // addresses go with their ports
-	// This orphan age keeps the collection of orphans from hiding a leak.
+	n.pods.cooling = 0 // addresses are released with their ports
+	// With this orphan age the collection of orphans does not hide leaks.
 	c := newCluster(t, n.log, "--ipam=port", "--listing-interval=20s", "--settle-time=2s", "--orphan-interval=30s", "--orphan-age=1h")
-	// The provider chooses MAC addresses, so it does not refuse a second port for a NIC.
+	// The provider chooses MAC addresses, so it does not reject a second port for a NIC.
 	c.vpc = portfake.New(portfake.Options{Latency: 100 * time.Millisecond, Lag: time.Second, Traits: vpcport.Traits{MaxBatch: 64, MaxFilter: 100, Revisions: true}})
 	c.vpc.AddNetwork(blue)
 	c.vpc.AddHost(nodeName, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
@@ -58,7 +57,7 @@ func inPortMode(t *testing.T) (m *nics) {
 	n.plugs.Latency = 300 * time.Millisecond
 	n.plugs.Changed = func(id string, plugged bool) {
 		if id != strangers && !n.recorded(id) {
-			t.Errorf("port %s changed to plugged %v while no record names it", id, plugged)
+			t.Errorf("port %s changed to plugged = %v without a record", id, plugged)
 		}
 		if plugged {
 			c.vpc.Plug(id, nodeName)
@@ -82,8 +81,8 @@ func inPortMode(t *testing.T) (m *nics) {
 	return m
 }
 
-// exercisePorts makes, edits, replaces and removes pods with one NIC or two, with a user's
-// port, and with a PodNIC that outlives its pods.
+// exercisePorts adds, edits, replaces and removes pods with one NIC or two, with a user's port, and with a PodNIC
+// that outlives its pods.
 func (m *nics) exercisePorts() {
 	m.t.Helper()
 	m.pods.each(0, 4, m.pods.add)
@@ -97,13 +96,13 @@ func (m *nics) exercisePorts() {
 	m.pods.each(4, 7, m.pods.add)
 	m.settle()
 	if now := m.portOf("kept"); now != kept {
-		m.t.Errorf("the PodNIC that is kept had port %s and has %s", kept, now)
+		m.t.Errorf("port of the kept PodNIC changed from %s to %s", kept, now)
 	}
 	m.pods.each(4, 7, m.pods.del)
 	check(m.t, m.c.admin.Delete(m.t.Context(), &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}}))
-	m.settle(func() error { return same("half made links", m.plugs.HalfMade(), nil) }, func() error {
+	m.settle(func() error { return same("partially created links", m.plugs.HalfMade(), nil) }, func() error {
 		if all := m.c.vpc.All(); len(all) != 1 || all[0].Device != "" || all[0].Owner != "" || all[0].Host != "" {
-			return fmt.Errorf("left are the ports %+v, want the user's alone", all)
+			return fmt.Errorf("remaining ports = %+v, want only the user's", all)
 		}
 		return nil
 	})
@@ -114,14 +113,14 @@ func (m *nics) exercisePorts() {
 		}
 	}
 	if made != 8 {
-		m.t.Errorf("%d ports were made for 8 NICs", made)
+		m.t.Errorf("%d ports were created, want 8 for 8 NICs", made)
 	}
 	for _, wrong := range slices.Concat(m.c.vpc.Torn(), m.plugs.Clashes()) {
 		m.t.Error(wrong)
 	}
 }
 
-// portOf is the port of a PodNIC.
+// portOf returns the port of a PodNIC.
 func (m *nics) portOf(name string) string {
 	m.t.Helper()
 	o := &v1alpha1.PodNIC{}

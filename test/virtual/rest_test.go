@@ -44,7 +44,7 @@ func await(t *testing.T, is func() error) {
 			return
 		}
 	}
-	t.Errorf("not at rest after %v: %v", patience, err)
+	t.Errorf("still not at rest after %v: %v", patience, err)
 }
 
 // agree compares records, kernel, cloud and replies to pods.
@@ -81,7 +81,7 @@ func (n *node) podsAgree(records []attachment.Record) error {
 		}
 		for _, f := range []ipfamily.Family{ipfamily.IPv4, ipfamily.IPv6} {
 			if slices.ContainsFunc(s.addresses, func(a netip.Addr) bool { return ipfamily.Of(a) == f }) != n.families.Has(f) {
-				errs = append(errs, fmt.Errorf("pod %s has %v, want %s", name, s.addresses, n.families))
+				errs = append(errs, fmt.Errorf("addresses of pod %s = %v, want %s", name, s.addresses, n.families))
 			}
 		}
 		i := slices.IndexFunc(records, func(r attachment.Record) bool { return r.Key.ContainerID == s.container })
@@ -90,7 +90,7 @@ func (n *node) podsAgree(records []attachment.Record) error {
 			continue
 		}
 		if r := records[i]; r.State != attachment.Ready || !slices.Equal(r.Lease.Addrs(), s.addresses) {
-			errs = append(errs, fmt.Errorf("the record of pod %s is %s with %v, want ready with %v", name, r.State, r.Lease.Addrs(), s.addresses))
+			errs = append(errs, fmt.Errorf("record of pod %s is %s with %v, want ready with %v", name, r.State, r.Lease.Addrs(), s.addresses))
 		}
 	}
 	if len(records) != len(n.pods.live) {
@@ -105,12 +105,12 @@ func (n *node) podsAgree(records []attachment.Record) error {
 
 func same(what string, got, want []string) error {
 	if !slices.Equal(got, want) {
-		return fmt.Errorf("%s are %v, want %v", what, got, want)
+		return fmt.Errorf("%s = %v, want %v", what, got, want)
 	}
 	return nil
 }
 
-// records reads the records in a state directory, none of which may be damaged.
+// records reads the records in a state directory, which must all be intact.
 func records(dir string) (out []attachment.Record, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "attachments", "attachment-*"))
 	if err != nil {
@@ -130,7 +130,7 @@ func records(dir string) (out []attachment.Record, err error) {
 	return out, nil
 }
 
-// cloudAgrees compares what EC2 has assigned with the daemon's inventory, data path and leases.
+// cloudAgrees compares the addresses assigned in EC2 with the daemon's inventory, data path and leases.
 func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	var errs []error
 	inv, ok, err := enisource.Files{Dir: dir}.Load()
@@ -147,11 +147,11 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 		case e.Attachment.Status != "attached":
 			errs = append(errs, fmt.Errorf("%s is %s", e.ID, e.Attachment.Status))
 		case !e.Attachment.DeleteOnTermination:
-			errs = append(errs, fmt.Errorf("%s would outlive its instance", e.ID))
+			errs = append(errs, fmt.Errorf("DeleteOnTermination is not set on %s", e.ID))
 		}
 		index := e.Attachment.DeviceIndex
 		if up, ok := uplinks[index]; index > 0 && (!ok || up.ID != e.ID) {
-			errs = append(errs, fmt.Errorf("the data path has %q for the ENI %s", up.ID, e.ID))
+			errs = append(errs, fmt.Errorf("uplink in the data path = %q, want the ENI %s", up.ID, e.ID))
 		}
 		delete(uplinks, index)
 		attached = append(attached, e.ID)
@@ -164,7 +164,7 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 		}
 	}
 	for number, up := range uplinks {
-		errs = append(errs, fmt.Errorf("the data path has uplink %d for %s, which is not attached", number, up.ID))
+		errs = append(errs, fmt.Errorf("uplink %d in the data path belongs to %s, which is not attached", number, up.ID))
 	}
 	var known []string
 	held := map[netip.Prefix]string{}
@@ -179,18 +179,18 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	errs = append(errs, same("ENIs in the inventory", known, attached))
 	for p, id := range assigned {
 		if held[p] != id {
-			errs = append(errs, fmt.Errorf("%v is assigned to %s, and %q in the inventory", p, id, held[p]))
+			errs = append(errs, fmt.Errorf("%v is assigned to %s, but the inventory has it on %q", p, id, held[p]))
 		}
 	}
 	for p, id := range held {
 		if assigned[p] != id {
-			errs = append(errs, fmt.Errorf("%v is in the inventory for %s and assigned to %q", p, id, assigned[p]))
+			errs = append(errs, fmt.Errorf("the inventory has %v on %s, but it is assigned to %q", p, id, assigned[p]))
 		}
 	}
 	for _, r := range records {
 		for _, a := range r.Lease.Addrs() {
 			if !slices.ContainsFunc(r.Lease.Held(), func(h netip.Addr) bool { return h == a }) {
-				continue // a node-local address
+				continue // node-local address
 			}
 			on := ""
 			for p, id := range assigned {
@@ -199,22 +199,22 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 				}
 			}
 			if on != r.Lease.ENI {
-				errs = append(errs, fmt.Errorf("pod %s has %s of %s, which EC2 has on %q", r.Pod.Name, a, r.Lease.ENI, on))
+				errs = append(errs, fmt.Errorf("pod %s has %s on %s according to its lease, but on %q in EC2", r.Pod.Name, a, r.Lease.ENI, on))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// primaryAlone is an error unless the node is back to its primary ENI.
+// primaryAlone returns an error unless the node is back to its primary ENI.
 func (n *node) primaryAlone() error {
 	if list := n.cloud.State.Truth(); len(list) != 1 {
-		return fmt.Errorf("%d ENIs, want the primary one alone", len(list))
+		return fmt.Errorf("%d ENIs, want only the primary one", len(list))
 	}
 	return nil
 }
 
-// oneFurther is an error unless the node is back to one further ENI with one address.
+// oneFurther returns an error unless the node is back to one secondary ENI with one address.
 func (n *node) oneFurther() error {
 	list := n.cloud.State.Truth()
 	addresses := 0
@@ -222,7 +222,7 @@ func (n *node) oneFurther() error {
 		addresses += len(e.Addresses)
 	}
 	if len(list) != 2 || addresses != 1 {
-		return fmt.Errorf("%d ENIs with %d addresses, want 2 with the warm one alone", len(list), addresses)
+		return fmt.Errorf("%d ENIs with %d addresses, want 2 with one warm address", len(list), addresses)
 	}
 	return nil
 }

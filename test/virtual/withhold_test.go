@@ -16,9 +16,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// TestPoolWithholdsAddressesOfNodes has a pool with the address of a node: no pod gets it. Another
-// node joins with the address of a running pod: the pod keeps it, pod and pool report it, and no
-// further pod gets it.
+// TestPoolWithholdsAddressesOfNodes uses a pool that contains the address of a node: no pod gets it. Another node
+// joins with the address of a running pod: the pod keeps it, pod and pool report the conflict, and no other pod gets
+// the address.
 func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, append(quick, "--ipam=pool")...)
@@ -42,25 +42,25 @@ func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 		if err := n.pods.del("pod-0"); err != nil {
 			t.Fatal(err)
 		}
-		n.pods.each(3, 7, n.pods.add) // all that is left of the pool
+		n.pods.each(3, 7, n.pods.add) // the rest of the pool
 		n.pods.wantFree("10.2.0.2", joined.String())
 		n.close()
 		c.close()
 	})
 }
 
-// wantFree checks that no pod has an address.
+// wantFree checks that no pod has any of the addresses.
 func (p *pods) wantFree(addresses ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range addresses {
 		if pod, taken := p.owner[netip.MustParseAddr(a)]; taken {
-			p.node.t.Errorf("%s has %s, which a node has", pod, a)
+			p.node.t.Errorf("pod %s has %s, the address of a node", pod, a)
 		}
 	}
 }
 
-// reportsShared expects pod-0 and its pool to report that node-3 has its address too.
+// reportsShared checks that pod-0 and its pool report that node-3 has the same address.
 func (c *cluster) reportsShared(a netip.Addr) error {
 	var events eventsv1.EventList
 	p := &v1alpha1.AddressPool{}
@@ -68,7 +68,7 @@ func (c *cluster) reportsShared(a netip.Addr) error {
 		return err
 	}
 	if m := meta.FindStatusCondition(p.Status.Conditions, v1alpha1.ConditionWithheld); m == nil || m.Status != metav1.ConditionTrue || !strings.Contains(m.Message, a.String()+" of Node node-3") {
-		return fmt.Errorf("the pool says %v", m)
+		return fmt.Errorf("condition Withheld of the pool = %v", m)
 	}
 	if err := c.admin.List(c.t.Context(), &events); err != nil {
 		return err

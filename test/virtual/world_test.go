@@ -15,17 +15,17 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// errHalted is the error of everything outside a halted program.
-var errHalted = errors.New("this program was halted")
+// errHalted is returned by all external effects of a halted program.
+var errHalted = errors.New("the program was halted")
 
-// crash is where a program is to be halted.
+// crash is the failpoint hit at which a program is halted.
 type crash struct {
 	failpoint string
 	hit       int
 }
 
-// eachCrash runs a test in virtual time for each failpoint, at whose first hit a program is halted,
-// and for a sample of them again with the second hit.
+// eachCrash runs a test in virtual time for each failpoint, at whose first hit a program is halted, and for a sample
+// of the failpoints again with the second hit.
 func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at crash)) {
 	t.Helper()
 	var first, second []crash
@@ -42,40 +42,40 @@ func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at cra
 	}
 }
 
-// world is one life of a program. All effects of the program pass do or request, or are below a
-// directory that halt renames. So a halted program has no effect until its context ends it.
+// world is one life of a program. All effects of the program pass through do or request, or are below a directory
+// that halt renames. So a halted program has no effects until its context ends it.
 type world struct {
-	number int             // of the program's lives, from 1
+	number int             // number of the program's life, from 1
 	ctx    context.Context // ends with the world
 	cancel context.CancelCauseFunc
 	ended  chan struct{} // closed when the program has returned
-	err    error         // of the program; set before ended is closed
+	err    error         // error of the program; set before ended is closed
 
-	mu     sync.RWMutex // held over each effect, so that a halt is before or after it
-	halted string       // the failpoint; guarded by mu
+	mu     sync.RWMutex // held during each effect, so that a halt comes before or after it
+	halted string       // failpoint of the halt; guarded by mu
 }
 
-// program is berthd of a node or berth-operator: its lives, one after the other.
+// program is berthd on a node, or berth-operator: its lives, one after the other.
 type program struct {
 	t    *testing.T
 	name string
-	// launch starts the program in a world, by run. moved renames the files of a halted world.
+	// launch starts the program in a world, with run. moved renames the files of a halted world.
 	launch func(w *world)
 	moved  func(w *world)
 
 	ctx  context.Context // ends with the last life
 	stop context.CancelFunc
-	done chan struct{} // closed then
+	done chan struct{} // closed when the last life has ended
 
 	mu    sync.Mutex
-	world *world   // the one that runs, or was halted last; guarded by mu, as are
-	halts []string // failpoints at which it was halted
+	world *world   // the current or last halted world; guarded by mu, like
+	halts []string // failpoints at which the program was halted
 }
 
-// pause is how long a kubelet waits before it starts a program again.
+// pause is how long a kubelet waits before it restarts a program.
 const pause = time.Second
 
-// start runs the program, again after each halt, until close is called.
+// start runs the program, and restarts it after each halt, until close is called.
 func (p *program) start() {
 	p.ctx, p.stop = context.WithCancel(p.t.Context())
 	p.done = make(chan struct{})
@@ -84,9 +84,9 @@ func (p *program) start() {
 		defer close(p.done)
 		for w := p.running(); ; w = p.running() {
 			<-w.ended
-			if w.alive() == nil { // it ended by itself, or because of close
+			if w.alive() == nil { // ended by itself, or because of close
 				if w.err != nil || p.ctx.Err() == nil {
-					p.t.Errorf("%s ended: %v", p.name, w.err)
+					p.t.Errorf("%s ended unexpectedly: %v", p.name, w.err)
 				}
 				return
 			}
@@ -122,7 +122,7 @@ func (p *program) close() {
 	<-p.done
 }
 
-// haltAt halts the program at a failpoint. Those of undoing an ADD need ADDs that fail until then.
+// haltAt halts the program at a failpoint. Failpoints for undoing an ADD need ADDs that fail until then.
 func (p *program) haltAt(at crash) {
 	p.t.Helper()
 	spec := fmt.Sprintf("%s=halt@%d", at.failpoint, at.hit)
@@ -130,7 +130,7 @@ func (p *program) haltAt(at crash) {
 		spec += ",daemon.add.wired=error"
 	}
 	restore, err := failpoint.SetHalt(spec, func(name string) {
-		_, _ = failpoint.Set("") // which has no syntax error
+		_, _ = failpoint.Set("") // cannot fail: no syntax error
 		w := p.running()
 		p.mu.Lock()
 		p.halts = append(p.halts, name)
@@ -141,8 +141,8 @@ func (p *program) haltAt(at crash) {
 	p.t.Cleanup(restore)
 }
 
-// wantHalt checks that the program was halted once, or never at the second hit of a failpoint that a
-// run passes once.
+// wantHalt checks that the program was halted once, or never if the second hit of a failpoint is requested that a run
+// passes once.
 func (p *program) wantHalt(at crash) {
 	p.t.Helper()
 	test, _, _ := strings.Cut(p.t.Name(), "/")
@@ -175,7 +175,7 @@ func (w *world) halt(failpoint string, moved func()) {
 	w.cancel(errHalted)
 }
 
-// alive is errHalted once the world is halted.
+// alive returns errHalted once the world is halted.
 func (w *world) alive() error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -185,7 +185,7 @@ func (w *world) alive() error {
 	return nil
 }
 
-// do applies an effect at once, unless the world is halted.
+// do applies an effect immediately, unless the world is halted.
 func (w *world) do(effect func()) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

@@ -1,9 +1,9 @@
-// Coredns is CoreDNS with the plugins that kubeadm's Corefile uses and a few
-// that help in tests, without those for the name services of clouds.
+// Coredns is CoreDNS with the plugins of kubeadm's Corefile and a few that are useful in tests, without those for the
+// name services of clouds.
 package main
 
 import (
-	// Each registers itself. Their order is CoreDNS' own.
+	// Each registers itself. Their order is CoreDNS's own.
 	_ "github.com/coredns/coredns/plugin/bufsize"
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/debug"

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// spdxPredicate says in an in-toto statement that it carries an SPDX document.
+// spdxPredicate is the predicate type of an in-toto statement that carries an SPDX document.
 const spdxPredicate = "https://spdx.dev/Document"
 
 // statement is an in-toto statement
@@ -28,10 +28,9 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// attest puts an image's SBOM into an attestation manifest as BuildKit makes them
-// (https://docs.docker.com/build/metadata/attestations/attestation-storage). It is
-// an entry of the index for no platform, so it goes wherever the index is copied,
-// and no runtime takes it for an image to run.
+// attest puts an image's SBOM into an attestation manifest in BuildKit's format
+// (https://docs.docker.com/build/metadata/attestations/attestation-storage). The manifest is an entry of the index for
+// no platform, so it is copied with the index, and no runtime treats it as an image to run.
 func attest(b built) (mutate.IndexAddendum, error) {
 	digest, err := b.image.Digest()
 	if err != nil {

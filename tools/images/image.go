@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Release is what the labels of all images of a build say
+// Release is the information in the labels of all images of a build
 // (https://specs.opencontainers.org/image-spec/annotations).
 type Release struct {
 	Version  string // such as v1.2.3
@@ -40,11 +40,11 @@ func (s ImageSpec) labels(r Release) map[string]string {
 	return labels
 }
 
-// epoch is the time that everything in an image has: with that of the build, the
-// same sources would make another digest each time.
+// epoch is the time of everything in an image. With the time of the build, the same sources would produce another digest
+// each time.
 var epoch = v1.Time{Time: time.Unix(0, 0).UTC()}
 
-// image makes the image for a platform, of one layer.
+// image makes the image for a platform, with one layer.
 func (s ImageSpec) image(root rootfs, platform v1.Platform, labels map[string]string, compress bool) (v1.Image, error) {
 	layer, err := layerOf(root, compress)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s ImageSpec) image(root rootfs, platform v1.Platform, labels map[string]st
 	}
 	annotated, ok := mutate.Annotations(img, labels).(v1.Image)
 	if !ok {
-		return nil, fmt.Errorf("annotate the image: not an image any more")
+		return nil, fmt.Errorf("annotate the image: result is not an image")
 	}
 	return annotated, nil
 }
@@ -92,11 +92,10 @@ func layerOf(root rootfs, compress bool) (v1.Layer, error) {
 type built struct {
 	platform v1.Platform
 	image    v1.Image
-	sbom     []byte // an SPDX document, or nothing
+	sbom     []byte // an SPDX document, or nil
 }
 
-// index joins the images of an image's platforms, each followed by the
-// attestation that carries its SBOM.
+// index joins the images of all platforms, each followed by the attestation that carries its SBOM.
 func index(images []built, labels map[string]string) (v1.ImageIndex, error) {
 	out := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	var attestations []mutate.IndexAddendum
@@ -116,7 +115,7 @@ func index(images []built, labels map[string]string) (v1.ImageIndex, error) {
 	out = mutate.AppendManifests(out, attestations...)
 	annotated, ok := mutate.Annotations(out, labels).(v1.ImageIndex)
 	if !ok {
-		return nil, fmt.Errorf("annotate the index: not an index any more")
+		return nil, fmt.Errorf("annotate the index: result is not an index")
 	}
 	return annotated, nil
 }

@@ -9,12 +9,11 @@ import (
 	"strings"
 )
 
-// A line of what an interpreter lists: "libc.so.6 => /lib/.../libc.so.6 (0x...)",
-// or a path alone.
+// A line in the output of an interpreter: "libc.so.6 => /lib/.../libc.so.6 (0x...)", or a path only.
 var listedLibrary = regexp.MustCompile(`(?:=> |^\s+)(/\S+) \(0x`)
 
-// sharedLibraries is the interpreter of a program and the libraries that it would
-// load, as ld.so(8) lists them; nothing for a static one.
+// sharedLibraries returns the interpreter of a program and the libraries that it would load, as ld.so(8) lists them; none
+// for a static program.
 func sharedLibraries(program string) ([]string, error) {
 	interpreter, err := interpreterOf(program)
 	if err != nil || interpreter == "" {

@@ -1,13 +1,12 @@
-// Command images packs programs that are built already into OCI images, without a
-// container runtime or a registry. A YAML file says what is in them (Spec).
+// Command images packs built programs into OCI images, without a container runtime or a registry. A YAML file describes
+// their content (Spec).
 //
 //	images -spec deploy/images.yaml -files dist/programs -version v1.2.3 -out dist/images
 //
-// It writes, for each image: a folder FILE, which is an OCI layout of an index of
-// all platforms, for `crane push` or `skopeo copy`; FILE-ARCH.tar for each platform,
-// for `ctr image import`, `docker load` and `podman load`; and FILE-ARCH.spdx.json,
-// its SBOM, which the index carries too. digests.txt names the indexes by digest.
-// The same files make the same digests, wherever and whenever.
+// For each image it writes: a folder FILE, which is an OCI layout of an index of all platforms, for `crane push` or
+// `skopeo copy`; FILE-ARCH.tar for each platform, for `ctr image import`, `docker load` and `podman load`; and
+// FILE-ARCH.spdx.json, its SBOM, which the index carries too. digests.txt lists the digests of the indexes. The same files
+// produce the same digests, on any machine at any time.
 package main
 
 import (
@@ -58,10 +57,10 @@ func parse(args []string) (options, error) {
 	flags.StringVar(&o.files, "files", ".", "folder of relative sources")
 	flags.StringVar(&o.out, "out", "dist/images", "folder to write to")
 	flags.StringVar(&o.prefix, "prefix", "", "registry and path before the images' names, such as registry.example/network")
-	flags.StringVar(&o.tag, "tag", "", "tag of the images; by default the version")
+	flags.StringVar(&o.tag, "tag", "", "tag of the images (default: the version)")
 	platforms := flags.String("platforms", "linux/amd64,linux/arm64", "platforms, separated by commas")
-	formats := flags.String("formats", "layout,archive,sbom", "what to write, separated by commas")
-	only := flags.String("only", "", "names of archives to write, separated by commas; by default all")
+	formats := flags.String("formats", "layout,archive,sbom", "output formats, separated by commas")
+	only := flags.String("only", "", "names of archives to write, separated by commas (default: all)")
 	flags.BoolVar(&o.compress, "compress", true, "compress the layers")
 	flags.StringVar(&o.release.Version, "version", "", "version for the labels")
 	flags.StringVar(&o.release.Revision, "revision", "", "commit for the labels")
@@ -127,7 +126,7 @@ func run(args []string, out io.Writer) error {
 	return report(out, filepath.Join(o.out, "digests.txt"), summaries)
 }
 
-// choose picks the images of -only.
+// choose selects the images of -only.
 func (o options) choose(spec Spec) ([]ImageSpec, error) {
 	if len(o.only) == 0 {
 		return spec.Images, nil
@@ -143,12 +142,12 @@ func (o options) choose(spec Spec) ([]ImageSpec, error) {
 	return images, nil
 }
 
-// summary is what is said of something that was written.
+// summary describes something that was written.
 type summary struct {
 	name     reference.NamedTagged
 	platform string // "index" for all of them
 	digest   v1.Hash
-	size     int64 // of what a node pulls, in bytes; 0 for an index
+	size     int64 // bytes that a node pulls; 0 for an index
 	where    string
 }
 
@@ -204,7 +203,7 @@ func (o options) build(spec ImageSpec, name reference.NamedTagged, platform v1.P
 	return b, err
 }
 
-// write writes what there is of one platform to FILE.tar and FILE.spdx.json.
+// write writes the outputs for one platform to FILE.tar and FILE.spdx.json.
 func (o options) write(file string, names []reference.NamedTagged, b built) (summary, error) {
 	s := summary{name: names[0], platform: b.platform.String()}
 	var err error
@@ -226,7 +225,7 @@ func (o options) write(file string, names []reference.NamedTagged, b built) (sum
 	return s, nil
 }
 
-// pulled is how much a node transfers for an image, in bytes.
+// pulled is the number of bytes that a node transfers for an image.
 func pulled(img v1.Image) (int64, error) {
 	manifest, err := img.Manifest()
 	if err != nil {
@@ -239,8 +238,7 @@ func pulled(img v1.Image) (int64, error) {
 	return size, nil
 }
 
-// report prints what was written, and lists the indexes by digest in a file, as
-// NAME:TAG@DIGEST.
+// report prints a summary, and lists the indexes by digest in a file, as NAME:TAG@DIGEST.
 func report(out io.Writer, file string, summaries []summary) error {
 	var digests strings.Builder
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

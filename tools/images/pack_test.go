@@ -35,8 +35,8 @@ images:
       - {to: /tmp, directory: true, mode: "1777"}
 `
 
-// packTest packs testSpec in a folder, with this test's program for all
-// architectures, and returns where the images are.
+// packTest packs testSpec in a folder, with this test's program for all architectures, and returns the folder of the
+// images.
 func packTest(t *testing.T, dir string, flags ...string) string {
 	t.Helper()
 	program, err := os.Executable()
@@ -63,10 +63,10 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// Neither the folder nor times and permissions of the files get in.
-func TestTheSameFilesMakeTheSameImages(t *testing.T) {
+// Images do not depend on the folder, nor on times and permissions of the files.
+func TestImagesAreReproducible(t *testing.T) {
 	here := t.TempDir()
-	there := filepath.Join(t.TempDir(), "in another", "folder")
+	there := filepath.Join(t.TempDir(), "in another folder", "folder")
 	first := packTest(t, here)
 	packTest(t, there)
 	old := time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC)
@@ -81,7 +81,7 @@ func TestTheSameFilesMakeTheSameImages(t *testing.T) {
 		}
 	}
 	if len(a) != len(b) || len(a) < 10 {
-		t.Errorf("%d and %d files were written", len(a), len(b))
+		t.Errorf("%d and %d files were written, want the same files", len(a), len(b))
 	}
 }
 
@@ -100,18 +100,18 @@ func contents(t *testing.T, dir string) map[string][]byte {
 	return out
 }
 
-func TestLayoutIsAnIndexOfAllPlatforms(t *testing.T) {
+func TestLayoutContainsAllPlatforms(t *testing.T) {
 	out := packTest(t, t.TempDir())
 	top, err := layout.ImageIndexFromPath(filepath.Join(out, "probe"))
 	ok(t, err)
-	ok(t, validate.Index(top, validate.Fast)) // not the content of attestations, which are no images
+	ok(t, validate.Index(top, validate.Fast)) // without the content of attestations, which are not images
 	manifest, err := top.IndexManifest()
 	ok(t, err)
 	if len(manifest.Manifests) != 1 { // crane pushes a layout of one entry
-		t.Fatalf("%d entries in index.json, expected one", len(manifest.Manifests))
+		t.Fatalf("%d entries in index.json, want one", len(manifest.Manifests))
 	}
 	if name := manifest.Manifests[0].Annotations["io.containerd.image.name"]; name != "registry.example/net/probe:v1.2.3" {
-		t.Errorf("the image is called %q", name)
+		t.Errorf("name of the image = %q", name)
 	}
 	ii, err := top.ImageIndex(manifest.Manifests[0].Digest)
 	ok(t, err)
@@ -122,10 +122,10 @@ func TestLayoutIsAnIndexOfAllPlatforms(t *testing.T) {
 		platforms = append(platforms, m.Platform.String())
 	}
 	if want := []string{"linux/amd64", "linux/arm64", "unknown/unknown", "unknown/unknown"}; !slices.Equal(platforms, want) {
-		t.Errorf("platforms are %q, expected %q", platforms, want)
+		t.Errorf("platforms = %q, want %q", platforms, want)
 	}
 	if images.Annotations["org.opencontainers.image.version"] != "v1.2.3" {
-		t.Errorf("annotations of the index are %q", images.Annotations)
+		t.Errorf("annotations of the index = %q", images.Annotations)
 	}
 	img, err := ii.Image(images.Manifests[1].Digest)
 	ok(t, err)
@@ -134,7 +134,7 @@ func TestLayoutIsAnIndexOfAllPlatforms(t *testing.T) {
 	digests, err := os.ReadFile(filepath.Join(out, "digests.txt"))
 	ok(t, err)
 	if want := "registry.example/net/probe:v1.2.3@" + manifest.Manifests[0].Digest.String() + "\n"; string(digests) != want {
-		t.Errorf("digests.txt says %q, expected %q", digests, want)
+		t.Errorf("digests.txt = %q, want %q", digests, want)
 	}
 }
 
@@ -146,20 +146,19 @@ func checkConfig(t *testing.T, img v1.Image) {
 	if file.Architecture != "arm64" || !file.Created.Equal(time.Unix(0, 0)) ||
 		!slices.Equal(c.Entrypoint, []string{"/probe"}) || !slices.Equal(c.Cmd, []string{"wait"}) ||
 		!slices.Equal(c.Env, []string{"PATH=/"}) || c.User != "65532:65532" {
-		t.Errorf("the image's configuration is %+v", file)
+		t.Errorf("configuration of the image = %+v", file)
 	}
 	for key, want := range map[string]string{
 		"title": "A probe", "version": "v1.2.3", "revision": "0123abc", "source": "https://source.example", "licenses": "Apache-2.0",
 	} {
 		if got := c.Labels["org.opencontainers.image."+key]; got != want {
-			t.Errorf("label %s is %q, expected %q", key, got, want)
+			t.Errorf("label %s = %q, want %q", key, got, want)
 		}
 	}
 }
 
-// What containerd reads of an archive is its OCI layout, what docker reads
-// manifest.json. Both must be the same image.
-func TestArchiveIsForContainerdAndDocker(t *testing.T) {
+// From an archive, containerd reads the OCI layout and docker manifest.json. Both must contain the same image.
+func TestArchiveWorksWithContainerdAndDocker(t *testing.T) {
 	for _, flags := range [][]string{nil, {"-compress=false"}} {
 		out := packTest(t, t.TempDir(), flags...)
 		archive := filepath.Join(out, "probe-arm64.tar")
@@ -172,15 +171,15 @@ func TestArchiveIsForContainerdAndDocker(t *testing.T) {
 		untar(t, archive, dir)
 		top, err := layout.ImageIndexFromPath(dir)
 		ok(t, err)
-		ok(t, validate.Index(top, validate.Fast)) // it takes layers for compressed ones
+		ok(t, validate.Index(top, validate.Fast)) // containerd expects compressed layers
 		manifest, err := top.IndexManifest()
 		ok(t, err)
 		if len(manifest.Manifests) != 2 || manifest.Manifests[1].Annotations["io.containerd.image.name"] != "other.example/probe:1" {
-			t.Errorf("the layout has %v, expected the image by both names", manifest.Manifests)
+			t.Errorf("layout = %v, want the image under both names", manifest.Manifests)
 		}
 		entry := manifest.Manifests[0]
 		if entry.Annotations["io.containerd.image.name"] != "registry.example/net/probe:v1.2.3" || entry.Platform.String() != "linux/arm64" {
-			t.Errorf("the layout's image is %v", entry)
+			t.Errorf("image of the layout = %v", entry)
 		}
 		oci, err := top.Image(entry.Digest)
 		ok(t, err)
@@ -189,7 +188,7 @@ func TestArchiveIsForContainerdAndDocker(t *testing.T) {
 		b, err := docker.ConfigName()
 		ok(t, err)
 		if a != b {
-			t.Errorf("image IDs are %s and %s", a, b)
+			t.Errorf("image IDs = %s and %s, want the same", a, b)
 		}
 	}
 }
@@ -213,7 +212,7 @@ func untar(t *testing.T, archive, dir string) {
 	}
 }
 
-func TestContentOfTheLayer(t *testing.T) {
+func TestLayerContent(t *testing.T) {
 	out := packTest(t, t.TempDir(), "-compress=false")
 	img, err := tarball.ImageFromPath(filepath.Join(out, "probe-amd64.tar"), nil)
 	ok(t, err)
@@ -230,7 +229,7 @@ func TestContentOfTheLayer(t *testing.T) {
 		}
 		ok(t, err)
 		if h.Uid != 0 || h.Gid != 0 || !h.ModTime.Equal(time.Unix(0, 0)) {
-			t.Errorf("%s is of %d:%d, %s", h.Name, h.Uid, h.Gid, h.ModTime)
+			t.Errorf("%s: owner = %d:%d, time = %s, want 0:0 and the epoch", h.Name, h.Uid, h.Gid, h.ModTime)
 		}
 		got = append(got, h.FileInfo().Mode().String()+" "+h.Name+" "+h.Linkname)
 	}
@@ -239,12 +238,12 @@ func TestContentOfTheLayer(t *testing.T) {
 		"-rw-r--r-- etc/ssl/certs/ca-certificates.crt ", "Lrwxrwxrwx other probe", "-rwxr-xr-x probe ", "dtrwxrwxrwx tmp/ ",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("the layer has\n%s\nexpected\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("layer:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// The SBOM in the index is the one beside it, and is about the image it says.
-func TestIndexCarriesTheSBOM(t *testing.T) {
+// The SBOM in the index is the same as the one beside it, and describes the image that it names.
+func TestIndexCarriesSBOM(t *testing.T) {
 	out := packTest(t, t.TempDir())
 	top, err := layout.ImageIndexFromPath(filepath.Join(out, "probe"))
 	ok(t, err)
@@ -257,7 +256,7 @@ func TestIndexCarriesTheSBOM(t *testing.T) {
 	attestation := images.Manifests[3]
 	image := images.Manifests[1].Digest
 	if a := attestation.Annotations; a["vnd.docker.reference.digest"] != image.String() || a["vnd.docker.reference.type"] != "attestation-manifest" {
-		t.Errorf("annotations of the attestation are %q", a)
+		t.Errorf("annotations of the attestation = %q", a)
 	}
 	img, err := ii.Image(attestation.Digest)
 	ok(t, err)
@@ -269,13 +268,13 @@ func TestIndexCarriesTheSBOM(t *testing.T) {
 	var s statement
 	ok(t, json.NewDecoder(body).Decode(&s))
 	if s.PredicateType != spdxPredicate || len(s.Subject) != 1 || s.Subject[0].Digest["sha256"] != image.Hex {
-		t.Errorf("the statement is about %v", s.Subject)
+		t.Errorf("subject of the statement = %v, want the image", s.Subject)
 	}
 	beside, err := os.ReadFile(filepath.Join(out, "probe-arm64.spdx.json"))
 	ok(t, err)
 	var compact bytes.Buffer
 	ok(t, json.Compact(&compact, beside))
 	if !bytes.Equal(compact.Bytes(), s.Predicate) {
-		t.Error("the SBOM of the attestation is not the one in the file")
+		t.Error("the SBOM of the attestation differs from the file")
 	}
 }

@@ -18,16 +18,15 @@ type rootfs map[string]entry
 
 // entry is a file, folder or symbolic link, owned by root.
 type entry struct {
-	kind    byte  // of archive/tar
+	kind    byte  // type flag of archive/tar
 	mode    int64 // permissions
 	content []byte
 	link    string
-	from    string // the file it was copied from
-	roots   bool   // it is the root certificates
+	from    string // source file, if copied
+	roots   bool   // the file with the root certificates
 }
 
-// assemble reads what an image consists of, for an architecture. Relative sources
-// are looked for below folder.
+// assemble reads the content of an image for an architecture. Relative sources are below folder.
 func assemble(files []FileSpec, folder, arch string) (rootfs, error) {
 	root := rootfs{}
 	for _, f := range files {
@@ -48,7 +47,7 @@ func (r rootfs) add(f FileSpec, folder, arch string) error {
 	case f.From != "":
 		e.from = f.source(folder, arch)
 		if e.content, err = os.ReadFile(e.from); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("there is no %s to copy", e.from)
+			return fmt.Errorf("%s does not exist", e.from)
 		} else if err != nil {
 			return err
 		}
@@ -76,8 +75,7 @@ func (r rootfs) add(f FileSpec, folder, arch string) error {
 	return nil
 }
 
-// addLibraries adds what a program is linked with, where its interpreter finds it.
-// Several programs may share a library.
+// addLibraries adds the libraries of a program where its interpreter finds them. Several programs may share a library.
 func (r rootfs) addLibraries(program string) error {
 	libraries, err := sharedLibraries(program)
 	if err != nil {
@@ -89,7 +87,7 @@ func (r rootfs) addLibraries(program string) error {
 		}
 		content, err := os.ReadFile(library)
 		if err != nil {
-			return fmt.Errorf("a library of %s: %w", program, err)
+			return fmt.Errorf("read a library of %s: %w", program, err)
 		}
 		r[library] = entry{kind: tar.TypeReg, mode: 0o755, content: content, from: library}
 	}
@@ -98,7 +96,7 @@ func (r rootfs) addLibraries(program string) error {
 
 func (r rootfs) put(to string, e entry) error {
 	if _, there := r[to]; there {
-		return fmt.Errorf("%s is there twice", to)
+		return fmt.Errorf("%s is listed twice", to)
 	}
 	r[to] = e
 	return nil
@@ -112,15 +110,14 @@ func (r rootfs) parents() error {
 			if !there {
 				r[dir] = entry{kind: tar.TypeDir, mode: 0o755}
 			} else if above.kind != tar.TypeDir {
-				return fmt.Errorf("%s: %s above it is no folder", name, dir)
+				return fmt.Errorf("%s: its parent %s is not a folder", name, dir)
 			}
 		}
 	}
 	return nil
 }
 
-// layer is the content as a tar archive that depends on nothing else: sorted by
-// name, without times or owners.
+// layer returns the content as a tar archive that depends on nothing else: sorted by name, without times or owners.
 func (r rootfs) layer() ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// rootsModule is where the root certificates come from, as it is called in the SBOM.
+// rootsModule is the source of the root certificates in the SBOM.
 const rootsModule = "golang.org/x/crypto/x509roots/fallback"
 
-// rootCertificates is Mozilla's list of certificate authorities for servers as a
-// PEM bundle. A file cannot say that one is trusted for some certificates only,
-// such as those before a date, so authorities with such a constraint are left out.
+// rootCertificates is Mozilla's list of certificate authorities for servers as a PEM bundle. A PEM file cannot express
+// that an authority is trusted for some certificates only, such as those before a date, so authorities with such a
+// constraint are left out.
 func rootCertificates() ([]byte, error) {
 	var out bytes.Buffer
 	for root := range bundle.Roots() {

@@ -20,11 +20,9 @@ import (
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// sbom is what an image consists of as an SPDX 2.3 document in JSON: the image,
-// the Go programs in it, and the modules and standard library that each was built
-// of, by the build information in the very programs; and where the root
-// certificates come from. Other files are not described. It depends on the image
-// alone, so the same image has the same document.
+// sbom describes the content of an image as an SPDX 2.3 document in JSON: the image, the Go programs in it, the modules
+// and the standard library of each, from the programs' build information, and the source of the root certificates. Other
+// files are not described. It depends on the image only, so the same image has the same document.
 func sbom(name reference.NamedTagged, img v1.Image, platform v1.Platform, root rootfs, release Release) ([]byte, error) {
 	digest, err := img.Digest()
 	if err != nil {
@@ -46,13 +44,13 @@ func sbom(name reference.NamedTagged, img v1.Image, platform v1.Platform, root r
 	return doc.json(base+" "+platform.String(), "https://github.com/berthnet/berth/sbom/"+base+"-"+digest.Hex)
 }
 
-// document is an SPDX document in the making.
+// document is an SPDX document under construction.
 type document struct {
 	packages      map[common.ElementID]*spdx.Package
 	relationships []*spdx.Relationship
 }
 
-// program adds a Go program and what it was built of. Anything else is left out.
+// program adds a Go program and its modules. Other files are left out.
 func (d *document) program(image common.ElementID, file string, e entry, release Release) error {
 	if e.roots {
 		return d.roots(image)
@@ -82,9 +80,9 @@ func (d *document) program(image common.ElementID, file string, e entry, release
 	return nil
 }
 
-// originOf is the release that a program is of. One whose main module has a version
-// was built of that module as it was published, and is not of the release that is
-// packed: the sources that are packed are built in their own folder, without version.
+// originOf returns the release that a program belongs to. A program whose main module has a version was built from that
+// published module and does not belong to the packed release, whose sources are built in their own folder, without a
+// version.
 func originOf(info *debug.BuildInfo, release Release) Release {
 	if v := info.Main.Version; v != "" && v != "(devel)" {
 		return Release{Version: v}
@@ -92,8 +90,7 @@ func originOf(info *debug.BuildInfo, release Release) Release {
 	return release
 }
 
-// roots adds the source of the root certificates, by the version that this
-// program was built with.
+// roots adds the source of the root certificates, with the version of this program's build.
 func (d *document) roots(image common.ElementID) error {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -137,7 +134,7 @@ func (d *document) relate(a common.ElementID, how string, b common.ElementID) {
 	})
 }
 
-// json writes the document under a name and a URI that is its own.
+// json encodes the document with a name and a unique URI.
 func (d *document) json(name, namespace string) ([]byte, error) {
 	doc := spdx.Document{
 		SPDXVersion: spdx.Version, DataLicense: spdx.DataLicense, SPDXIdentifier: "DOCUMENT",

@@ -12,9 +12,9 @@ import (
 	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
 )
 
-// The document names the image, the program and all that the program's own build
-// information names, and its relationships lead from the first to the last.
-func TestSBOMHasWhatTheProgramsAreBuiltOf(t *testing.T) {
+// The document contains the image, the program and all modules of the program's build information, and relationships
+// connect all of them.
+func TestSBOMListsModulesOfPrograms(t *testing.T) {
 	f, err := os.Open(filepath.Join(packTest(t, t.TempDir()), "probe-amd64.spdx.json"))
 	ok(t, err)
 	defer f.Close()
@@ -34,29 +34,29 @@ func TestSBOMHasWhatTheProgramsAreBuiltOf(t *testing.T) {
 	}
 	for _, dep := range info.Deps {
 		if want := "pkg:golang/" + dep.Path + "@" + strings.ReplaceAll(dep.Version, "+", "%2B"); !locators[want] {
-			t.Errorf("%s is missing", want)
+			t.Errorf("package %s is missing", want)
 		}
 	}
 	if want := "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"); !locators[want] {
-		t.Errorf("%s is missing", want)
+		t.Errorf("package %s is missing", want)
 	}
 	reached := map[common.ElementID]bool{"DOCUMENT": true}
 	for _, r := range doc.Relationships {
 		if !reached[r.RefA.ElementRefID] || byID[r.RefB.ElementRefID] == nil {
-			t.Errorf("%s %s %s: one of them is not there", r.RefA.ElementRefID, r.Relationship, r.RefB.ElementRefID)
+			t.Errorf("relationship %s %s %s refers to a missing package", r.RefA.ElementRefID, r.Relationship, r.RefB.ElementRefID)
 		}
 		reached[r.RefB.ElementRefID] = true
 	}
 	for id := range byID {
 		if !reached[id] {
-			t.Errorf("nothing leads to %s", id)
+			t.Errorf("no relationship leads to %s", id)
 		}
 	}
 }
 
-// A program of another module, as the chained plugins are, has that module's version
-// and not the release's, nor its licence.
-func TestProgramsOfOtherModulesHaveTheirVersion(t *testing.T) {
+// A program of another module, such as the chained plugins, has that module's version and not the release's, nor its
+// licence.
+func TestProgramsOfOtherModulesKeepTheirVersion(t *testing.T) {
 	release := Release{Version: "v1.2.3", Licenses: "Apache-2.0"}
 	for _, tt := range []struct {
 		main string
@@ -67,7 +67,7 @@ func TestProgramsOfOtherModulesHaveTheirVersion(t *testing.T) {
 		{"v1.9.1", Release{Version: "v1.9.1"}},
 	} {
 		if got := originOf(&debug.BuildInfo{Main: debug.Module{Path: "example.org/plugins", Version: tt.main}}, release); got != tt.want {
-			t.Errorf("main module of version %q: got %+v, want %+v", tt.main, got, tt.want)
+			t.Errorf("originOf() a main module with version %q = %+v, want %+v", tt.main, got, tt.want)
 		}
 	}
 }

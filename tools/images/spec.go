@@ -12,33 +12,30 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Spec describes images. It is read from a YAML file; a field that is not known
-// is refused.
+// Spec describes images. It is read from a YAML file. Unknown fields are rejected.
 type Spec struct {
 	Images []ImageSpec `json:"images"`
 }
 
-// ImageSpec is one image, the same for each platform but for its files.
+// ImageSpec is one image, the same for each platform except for its files.
 type ImageSpec struct {
-	// Name is the image's repository, such as berth-node. With a tag it is
-	// complete; without, it gets the prefix and tag of the command line.
+	// Name is the image's repository, such as berth-node. A name with a tag is complete; others get the prefix and tag of
+	// the command line.
 	Name string `json:"name"`
-	// Aliases are further names, complete with tags, that its archives carry.
+	// Aliases are additional complete names, with tags, in its archives.
 	Aliases []string `json:"aliases,omitempty"`
-	// File is what its archives are called, without extension; by default the
-	// last part of Name.
+	// File is the base name of its archives; by default the last part of Name.
 	File string `json:"file,omitempty"`
-	// Title and Description are its labels org.opencontainers.image.title and
-	// .description.
+	// Title and Description are its labels org.opencontainers.image.title and .description.
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"`
-	// Labels are further labels, by their whole names.
+	// Labels are additional labels, with their full names.
 	Labels map[string]string `json:"labels,omitempty"`
 
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
 	Env        []string `json:"env,omitempty"`
-	// User is UID or UID:GID in numbers, so that a kubelet can tell whether it is root.
+	// User is a numeric UID or UID:GID, so that a kubelet can tell whether it is root.
 	User       string   `json:"user,omitempty"`
 	WorkingDir string   `json:"workingDir,omitempty"`
 	Ports      []string `json:"ports,omitempty"`
@@ -46,34 +43,32 @@ type ImageSpec struct {
 	Files []FileSpec `json:"files"`
 }
 
-// FileSpec is one entry of an image's file system, owned by root. Exactly one of
-// From, Link, Text, Roots and Directory says what it is. Folders above it are made.
+// FileSpec is one entry of an image's file system, owned by root. Exactly one of From, Link, Text, Roots and Directory
+// defines its kind. Parent folders are made.
 type FileSpec struct {
 	// To is its absolute path in the image.
 	To string `json:"to"`
-	// From is a file to copy: of an absolute path, or one below the folder of the
-	// command line, in which $ARCH stands for the platform's architecture.
+	// From is a file to copy: an absolute path, or a path below the folder of the command line, in which $ARCH stands for
+	// the platform's architecture.
 	From string `json:"from,omitempty"`
 	// Libraries also copies the interpreter and the shared libraries of the
 	// program From. This machine must be able to run it.
 	Libraries bool `json:"libraries,omitempty"`
-	// Link is what a symbolic link points to.
+	// Link is the target of a symbolic link.
 	Link string `json:"link,omitempty"`
-	// Links are the names of further symbolic links in To's folder that point to it.
+	// Links are the names of symbolic links to the file, in the folder of To.
 	Links []string `json:"links,omitempty"`
 	// Text is the content of a file.
 	Text string `json:"text,omitempty"`
-	// Roots is a file with root certificates, those of Mozilla as
-	// golang.org/x/crypto/x509roots has them.
+	// Roots is a file with Mozilla's root certificates, from golang.org/x/crypto/x509roots.
 	Roots bool `json:"roots,omitempty"`
 	// Directory is a folder.
 	Directory bool `json:"directory,omitempty"`
-	// Mode is the permissions in octal, by default 0755 for files of From and
-	// folders, else 0644.
+	// Mode is the permissions in octal, by default 0755 for files of From and folders, otherwise 0644.
 	Mode string `json:"mode,omitempty"`
 }
 
-// readSpec reads and checks a file of a Spec.
+// readSpec reads and checks a Spec file.
 func readSpec(file string) (Spec, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -144,7 +139,7 @@ func (f FileSpec) check() error {
 	return err
 }
 
-// mode is the permissions that the entry gets.
+// mode returns the permissions of the entry.
 func (f FileSpec) mode() (int64, error) {
 	switch {
 	case f.Mode != "":
@@ -161,7 +156,7 @@ func (f FileSpec) mode() (int64, error) {
 	return 0o644, nil
 }
 
-// source is the file that From names, for an architecture.
+// source returns the path of From for an architecture.
 func (f FileSpec) source(folder, arch string) string {
 	from := os.Expand(f.From, func(name string) string {
 		if name == "ARCH" {
@@ -175,7 +170,7 @@ func (f FileSpec) source(folder, arch string) string {
 	return filepath.Join(folder, from)
 }
 
-// file is what the image's archives are called.
+// file returns the base name of the image's archives.
 func (s ImageSpec) file() string {
 	if s.File != "" {
 		return s.File
@@ -185,7 +180,7 @@ func (s ImageSpec) file() string {
 	return name
 }
 
-// names are all names of the image as containerd knows them, its own first.
+// names returns all names of the image in containerd's form, its own first.
 func (s ImageSpec) names(prefix, tag string) ([]reference.NamedTagged, error) {
 	own, err := s.reference(prefix, tag)
 	if err != nil {
@@ -202,7 +197,7 @@ func (s ImageSpec) names(prefix, tag string) ([]reference.NamedTagged, error) {
 	return names, nil
 }
 
-// reference is the image's whole name as containerd knows it, with registry and tag.
+// reference returns the image's full name in containerd's form, with registry and tag.
 func (s ImageSpec) reference(prefix, tag string) (reference.NamedTagged, error) {
 	name := s.Name
 	if prefix != "" && !strings.Contains(path.Base(name), ":") {

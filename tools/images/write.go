@@ -20,8 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// nameAnnotations are those by which those who import a layout call its image:
-// containerd by the first, others by the tag of the second.
+// nameAnnotations are the annotations from which importers of a layout take the image's name: containerd the first,
+// others the tag of the second.
 func nameAnnotations(name reference.NamedTagged) map[string]string {
 	return map[string]string{
 		"io.containerd.image.name":          name.String(),
@@ -29,7 +29,7 @@ func nameAnnotations(name reference.NamedTagged) map[string]string {
 	}
 }
 
-// writeLayout writes an index as an OCI layout, in place of what is in the folder.
+// writeLayout writes an index as an OCI layout, in place of the folder's content.
 func writeLayout(folder string, name reference.NamedTagged, ii v1.ImageIndex) error {
 	if err := os.RemoveAll(folder); err != nil {
 		return fmt.Errorf("clear the layout: %w", err)
@@ -44,9 +44,8 @@ func writeLayout(folder string, name reference.NamedTagged, ii v1.ImageIndex) er
 	return nil
 }
 
-// writeArchive writes the image of one platform as a tar archive that is both an
-// OCI layout, as containerd, podman and skopeo read it, and what `docker save`
-// writes: manifest.json is what `docker load` reads.
+// writeArchive writes the image of one platform as a tar archive that is both an OCI layout, for containerd, podman and
+// skopeo, and in the format of `docker save`, whose manifest.json `docker load` reads.
 func writeArchive(file string, names []reference.NamedTagged, b built) (err error) {
 	temporary := file + ".part"
 	f, err := os.Create(temporary)
@@ -82,7 +81,7 @@ func (a archive) image(names []reference.NamedTagged, b built) error {
 		return err
 	}
 	manifest.Platform = &b.platform
-	var manifests []v1.Descriptor // the same image by each name
+	var manifests []v1.Descriptor // the same image under each name
 	for _, name := range names {
 		named := *manifest
 		named.Annotations = nameAnnotations(name)

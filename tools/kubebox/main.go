@@ -1,8 +1,6 @@
-// Kubebox is Kubernetes in one program, for tests and demos: the control plane
-// (etcd, kube-apiserver, kube-controller-manager, kube-scheduler), what runs on
-// nodes (kubelet, kube-proxy), and kubectl, as their projects publish them in Go
-// modules. Which of them it is goes by the name under which it was started, or else
-// by its first argument.
+// Kubebox is Kubernetes in one program, for tests and demos: the control plane (etcd, kube-apiserver,
+// kube-controller-manager, kube-scheduler), the programs of nodes (kubelet, kube-proxy), and kubectl, as their projects
+// publish them in Go modules. The name under which it is started, or else its first argument, selects the program.
 package main
 
 import (
@@ -10,7 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	_ "time/tzdata" // CronJobs name time zones, and the machine may have no database of them
+	_ "time/tzdata" // CronJobs use time zones, and the machine may have no database of them
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
@@ -39,7 +37,7 @@ func main() {
 	os.Exit(run(filepath.Base(os.Args[0])))
 }
 
-// commands make the command line of each program but etcd, which has its own.
+// commands make the command line of each program except etcd, which has its own.
 var commands = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,

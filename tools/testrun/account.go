@@ -20,36 +20,35 @@ import (
 )
 
 const (
-	// accountsVar names the folder that a test program's usage is written to. It is a
-	// variable, since the text of -exec is part of the key of Go's test cache.
+	// accountsVar is the folder to which a test program's usage is written. It is a variable, since the text of -exec is
+	// part of the key of Go's test cache.
 	accountsVar = "TESTRUN_ACCOUNTS"
-	// outsideVar names the PID namespace of testrun itself, in which process
-	// accounting is not switched on: it may be the machine's.
+	// outsideVar is the PID namespace of testrun itself. Process accounting is not switched on there, as it may be the
+	// machine's.
 	outsideVar = "TESTRUN_OUTSIDE"
-	// pidNamespace is a link that names the PID namespace of the caller.
+	// pidNamespace is a link to the PID namespace of the caller.
 	pidNamespace = "/proc/self/ns/pid"
 
-	// processesFile has the records of acct(2), and processesError why there are none.
+	// processesFile has the records of acct(2), and processesError the reason if there are none.
 	processesFile  = "acct"
 	processesError = "acct.error"
 
-	// grace is how long processes may take that are being killed because the test
-	// program has ended.
+	// grace is the time limit for processes that are being killed because the test program has ended.
 	grace = 200 * time.Millisecond
 )
 
-// usage is what a test program and its descendants used.
+// usage is the usage of a test program and its descendants.
 type usage struct {
 	Package string // import path
 	Program string
-	PID     int // of the process that started the program, the ancestor of all
+	PID     int // PID of the process that started the program, the ancestor of all
 	Started time.Time
 	Wall    float64 // seconds
 	CPU     float64 // seconds, user and system
 }
 
-// account runs a test program, writes its usage, and returns how it ended. Without
-// accountsVar this process becomes the program.
+// account runs a test program, writes its usage, and returns how it ended. Without accountsVar this process becomes
+// the program.
 func account(args []string) (syscall.WaitStatus, error) {
 	if len(args) == 0 {
 		return 0, errors.New("no program is given, expected `account PROGRAM [ARGUMENT...]`")
@@ -63,7 +62,7 @@ func account(args []string) (syscall.WaitStatus, error) {
 	if u.Package, err = importPath(); err != nil {
 		return 0, err
 	}
-	// Orphans of the program come to this process, so that they are charged.
+	// Orphans of the program become children of this process, so that their usage is counted.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become a subreaper: %w", err)
 	}
@@ -87,8 +86,8 @@ func account(args []string) (syscall.WaitStatus, error) {
 	return ended, err
 }
 
-// logInputs is the flag by which a test program tells Go's cache what it read. go test
-// leaves it out together with -exec, but looks for the file, beside the program.
+// logInputs is the flag with which a test program reports to Go's cache what it read. With -exec, go test omits the flag
+// but still reads the file, beside the program.
 func logInputs(args []string) []string {
 	given := func(arg string) bool {
 		return strings.HasPrefix(arg, "-test.count=") || strings.HasPrefix(arg, "-test.testlogfile=")
@@ -99,14 +98,13 @@ func logInputs(args []string) []string {
 	return []string{"-test.testlogfile=" + filepath.Join(filepath.Dir(args[0]), "testlog.txt")}
 }
 
-// runProgram passes signals on to the program, reaps all that comes to this process, and returns
-// when the program has ended.
+// runProgram forwards signals to the program, reaps all children of this process, and returns when the program has ended.
 func runProgram(args []string) (syscall.WaitStatus, error) {
 	// The kernel kills the program when the thread that started it ends.
 	runtime.LockOSThread()
 	signals := make(chan os.Signal, 8)
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGHUP} {
-		if !signal.Ignored(s) { // the program ignores it as well
+		if !signal.Ignored(s) { // the program also ignores it
 			signal.Notify(signals, s)
 		}
 	}
@@ -139,7 +137,7 @@ func runProgram(args []string) (syscall.WaitStatus, error) {
 	for until := time.Now().Add(grace); ; {
 		reaped, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 		if err != nil && !errors.Is(err, syscall.EINTR) || err == nil && reaped == 0 && time.Now().After(until) {
-			return ended, nil // no child is left, or none that ends
+			return ended, nil // no child is left, or none ends
 		}
 		if reaped == 0 {
 			time.Sleep(time.Millisecond)
@@ -147,22 +145,21 @@ func runProgram(args []string) (syscall.WaitStatus, error) {
 	}
 }
 
-// endAs ends this process as another one ended.
+// endAs ends this process in the same way as another one.
 func endAs(s syscall.WaitStatus) {
 	if !s.Signaled() {
 		os.Exit(s.ExitStatus())
 	}
 	// The Go runtime has handlers of its own, and one core dump is enough.
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
-	var byDefault [8]uint64 // a struct sigaction of the kernel
+	var byDefault [8]uint64 // struct sigaction of the kernel
 	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s.Signal()), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
 	_ = syscall.Kill(os.Getpid(), s.Signal())
 	time.Sleep(time.Second) // the signal may be delivered to another thread
 	os.Exit(128 + int(s.Signal()))
 }
 
-// accountProcesses switches process accounting on, once for all packages. It ends with
-// the sandbox's PID namespace.
+// accountProcesses switches process accounting on, once for all packages. It ends with the sandbox's PID namespace.
 func accountProcesses(dir string) error {
 	processes := filepath.Join(dir, processesFile)
 	f, err := os.OpenFile(processes, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -185,7 +182,7 @@ func accountProcesses(dir string) error {
 	return nil
 }
 
-// importPath is that of the package in the working directory.
+// importPath is the import path of the package in the working directory.
 func importPath() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -205,7 +202,7 @@ func importPath() (string, error) {
 
 var moduleLine = regexp.MustCompile(`(?m)^module\s+(\S+)`)
 
-// modulePath is that of the module whose root a folder is.
+// modulePath is the path of the module whose root is a folder.
 func modulePath(root string) (string, error) {
 	file := filepath.Join(root, "go.mod")
 	data, err := os.ReadFile(file)

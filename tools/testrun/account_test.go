@@ -17,7 +17,7 @@ const (
 	burned  = 300 * time.Millisecond
 )
 
-// burn uses CPU time, and then makes a file with its PID.
+// burn uses CPU time, and then writes its PID to a file.
 func burn(done string) int {
 	for used := (syscall.Rusage{}); time.Duration(used.Utime.Nano()+used.Stime.Nano()) < burned; {
 		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -30,7 +30,7 @@ func burn(done string) int {
 	return 0
 }
 
-// accounted is a shell script that is run as a test program, in the package example.com/m/p.
+// accounted runs a shell script as a test program, in the package example.com/m/p.
 func accounted(t *testing.T, script string) (cmd *exec.Cmd, dir string) {
 	t.Helper()
 	root, dir := t.TempDir(), t.TempDir()
@@ -52,12 +52,12 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// eventually fails the test when something does not come about.
+// eventually fails the test unless a condition becomes true.
 func eventually(t *testing.T, what string, there func() bool) {
 	t.Helper()
 	for until := time.Now().Add(time.Minute); !there(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			t.Fatal("not after a minute:", what)
+			t.Fatal("timed out after a minute waiting for:", what)
 		}
 	}
 }
@@ -66,19 +66,19 @@ func exists(path string) func() bool {
 	return func() bool { _, err := os.Stat(path); return err == nil }
 }
 
-func TestAccountEndsAsTheProgram(t *testing.T) {
+func TestAccountEndsLikeProgram(t *testing.T) {
 	for _, tt := range []struct {
 		name, script, want string
-		signal             os.Signal // sent when the file "ready" is there
+		signal             os.Signal // sent when the file "ready" exists
 	}{
 		{"success", "exit 0", "exit status 0", nil},
-		{"an exit code", "exit 7", "exit status 7", nil},
+		{"exit code", "exit 7", "exit status 7", nil},
 		{"killed", "kill -KILL $$", "signal: killed", nil},
 		{"crashed", "kill -SEGV $$", "signal: segmentation fault", nil},
-		{"a signal that it handles", `trap "exit 3" TERM; >ready; while :; do sleep 0.01; done`, "exit status 3", syscall.SIGTERM},
-		{"asked for a trace", ">ready; exec sleep 1000", "signal: quit", syscall.SIGQUIT},
+		{"handled signal", `trap "exit 3" TERM; >ready; while :; do sleep 0.01; done`, "exit status 3", syscall.SIGTERM},
+		{"stack trace requested", ">ready; exec sleep 1000", "signal: quit", syscall.SIGQUIT},
 		{"interrupted", ">ready; exec sleep 1000", "signal: interrupt", syscall.SIGINT},
-		{"its terminal closed", ">ready; exec sleep 1000", "signal: hangup", syscall.SIGHUP},
+		{"terminal closed", ">ready; exec sleep 1000", "signal: hangup", syscall.SIGHUP},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -90,10 +90,10 @@ func TestAccountEndsAsTheProgram(t *testing.T) {
 			}
 			_ = cmd.Wait() // compared below
 			if got := cmd.ProcessState.String(); got != tt.want {
-				t.Errorf("it ended with %q, want %q", got, tt.want)
+				t.Errorf("the process ended with %q, want %q", got, tt.want)
 			}
 			if u := usageIn(t, dir); u.Package != pkg || u.PID != cmd.Process.Pid || u.Program != "/bin/sh" || u.Wall <= 0 || u.CPU <= 0 {
-				t.Errorf("accounts %+v", u)
+				t.Errorf("usage = %+v", u)
 			}
 		})
 	}
@@ -104,24 +104,23 @@ func usageIn(t *testing.T, dir string) (u usage) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	must(t, err)
 	if len(files) != 1 {
-		t.Fatalf("%d accounts, want 1", len(files))
+		t.Fatalf("%d usage files, want 1", len(files))
 	}
 	must(t, json.Unmarshal([]byte(read(t, files[0])), &u))
 	return u
 }
 
-// TestAccountOfOrphans has a program whose child starts another and ends, and which waits until the
-// other is reaped.
+// A program whose child starts another and ends waits until that one is reaped.
 func TestAccountOfOrphans(t *testing.T) {
 	cmd, dir := accounted(t, fmt.Sprintf("(%s=burned setsid %s &); until [ -s burned ]; do sleep 0.01; done; while kill -0 $(cat burned) 2>&-; do sleep 0.01; done", burnEnv, os.Args[0]))
 	must(t, cmd.Run())
 	if u := usageIn(t, dir); u.CPU < burned.Seconds() {
-		t.Errorf("%v CPU-s are accounted for, less than the %v that the orphan used", u.CPU, burned)
+		t.Errorf("usage = %v CPU-s, want at least the %v of the orphan", u.CPU, burned)
 	}
 }
 
-// TestAccountWaitsForNobody has a program that leaves one behind, which the sandbox reports.
-func TestAccountWaitsForNobody(t *testing.T) {
+// A program leaves a process behind, which the sandbox reports.
+func TestAccountDoesNotWaitForOrphans(t *testing.T) {
 	cmd, dir := accounted(t, "sleep 1000 </dev/null >/dev/null 2>&1 & echo $! >pid")
 	must(t, cmd.Run())
 	usageIn(t, dir)
@@ -132,7 +131,7 @@ func TestAccountWaitsForNobody(t *testing.T) {
 	must(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
-func TestProgramDiesWithItsAccount(t *testing.T) {
+func TestProgramEndsWithAccount(t *testing.T) {
 	cmd, _ := accounted(t, "echo $$ >ready.new; mv ready.new ready; exec sleep 1000")
 	must(t, cmd.Start())
 	ready := filepath.Join(cmd.Dir, "ready")
@@ -150,12 +149,11 @@ func TestProgramDiesWithItsAccount(t *testing.T) {
 	})
 	eventually(t, "the program has ended", func() bool {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		return err != nil || len(line) == 0 // none, or a zombie
+		return err != nil || len(line) == 0 // no process, or a zombie
 	})
 }
 
-// TestAccountsOfGoTest has the real go test in a sandbox, twice: accounts are kept by package, and
-// Go's cache works although there is -exec.
+// The real go test runs in a sandbox, twice: usage is recorded by package, and Go's cache works despite -exec.
 func TestAccountsOfGoTest(t *testing.T) {
 	sandbox, err := filepath.Abs("../../hack/sandbox.sh")
 	must(t, err)
@@ -205,16 +203,16 @@ func TestB(t *testing.T) {
 		}
 		if why := report.accounts.unknown; len(why) > 0 {
 			if !strings.Contains(out.String(), "NOT RUN   1\n  process starts: acct(2): ") {
-				t.Errorf("the summary does not say that starts are unknown:\n%s", &out)
+				t.Errorf("the summary does not report that process starts are unknown:\n%s", &out)
 			}
 			continue
 		}
 		starts := report.accounts.used["example.com/m/b"].starts
 		if starts == nil || starts.programs["etcd"] != 2 || starts.programs["kube-apiserver"] != 1 {
-			t.Errorf("starts %+v, want 2 of etcd and 1 of kube-apiserver", starts)
+			t.Errorf("starts = %+v, want 2 of etcd and 1 of kube-apiserver", starts)
 		}
 		if none := report.accounts.none.programs; none["etcd"]+none["kube-apiserver"] > 0 || none[other] == 0 {
-			t.Errorf("starts of no package: %v, want go test's only", none)
+			t.Errorf("starts outside of packages = %v, want go test's only", none)
 		}
 	}
 }

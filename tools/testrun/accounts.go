@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-// accounts are what the packages of a run used.
+// accounts is the usage of the packages of a run.
 type accounts struct {
-	dir      string // empty: nothing is accounted
-	commands int    // that have a folder in dir
+	dir      string // empty: usage is not recorded
+	commands int    // number of commands with a folder in dir
 
 	used     map[string]used // by import path; packages from Go's cache have none
-	none     started         // by processes of no package, those of go test among them
+	none     started         // by processes outside of packages, such as those of go test
 	building float64         // CPU seconds of go test itself and of builders
-	unknown  []string        // why starts of processes are not known
+	unknown  []string        // reasons why process starts are unknown
 }
 
-// used is what one package used.
+// used is the usage of one package.
 type used struct {
 	usage           // without builders
 	starts *started // nil: unknown
@@ -28,7 +28,7 @@ type used struct {
 
 func newAccounts(dir string) *accounts { return &accounts{dir: dir, used: map[string]used{}} }
 
-// forCommand makes the folder of a command's accounts, and returns the variables that the command needs.
+// forCommand makes the folder for a command's usage files, and returns the variables that the command needs.
 func (a *accounts) forCommand() (dir string, env []string, err error) {
 	if a.dir == "" {
 		return "", nil, nil
@@ -45,7 +45,7 @@ func (a *accounts) forCommand() (dir string, env []string, err error) {
 	return dir, []string{accountsVar + "=" + dir, outsideVar + "=" + namespace}, nil
 }
 
-// add takes the accounts of a command that has ended and used CPU time itself and by all its descendants.
+// add adds the usage files of an ended command. cpu is the CPU time of the command and all its descendants.
 func (a *accounts) add(dir string, cpu time.Duration) error {
 	if dir == "" {
 		return nil
@@ -81,7 +81,7 @@ func (a *accounts) add(dir string, cpu time.Duration) error {
 	return nil
 }
 
-// addStarts reads process accounting; nil: there is none.
+// addStarts reads the process accounting file. A missing file yields nil.
 func (a *accounts) addStarts(dir string, all []usage) ([]started, error) {
 	if why, err := os.ReadFile(filepath.Join(dir, processesError)); err == nil {
 		a.unknown = append(a.unknown, string(why))
@@ -96,7 +96,7 @@ func (a *accounts) addStarts(dir string, all []usage) ([]started, error) {
 	}
 	starts, none := attribute(readProcesses(data), all)
 	for i, s := range starts {
-		if !s.complete { // it stops while the file system is almost full
+		if !s.complete { // accounting stops while the file system is almost full
 			a.unknown = append(a.unknown, fmt.Sprintf("the kernel has no record of the end of %s: process accounting was suspended", all[i].Package))
 		}
 	}

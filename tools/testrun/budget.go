@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// unlisted is how many CPU seconds a package without a row in the budget has.
+	// unlisted is the number of CPU seconds allowed for a package without a row in the budget.
 	unlisted = 25
-	// tolerance is by how much a package may exceed its row, since other load on the machine
-	// makes the same work dearer.
+	// tolerance is the factor by which a package may exceed its row, since other load on the machine makes the same work
+	// more expensive.
 	tolerance = 1.5
 	// totalRow is the name of the row for the sum of all packages.
 	totalRow = "total"
@@ -21,15 +21,15 @@ const (
 	budgetHeader = "package\tcpu-seconds"
 )
 
-// budget is how many CPU seconds packages may use.
+// budget is the number of CPU seconds that packages may use.
 type budget struct {
 	file  string
 	total float64
 	rows  map[string]float64 // by folder below the module's root
-	apart map[string]bool    // rows that do not count to the total
+	apart map[string]bool    // rows that do not count towards the total
 }
 
-// readBudget reads a budget for the module whose root a folder is.
+// readBudget reads a budget for the module whose root is a folder.
 func readBudget(file, root string) (*budget, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -63,7 +63,7 @@ func readBudget(file, root string) (*budget, error) {
 			b.total = seconds
 			continue
 		case name <= last:
-			complain("expected rows in the order of their packages, each once; %q is before it", last)
+			complain("expected rows sorted by package, without duplicates; %q is before it", last)
 		case !hasTests(filepath.Join(root, name)):
 			complain("expected a package with tests, below the root of the module; %s has no *_test.go", name)
 		}
@@ -80,14 +80,14 @@ func hasTests(dir string) bool {
 	return len(files) > 0
 }
 
-// verdicts names what a run exceeded. Packages without accounts were in Go's cache.
+// verdicts lists what exceeded the budget. Packages without usage were in Go's cache.
 func (b *budget) verdicts(r *report) (exceeded []string) {
 	sum := 0.0
 	for _, name := range r.dearest() {
 		u, known := r.accounts.used[name]
 		if !known {
 			if p := r.results[name]; p.passed && !p.cached {
-				exceeded = append(exceeded, fmt.Sprintf("%s: nothing tells its CPU time, so it cannot be compared with %s", r.short(name), b.file))
+				exceeded = append(exceeded, fmt.Sprintf("%s: its CPU time is unknown, so it cannot be compared with %s", r.short(name), b.file))
 			}
 			continue
 		}
@@ -101,7 +101,7 @@ func (b *budget) verdicts(r *report) (exceeded []string) {
 			its = fmt.Sprintf("a package without a row in %s has %d", b.file, unlisted)
 		}
 		if limit := tolerance * row; u.CPU > limit {
-			exceeded = append(exceeded, fmt.Sprintf("%s used %.1f CPU-s: %s, and the limit is %g. Mend the test, or raise its row in %s in the same commit. Its dearest tests:%s",
+			exceeded = append(exceeded, fmt.Sprintf("%s used %.1f CPU-s: %s, and the limit is %g. Fix the test, or raise its row in %s in the same commit. Its most expensive tests:%s",
 				r.short(name), u.CPU, its, limit, b.file, r.dearestTests(name)))
 		}
 	}
@@ -110,13 +110,13 @@ func (b *budget) verdicts(r *report) (exceeded []string) {
 		for _, name := range first(r.dearest(), dearestShown) {
 			fmt.Fprintf(&text, "\n    %s, %.1f CPU-s:%s", r.short(name), r.accounts.used[name].CPU, strings.ReplaceAll(r.dearestTests(name), "\n", "\n  "))
 		}
-		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g. Mend tests, or raise the row in the same commit. The dearest packages and their dearest tests:%s",
+		exceeded = append(exceeded, fmt.Sprintf("all packages used %.1f CPU-s, and the row %q in %s has %g. Fix tests, or raise the row in the same commit. The most expensive packages and tests:%s",
 			sum, totalRow, b.file, b.total, text.String()))
 	}
 	return exceeded
 }
 
-// short is the folder of a package below the module's root.
+// short returns the folder of a package below the module's root.
 func (r *report) short(pkg string) string {
 	if pkg == r.module {
 		return "."

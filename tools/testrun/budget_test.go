@@ -16,23 +16,23 @@ func TestBudget(t *testing.T) {
 		name   string
 		total  float64
 		used   map[string]float64 // by package below the module's root; negative: from Go's cache
-		want   []string           // beginnings of the verdicts
-		inside []string           // of the last verdict, in this order
+		want   []string           // prefixes of the verdicts
+		inside []string           // contained in the last verdict, in this order
 	}{
-		{"just under one and a half times the row", 1000, map[string]float64{"test/crash": 135}, nil, nil},
+		{"exactly one and a half times the row", 1000, map[string]float64{"test/crash": 135}, nil, nil},
 		{
-			"above it", 1000, map[string]float64{"test/crash": 135.1, "other": 1},
-			[]string{"test/crash used 135.1 CPU-s: its row in budget.tsv has 90, and the limit is 135. Mend the test, or raise its row in budget.tsv in the same commit."},
+			"above one and a half times the row", 1000, map[string]float64{"test/crash": 135.1, "other": 1},
+			[]string{"test/crash used 135.1 CPU-s: its row in budget.tsv has 90, and the limit is 135. Fix the test, or raise its row in budget.tsv in the same commit."},
 			[]string{"\n        9.0 s  TestTable/slow", "\n        8.0 s  TestC", "\n        7.0 s  TestD", "\n        6.0 s  TestE", "\n        1.0 s  TestF"},
 		},
 		{"without a row", 1000, map[string]float64{"other": 37.5}, nil, nil},
-		{"above what a package without a row has", 1000, map[string]float64{"other": 38}, []string{"other used 38.0 CPU-s: a package without a row in budget.tsv has 25, and the limit is 37.5."}, nil},
+		{"above the limit without a row", 1000, map[string]float64{"other": 38}, []string{"other used 38.0 CPU-s: a package without a row in budget.tsv has 25, and the limit is 37.5."}, nil},
 		{"from the cache", 1000, map[string]float64{"test/crash": -1}, nil, nil},
-		{"without accounts", 1000, map[string]float64{"other": 0}, []string{"other: nothing tells its CPU time"}, nil},
-		{"all together as much as the total", 101, map[string]float64{"test/crash": 100, "other": 1}, nil, nil},
-		{"all together as much, but for what is apart", 100, map[string]float64{"apart": 40, "test/crash": 100}, nil, nil},
+		{"without usage", 1000, map[string]float64{"other": 0}, []string{"other: its CPU time is unknown"}, nil},
+		{"sum equal to the total", 101, map[string]float64{"test/crash": 100, "other": 1}, nil, nil},
+		{"sum equal to the total without packages that do not count", 100, map[string]float64{"apart": 40, "test/crash": 100}, nil, nil},
 		{
-			"all together more", 100, map[string]float64{"test/crash": 99.5, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5},
+			"sum above the total", 100, map[string]float64{"test/crash": 99.5, "a": 1, "b": 2, "c": 3, "d": 4, "e": 5},
 			[]string{`all packages used 114.5 CPU-s, and the row "total" in budget.tsv has 100.`},
 			[]string{"\n    test/crash, 99.5 CPU-s:\n          9.0 s  TestTable/slow", "\n    e, 5.0 CPU-s:", "\n    d, 4.0", "\n    c, 3.0", "\n    b, 2.0"},
 		},
@@ -52,15 +52,15 @@ func TestBudget(t *testing.T) {
 			}
 			got := r.budget.verdicts(r)
 			if len(got) != len(tt.want) {
-				t.Fatalf("got %q, want %d verdicts", got, len(tt.want))
+				t.Fatalf("verdicts = %q, want %d", got, len(tt.want))
 			}
 			for i, want := range tt.want {
 				if !strings.HasPrefix(got[i], want) {
-					t.Errorf("got %q, want %q", got[i], want)
+					t.Errorf("verdict = %q, want prefix %q", got[i], want)
 				}
 				inOrder(t, got[i], tt.inside)
 				if strings.Contains(got[i], "TestTable\n") || strings.Contains(got[i], "fast") || strings.Contains(got[i], " a, ") {
-					t.Errorf("more than the five dearest, or a test with subtests, in %s", got[i])
+					t.Errorf("verdict contains more than the five most expensive tests, or a test with subtests: %s", got[i])
 				}
 			}
 		})
@@ -83,7 +83,7 @@ func TestReadBudget(t *testing.T) {
 	file := filepath.Join(root, "budget.tsv")
 	for _, tt := range []struct {
 		name, text string
-		want       []string // of the error
+		want       []string // parts of the error
 	}{
 		{"rows", header + "total\t100\na\t3\n\n# of b\nb\t+4.5\n", nil},
 		{"no header", "total\t100\na\t3\n", []string{`:1: "total\t100": expected the header "package\tcpu-seconds"`, `:2: "a\t3": expected the first row to be "total"`}},
@@ -92,8 +92,8 @@ func TestReadBudget(t *testing.T) {
 		{"no number", header + "total\t100\na\tmuch\nb 4\n", []string{`:4: "a\tmuch": expected a package, a tab and its CPU seconds, a number above 0`, `:5: "b 4": expected a package, a tab`}},
 		{"zero, negative and not a number", header + "total\t100\na\t0\na\t-1\na\tNaN\n", []string{":4: ", ":5: ", ":6: "}},
 		{"a third column", header + "total\t100\na\t3\t4\n", []string{":4: "}},
-		{"out of order", header + "total\t100\nb\t3\na\t4\n", []string{`:5: "a\t4": expected rows in the order of their packages, each once; "b" is before it`}},
-		{"twice", header + "total\t100\na\t3\na\t4\n", []string{`:5: "a\t4": expected rows in the order`}},
+		{"out of order", header + "total\t100\nb\t3\na\t4\n", []string{`:5: "a\t4": expected rows sorted by package, without duplicates; "b" is before it`}},
+		{"twice", header + "total\t100\na\t3\na\t4\n", []string{`:5: "a\t4": expected rows sorted`}},
 		{"no such package", header + "total\t100\na/gone\t3\n", []string{`:4: "a/gone\t3": expected a package with tests, below the root of the module; a/gone has no *_test.go`}},
 		{"no tests", header + "total\t100\nempty\t3\n", []string{":4: "}},
 	} {
@@ -103,17 +103,17 @@ func TestReadBudget(t *testing.T) {
 			if len(tt.want) == 0 {
 				must(t, err)
 				if b.total != 100 || fmt.Sprint(b.rows, b.apart) != "map[a:3 b:4.5] map[a:false b:true]" {
-					t.Errorf("got %+v", b)
+					t.Errorf("budget = %+v", b)
 				}
 				return
 			}
 			if err == nil {
-				t.Fatal("no error")
+				t.Fatal("readBudget() succeeded, want an error")
 			}
 			inOrder(t, err.Error(), tt.want)
 		})
 	}
 	if _, err := readBudget(filepath.Join(root, "none"), root); err == nil {
-		t.Error("no file is no error")
+		t.Error("readBudget() of a missing file succeeded, want an error")
 	}
 }

@@ -6,21 +6,20 @@ import (
 	"gotest.tools/gotestsum/testjson"
 )
 
-// failure is a test that failed, or a package that failed although no test of
-// it did: in its TestMain, or because it does not build.
+// failure is a failed test, or a failed package without failed tests: a failure in its TestMain, or a package that does
+// not build.
 type failure struct {
-	group group // whose flags it is run with
+	group group // group with the flags for repeated runs
 	pkg   string
 	test  string // top-level test; empty for the package
 	said  string // output of the first failure
-	bug   string // why it is not run again; empty if it is
+	bug   string // reason why it is not run again; empty if it is
 	runs  int
-	flaky bool // it passed in another run
+	flaky bool // passed in another run
 }
 
-// bugs are texts in the output of a failed package that no further run excuses: a test that
-// sometimes passes does not fix them. The line may belong to another test, because tests
-// run in parallel.
+// bugs are texts in the output of a failed package that a later success does not excuse: a test that sometimes passes
+// does not fix them. The line may belong to another test, because tests run in parallel.
 var bugs = []struct{ text, name string }{
 	{"WARNING: DATA RACE", "a data race"},
 	{"race detected during execution of test", "a data race"},

@@ -1,31 +1,26 @@
-// Command testrun runs a `go test -json` command and prints what go test prints
-// without -json: a line for each package, and the output of failed tests. A
-// test that fails is run again alone, twice at most; one that then passes is
-// flaky, is named in the summary and in a file, and more than three of them
-// fail the run. A data race, a panic and a package that does not build are
-// never excused. The summary has packages and tests that passed and failed,
-// what was not run, and the packages that used most CPU time.
+// Command testrun runs a `go test -json` command and prints the output of go test without -json: a line for each package,
+// and the output of failed tests. A failed test is run again alone, at most twice. If it then passes it is flaky: it is
+// listed in the summary and in a file, and more than three flaky tests fail the run. A data race, a panic and a package
+// that does not build are never excused. The summary lists packages and tests that passed and failed, tests that were
+// not run, and the packages that used most CPU time.
 //
 //	testrun -packages "-race :: A B" -packages "C D" -- go test -json
 //
-// Each -packages is a group, which a command of its own tests, with the group's
-// flags behind the command's; all run side by side. In front of the flags may be environment
-// variables: "CGO_ENABLED=1 -race :: A B". Groups with the same flags are one.
+// Each -packages is a group, which is tested by its own command, with the group's flags after the command's; all run side
+// by side. Environment variables may precede the flags: "CGO_ENABLED=1 -race :: A B". Groups with the same flags are
+// merged.
 //
-// Packages of -later are started once the command of -await has ended; what it
-// printed is the value of the environment variable -await-env for them. When it
-// ends at once, all packages are started together, those of -later first.
+// Packages of -later are started when the command of -await has ended, with its output as the value of the environment
+// variable -await-env. If the command ends immediately, all packages are started together, those of -later first.
 //
-// The command is given a further flag -exec, by which this program starts test programs and
-// accounts for them: what a test program used, and all that it started, also in
-// other sessions and after their parents have ended. CPU time is that of
-// wait4(2), starts of programs are counted by acct(2), and not without a PID namespace for the
-// tests. A run exceeds the -budget, a table of CPU seconds by package, when a
-// package uses more than 1.5 times its row (25 without one), or all together more
-// than the first row, "total". Results from Go's cache cost nothing, and tests that are run again
-// are not counted.
+// The command gets an additional flag -exec, with which this program starts test programs and records the usage of a test
+// program and all processes that it started, also in other sessions and after their parents have ended. CPU time comes
+// from wait4(2). Starts of programs are counted with acct(2), which needs a PID namespace for the tests. A run exceeds the
+// -budget, a table of CPU seconds by package, when a package uses more than 1.5 times its row (25 without one), or all
+// packages together more than the first row, "total". Results from Go's cache cost nothing, and repeated tests are not
+// counted.
 //
-// It exits with 1 when the run failed, exceeded its budget, or nothing was tested.
+// It exits with 1 if the run failed, exceeded its budget, or tested nothing.
 package main
 
 import (
@@ -46,7 +41,7 @@ func main() {
 		accountMain(os.Args[2:])
 	}
 	switch err := run(); {
-	case errors.Is(err, errFailed): // the summary says so
+	case errors.Is(err, errFailed): // reported in the summary
 		os.Exit(1)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "testrun:", err)
@@ -54,7 +49,7 @@ func main() {
 	}
 }
 
-// accountMain ends as the program does, or with 1 when its usage is not known.
+// accountMain ends like the program, or with 1 if its usage is unknown.
 func accountMain(args []string) {
 	ended, err := account(args)
 	if err != nil {
@@ -77,9 +72,9 @@ func run() error {
 	})
 	flag.StringVar(&l.await, "await", "", "command that prints the value of -await-env")
 	flag.StringVar(&l.env, "await-env", "", "environment variable of the packages of -later")
-	flakyFile := flag.String("flaky-file", "", "file that names the flaky tests, with what they said; without any it is removed")
+	flakyFile := flag.String("flaky-file", "", "file for the flaky tests and their output; removed if there are none")
 	budgetFile := flag.String("budget", "", "table of the CPU seconds that packages may use")
-	accountsFile := flag.String("accounts-file", "", "file that is written with what each package used")
+	accountsFile := flag.String("accounts-file", "", "file for the usage of each package")
 	flag.Parse()
 	if flag.NArg() == 0 {
 		return errors.New("no command is given, expected one such as `-- go test -json`")
@@ -106,8 +101,7 @@ func run() error {
 	defer os.RemoveAll(dir)
 	report.accounts = newAccounts(dir)
 
-	// Interrupted, go test stops and its output ends; the summary of what ran
-	// until then is still worth printing.
+	// When interrupted, go test stops and its output ends. The summary of the tests that ran is still printed.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
@@ -115,7 +109,7 @@ func run() error {
 	r := &runner{command: append(flag.Args(), "-exec="+self+" account"), report: report}
 	err = r.all(ctx, groups, l)
 	if ctx.Err() != nil {
-		err = errors.New("interrupted, not everything was run")
+		err = errors.New("interrupted, some tests were not run")
 	} else {
 		r.again(ctx)
 	}

@@ -8,38 +8,35 @@ import (
 )
 
 const (
-	// notRun marks a line of test output that names something that was not run
-	// although the test passed.
+	// notRun marks a line of test output about something that was not run although the test passed.
 	notRun = "NOT RUN:"
-	// otherSlice marks the reason of a test that is skipped because another slice of
-	// the rotation runs it.
+	// otherSlice marks the reason of a test that is skipped because another slice of the rotation runs it.
 	otherSlice = "OTHER SLICE:"
 )
 
-// printer prints what one go test command would without -json, as it comes.
+// printer prints the output that a go test command would have without -json.
 type printer struct {
 	out *progress
 
 	notRun  []string          // lines with notRun, and skipped tests
 	sliced  map[string]bool   // tests whose output has otherSlice, by package and name
-	rotated int               // those of them that were skipped
-	cached  map[string]bool   // packages whose result is Go's cache's
-	bugs    map[string]string // that output of a package told of, by package
-	aloud   map[string]bool   // tests whose output told of one, by package and name: it is printed at once
+	rotated int               // number of those that were skipped
+	cached  map[string]bool   // packages with a result from Go's cache
+	bugs    map[string]string // bugs in the output of packages, by package
+	aloud   map[string]bool   // tests with a bug in their output, which is printed immediately, by package and name
 }
 
 func newPrinter(out *progress) *printer {
 	return &printer{out: out, sliced: map[string]bool{}, cached: map[string]bool{}, bugs: map[string]string{}, aloud: map[string]bool{}}
 }
 
-// Err prints what is no event: go's own complaints.
+// Err prints output that is not an event: go's own errors.
 func (p *printer) Err(text string) error {
 	p.print(text + "\n")
 	return nil
 }
 
-// Event prints what belongs to a package or a build at once, and what a test
-// said once it has failed.
+// Event prints output of a package or a build immediately, and output of a test when the test has failed.
 func (p *printer) Event(e testjson.TestEvent, result *testjson.Execution) error {
 	p.out.count(e)
 	name := strings.TrimSpace(e.Package + " " + e.Test)
@@ -64,7 +61,7 @@ func (p *printer) Event(e testjson.TestEvent, result *testjson.Execution) error 
 	return nil
 }
 
-// note keeps what a line of output tells.
+// note records the information in a line of output.
 func (p *printer) note(name string, e testjson.TestEvent) {
 	if bug := bugIn(e.Output); bug != "" {
 		p.bugs[e.Package], p.aloud[name] = bug, true
@@ -80,7 +77,7 @@ func (p *printer) note(name string, e testjson.TestEvent) {
 	}
 }
 
-// verbose tells the lines that go test -json has and plain go test has not.
+// verbose reports whether go test prints a line with -json only.
 func verbose(line string) bool {
 	return line == "PASS\n" || strings.HasPrefix(line, "=== ")
 }

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// programs are those whose starts the summary has a column for. The kernel keeps 15
-// characters of a name.
+// programs are those with a column for starts in the summary. The kernel keeps 15 characters of a name.
 var programs = []struct{ name, comm string }{
 	{"etcd", "etcd"},
 	{"kube-apiserver", "kube-apiserver"},
@@ -21,17 +20,17 @@ var programs = []struct{ name, comm string }{
 // other is the column of all other programs.
 const other = "other"
 
-// builders are programs that build programs. What they use depends on what Go's
-// cache holds, so no package is charged with it.
+// builders are programs that build programs. Their usage depends on the content of Go's cache, so it is not attributed
+// to any package.
 var builders = []string{"go", "compile", "link", "asm", "cgo", "vet", "gcc", "cc1", "as", "collect2", "ld"}
 
 // process is a record of a process that ended (acct(5), version 3).
 type process struct {
-	pid, ppid      uint32 // in the namespace that is accounted; the parent is that at its end
+	pid, ppid      uint32 // in the accounted namespace; ppid is the parent at the process's end
 	started, ended time.Time
 	cpu            time.Duration
 	comm           string
-	forked         bool // it started no program
+	forked         bool // forked without starting a program
 }
 
 const (
@@ -39,11 +38,11 @@ const (
 	acctVersion = 3
 	acctForked  = 1                     // AFORK
 	acctTick    = 10 * time.Millisecond // AHZ
-	// acctError is how much the kernel's times may be off: the start is in whole seconds.
+	// acctError is the maximum error of the kernel's times, as the start is in whole seconds.
 	acctError = 2 * time.Second
 )
 
-// readProcesses reads a file of acct(2), and passes over what is no record of version 3.
+// readProcesses reads a file of acct(2), and skips records of other versions than 3.
 func readProcesses(data []byte) (all []process) {
 	for ; len(data) >= acctSize; data = data[acctSize:] {
 		if data[1]&0x0f != acctVersion {
@@ -66,11 +65,11 @@ func readProcesses(data []byte) (all []process) {
 // compT decodes the kernel's comp_t: 13 bits, and an exponent of 3 bits to the base 8.
 func compT(c uint16) int64 { return int64(c&0x1fff) << (3 * (c >> 13)) }
 
-// started counts starts of programs.
+// started counts started programs.
 type started struct {
 	programs map[string]int // by column
 	builders time.Duration  // CPU time of builders
-	complete bool           // the root, which ends after all of them, has a record
+	complete bool           // the root, which ends last, has a record
 }
 
 func (s *started) add(p process) {
@@ -92,8 +91,8 @@ func (s *started) add(p process) {
 	s.programs[column]++
 }
 
-// attribute counts what each of some processes (usage.PID) and its descendants started, in their order, and
-// what none of them started.
+// attribute counts the programs started by each of some processes (usage.PID) and its descendants, in the order of roots,
+// and those started by none of them.
 func attribute(all []process, roots []usage) (byRoot []started, none started) {
 	byPID := map[uint32][]int{} // indices of all
 	for i, p := range all {
@@ -105,7 +104,7 @@ func attribute(all []process, roots []usage) (byRoot []started, none started) {
 	var owner func(i int) int
 	owner = func(i int) int {
 		if known, ok := owners[i]; ok {
-			return max(known, unknown) // pending: its own ancestor, which cannot be
+			return max(known, unknown) // pending: a process cannot be its own ancestor
 		}
 		owners[i] = pending
 		owners[i] = unknown
@@ -134,9 +133,9 @@ func attribute(all []process, roots []usage) (byRoot []started, none started) {
 	return byRoot, none
 }
 
-// parentOf is the index of the parent's record among those of its PID, or -1. It is the next one
-// after the child's, since a child whose parent has ended gets another, unless that PID was
-// given out again since: then the parent was ending when the child did.
+// parentOf is the index of the parent's record among those of its PID, or -1. It is the first one after the child's, since
+// a child whose parent has ended gets another parent, unless the PID was reused: then the parent was ending at the same
+// time as the child.
 func parentOf(all []process, child int, candidates []int) int {
 	next, _ := slices.BinarySearch(candidates, child)
 	if next < len(candidates) && all[candidates[next]].started.Before(all[child].ended.Add(acctError)) {

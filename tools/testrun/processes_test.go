@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// record is one of acct(2), in whole seconds.
+// record is a record of acct(2), in whole seconds.
 type record struct {
 	pid, ppid   uint32
 	start, took int
@@ -38,7 +38,7 @@ func TestReadProcesses(t *testing.T) {
 	got := readProcesses(append(data, make([]byte, 20)...))
 	want := process{pid: 7, ppid: 3, started: time.Unix(1000, 0), ended: time.Unix(1005, 0), cpu: 160 * time.Millisecond, comm: "kube-apiserver", forked: true}
 	if len(got) != 1 || got[0] != want {
-		t.Errorf("got %+v, want %+v: nothing of other versions, and no half record", got, want)
+		t.Errorf("readProcesses() = %+v, want %+v, without records of other versions and incomplete ones", got, want)
 	}
 }
 
@@ -46,10 +46,10 @@ func TestAttribute(t *testing.T) {
 	roots := []usage{{Package: "a", PID: 10, Started: time.Unix(1000, 0)}, {Package: "b", PID: 20, Started: time.Unix(1000, 0)}, {Package: "c", PID: 10, Started: time.Unix(2000, 0)}}
 	for _, tt := range []struct {
 		name    string
-		records []record // in the order in which they ended
+		records []record // in the order of their ends
 		want    [4]map[string]int
 	}{
-		{"descendants, and neither the root itself nor what only forked", []record{
+		{"descendants, without the root and forks", []record{
 			{pid: 13, ppid: 12, start: 1002, took: 1, comm: "etcd"},
 			{pid: 12, ppid: 11, start: 1001, took: 3, comm: "berthd"},
 			{pid: 14, ppid: 11, start: 1001, took: 3, comm: "sh", flag: acctForked},
@@ -58,7 +58,7 @@ func TestAttribute(t *testing.T) {
 			{pid: 10, ppid: 2, start: 1000, took: 6, comm: "testrun"},
 			{pid: 20, ppid: 2, start: 1000, took: 6, comm: "testrun"},
 		}, [4]map[string]int{{"etcd": 1, "berthd": 1, other: 1}, {"qemu": 1}, nil, nil}},
-		{"a PID that is given out again", []record{
+		{"reused PID", []record{
 			{pid: 11, ppid: 10, start: 1001, took: 1, comm: "berthd"},
 			{pid: 10, ppid: 2, start: 1000, took: 6, comm: "testrun"},
 			{pid: 11, ppid: 20, start: 1100, took: 1, comm: "etcd"},
@@ -66,7 +66,7 @@ func TestAttribute(t *testing.T) {
 			{pid: 11, ppid: 10, start: 2000, took: 1, comm: "berth-operator"},
 			{pid: 10, ppid: 2, start: 2000, took: 9, comm: "testrun"},
 		}, [4]map[string]int{{"berthd": 1}, {"etcd": 1}, {"berth-operator": 1}, nil}},
-		{"a parent that was ending, whose PID was given out again", []record{
+		{"ending parent with a reused PID", []record{
 			{pid: 11, ppid: 10, start: 1001, took: 2, comm: "sh"},
 			{pid: 12, ppid: 11, start: 1001, took: 2, comm: "berthd"},
 			{pid: 10, ppid: 2, start: 1000, took: 6, comm: "testrun"},
@@ -88,7 +88,7 @@ func TestAttribute(t *testing.T) {
 			byRoot, none := attribute(readProcesses(data), roots)
 			for i, got := range append(byRoot, none) {
 				if !maps.Equal(got.programs, tt.want[i]) || i < len(roots) && got.complete != slices.ContainsFunc(tt.records, func(r record) bool { return int(r.pid) == roots[i].PID && int64(r.start) == roots[i].Started.Unix() }) {
-					t.Errorf("of %d: %+v, want %v", i, got, tt.want[i])
+					t.Errorf("programs of root %d = %+v, want %v", i, got, tt.want[i])
 				}
 			}
 		})

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// silence is how long nothing is printed before a progress line.
+	// silence is the time without output after which a progress line is printed.
 	silence = 30 * time.Second
-	// long is how long a package runs before the progress line shows its time.
+	// long is the running time of a package from which on the progress line shows it.
 	long = time.Minute
 )
 
@@ -24,7 +24,7 @@ type progress struct {
 	out     io.Writer
 	started time.Time
 
-	mu          sync.Mutex           // guards what follows, and writes to out
+	mu          sync.Mutex           // guards the fields below, and writes to out
 	quiet       *time.Timer          // nil: no command runs
 	running     map[string]time.Time // when a package started
 	done, tests int
@@ -38,7 +38,7 @@ func newProgress(out io.Writer) *progress {
 func (p *progress) watch() (stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	clear(p.running) // of commands that were killed
+	clear(p.running) // processes of killed commands
 	p.quiet = time.AfterFunc(silence, func() {
 		line := p.line(time.Now())
 		p.mu.Lock()

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// flakyLimit is how many tests may fail and pass when they are run again.
+	// flakyLimit is the maximum number of tests that may fail first and pass when they are run again.
 	flakyLimit = 3
-	// dearest is how many packages the summary names by their CPU time.
+	// dearest is the number of packages in the summary's list by CPU time.
 	dearest = 10
-	// dearestShown is how many packages and tests an exceeded budget names.
+	// dearestShown is the number of packages and tests listed for an exceeded budget.
 	dearestShown = 5
 )
 
@@ -32,7 +32,7 @@ type report struct {
 	accounts *accounts
 	budget   *budget  // nil: none
 	notRun   []string // lines with notRun, and skipped tests
-	rotated  int      // tests that another slice of the rotation runs
+	rotated  int      // number of tests that another slice of the rotation runs
 	failures []*failure
 	trouble  []string // other reasons why the run failed
 }
@@ -69,7 +69,7 @@ func (r *report) add(o outcome) {
 			r.packages.passed++
 		case testjson.ActionFail:
 			r.packages.failed++
-		default: // the output of a build
+		default: // output of a build
 			continue
 		}
 		r.tests.passed += len(p.Passed)
@@ -82,8 +82,7 @@ func (r *report) add(o outcome) {
 	}
 }
 
-// ok reports whether something was tested and everything passed, at the latest when it was
-// run again.
+// ok reports whether something was tested and everything passed, possibly in a repeated run.
 func (r *report) ok() bool {
 	flaky := r.flaky()
 	return len(r.trouble) == 0 && len(flaky) == len(r.failures) && len(flaky) <= flakyLimit
@@ -98,7 +97,7 @@ func (r *report) print(took time.Duration) (ok bool) {
 	r.say("\n%-9s %d ok, %d failed", "packages", r.packages.passed, r.packages.failed)
 	r.say("%-9s %d passed, %d failed", "tests", r.tests.passed, r.tests.failed)
 	if r.rotated > 0 {
-		r.say("%-9s %d tests of other slices, which make e2e runs", "rotation", r.rotated)
+		r.say("%-9s %d tests of other slices, which are run by make e2e", "rotation", r.rotated)
 	}
 	if why := r.accounts.unknown; len(why) > 0 {
 		r.notRun = append(r.notRun, "process starts: "+why[0])
@@ -122,7 +121,7 @@ func (r *report) print(took time.Duration) (ok bool) {
 		r.trouble = append(r.trouble, r.budget.verdicts(r)...)
 	}
 	if len(flaky) > flakyLimit {
-		r.trouble = append(r.trouble, fmt.Sprintf("%d tests are flaky, and %d at most are put up with", len(flaky), flakyLimit))
+		r.trouble = append(r.trouble, fmt.Sprintf("%d tests are flaky, at most %d are accepted", len(flaky), flakyLimit))
 	}
 	if r.tests.passed == 0 && len(flaky) == 0 {
 		r.trouble = append(r.trouble, "no test passed")
@@ -165,6 +164,6 @@ func (r *report) writeFlaky(path string) error {
 	if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil {
 		return fmt.Errorf("list flaky tests: %w", err)
 	}
-	r.say("What the flaky tests said is in %s.", path)
+	r.say("The output of the flaky tests is in %s.", path)
 	return nil
 }

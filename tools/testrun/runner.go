@@ -17,12 +17,12 @@ import (
 	"gotest.tools/gotestsum/testjson"
 )
 
-// reruns is how often a failed test is run again.
+// reruns is the maximum number of repeated runs of a failed test.
 const reruns = 2
 
 // runner runs go test and passes the results to a report.
 type runner struct {
-	command []string // that flags and packages are appended to
+	command []string // flags and packages are appended to it
 	report  *report
 }
 
@@ -62,13 +62,12 @@ func merge(groups []group) (merged []group) {
 	return merged
 }
 
-// later are packages that wait for a command, whose output they find in an environment
-// variable.
+// later are packages that wait for a command, whose output they get in an environment variable.
 type later struct {
 	groups []group
 	await  string
 	env    string
-	atOnce time.Duration // how long the command may take to count as done already
+	atOnce time.Duration // time within which the command counts as already done
 }
 
 // all runs every package once.
@@ -93,7 +92,7 @@ func (r *runner) all(ctx context.Context, groups []group, l later) error {
 		for _, g := range groups {
 			n += len(g.packages)
 		}
-		r.report.say("Testing %d packages that need not wait for %s.", n, l.await)
+		r.report.say("Testing %d packages that do not depend on %s.", n, l.await)
 		early = r.first(ctx, groups)
 	}
 	if err := <-awaited; err != nil {
@@ -102,8 +101,8 @@ func (r *runner) all(ctx context.Context, groups []group, l later) error {
 	return errors.Join(early, r.first(ctx, l.groups))
 }
 
-// wait runs the command and sets the environment variable of this process. When
-// ctx ends, all that the command started is asked to end.
+// wait runs the command and sets the environment variable of this process. When ctx ends, the command and all processes
+// that it started are asked to end.
 func (l later) wait(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, l.await)
 	cmd.Stderr = os.Stderr
@@ -174,15 +173,15 @@ func (f *failure) alone() group {
 
 // outcome is the result of one go test command.
 type outcome struct {
-	*testjson.Execution                   // nil when it did not start
+	*testjson.Execution                   // nil if it did not start
 	bugs                map[string]string // see failures, by package
 	cached              map[string]bool   // packages
 	notRun              []string
 	rotated             int
 
 	group    group
-	accounts string        // folder of what its packages used; empty: it is not accounted
-	cpu      time.Duration // of the command and all its descendants
+	accounts string        // folder for the usage of its packages; empty: not recorded
+	cpu      time.Duration // CPU time of the command and all its descendants
 }
 
 func (o outcome) packages() []string {
@@ -200,8 +199,8 @@ func (o outcome) of(name string) *testjson.Package {
 	return o.Package(name)
 }
 
-// test runs the command for a group. Failed tests are no error. It is an error if packages
-// were not tested, or if the command ends in another way than go test does.
+// test runs the command for a group. Failed tests are not an error. It is an error if packages were not tested, or if the
+// command ends in another way than go test does.
 func (r *runner) test(ctx context.Context, o *outcome, g group, env []string) error {
 	cmd := exec.Command(r.command[0], slices.Concat(r.command[1:], g.flags, g.packages)...)
 	cmd.Env = slices.Concat(os.Environ(), g.env, env)
@@ -213,7 +212,7 @@ func (r *runner) test(ctx context.Context, o *outcome, g group, env []string) er
 	if err != nil {
 		return fmt.Errorf("run %s: %w", r.command[0], err)
 	}
-	// An interrupt from the terminal also reaches go test, one from `kill` does not.
+	// An interrupt from the terminal also reaches go test, but one from `kill` does not.
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) })()
 
 	p := newPrinter(r.report.out)

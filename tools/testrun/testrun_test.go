@@ -14,8 +14,8 @@ import (
 
 const fakeEnv = "TESTRUN_FAKE"
 
-// TestMain makes this program a go test of which the tests write the outcome, or testrun
-// itself, when it is run as one.
+// TestMain makes this program a fake go test, whose output the tests define, or testrun itself, depending on how it is
+// run.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "account" {
 		accountMain(os.Args[2:])
@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fake prints what the file of the next run holds, notes its arguments, and ends
-// with the code in the file's first line.
+// fake prints the content of the next run's file, records its arguments, and exits with the code in the file's first
+// line.
 func fake(dir string, args []string) int {
 	for run := 1; ; run++ {
 		noted := filepath.Join(dir, fmt.Sprintf("%d.args", run))
@@ -71,7 +71,7 @@ func fail(name, said string) []any {
 	return []any{testEvent("run", name, ""), testEvent("output", name, "    "+said+"\n"), testEvent("output", name, "--- FAIL: "+name+" (0.00s)\n"), testEvent("fail", name, "")}
 }
 
-// ended wraps a package's tests into the package's own events.
+// ended adds the package's own events around a package's tests.
 func ended(action string, tests ...[]any) goTest {
 	events := []any{testEvent("start", "", "")}
 	for _, t := range tests {
@@ -91,9 +91,9 @@ func TestSummaryAndVerdict(t *testing.T) {
 		name   string
 		runs   []goTest
 		ok     bool
-		want   []string // in this order
+		want   []string // printed in this order
 		absent []string
-		args   string // of the last run
+		args   string // arguments of the last run
 	}{
 		{
 			name:   "a passing package prints its line and nothing else",
@@ -111,23 +111,23 @@ func TestSummaryAndVerdict(t *testing.T) {
 			args: "-count=1 -run ^TestB$ " + pkg,
 		},
 		{
-			name: "it may fail twice",
+			name: "a flaky test may fail twice",
 			runs: []goTest{broken, ended("fail", fail("TestB", "broken again")), alone},
 			ok:   true,
 			want: []string{"broken again", "TestB: failed 2 of 3 times"},
 		},
 		{
-			name: "but not three times",
+			name: "a test that fails three times is not flaky",
 			runs: []goTest{broken, broken, broken},
 			want: []string{"flaky     0", "failed    1\n  example.com/m/p TestB: failed 3 of 3 times"},
 		},
 		{
-			name: "a second run that did not run the test is no excuse",
+			name: "a second run without the test does not excuse the failure",
 			runs: []goTest{broken, ended("pass"), ended("pass")},
 			want: []string{"failed    1\n  example.com/m/p TestB"},
 		},
 		{
-			name: "nor is one that passed and left something behind",
+			name: "a second run that fails after the test passed does not excuse the failure",
 			runs: []goTest{broken, {code: 3, events: alone.events}},
 			want: []string{"failed    1\n  go test: exit status 3"},
 		},
@@ -142,7 +142,7 @@ func TestSummaryAndVerdict(t *testing.T) {
 			args: "-count=1 -run ^TestB$ " + pkg,
 		},
 		{
-			name: "a package whose TestMain failed is run again whole",
+			name: "a package whose TestMain failed is run again completely",
 			runs: []goTest{ended("fail", []any{testEvent("output", "", "FAIL: no control plane\n")}), ended("pass", pass("TestA"))},
 			ok:   true,
 			want: []string{"FAIL: no control plane", "flaky     1\n  example.com/m/p: failed 1 of 2 times"},
@@ -154,7 +154,7 @@ func TestSummaryAndVerdict(t *testing.T) {
 			want: []string{"failed    1\n  example.com/m/p TestB: a data race"},
 		},
 		{
-			name: "nor is one that is told in the output of a test beside it",
+			name: "a data race in the output of a parallel test is never excused",
 			runs: []goTest{ended("fail", []any{
 				testEvent("run", "TestA", ""), testEvent("run", "TestB", ""),
 				testEvent("output", "TestA", "==================\n"), testEvent("output", "TestA", "WARNING: DATA RACE\n"), testEvent("output", "TestA", "Write at 0x00c\n"),
@@ -164,12 +164,12 @@ func TestSummaryAndVerdict(t *testing.T) {
 			want: []string{"WARNING: DATA RACE\nWrite at 0x00c", "failed    1\n  example.com/m/p TestB: a data race"},
 		},
 		{
-			name: "nor is that of a program which the test started",
+			name: "a data race of a program started by the test is never excused",
 			runs: []goTest{ended("fail", pass("TestA"), fail("TestB", `lab.go:9: berthd of node-1 logged "WARNING: DATA RACE":`))},
 			want: []string{"failed    1\n  example.com/m/p TestB: a data race"},
 		},
 		{
-			name: "tests that an exit cut off are not excused by one that passes",
+			name: "tests cut off by an exit are not excused by a test that passes",
 			runs: []goTest{ended("fail", pass("TestA"), []any{testEvent("run", "TestB", ""), testEvent("output", "TestB", "exit\n")})},
 			want: []string{"failed    1\n  example.com/m/p TestB: its program ended before its tests did"},
 		},
@@ -183,12 +183,12 @@ func TestSummaryAndVerdict(t *testing.T) {
 			want: []string{"NOT RUN   2\n  example.com/m/p TestS: skipped", "failed    2\n  example.com/m/p: failed 3 of 3 times"},
 		},
 		{
-			name: "nor is one that shows when the test is run again",
+			name: "a data race in a repeated run is never excused",
 			runs: []goTest{broken, ended("fail", fail("TestB", "WARNING: DATA RACE"))},
 			want: []string{"failed    1\n  example.com/m/p TestB: a data race"},
 		},
 		{
-			name: "a panic fails the tests that it cut off, and is never excused",
+			name: "a panic fails the tests that it cut off and is never excused",
 			runs: []goTest{ended("fail", pass("TestA"), []any{testEvent("run", "TestB", ""), testEvent("output", "TestB", "panic: boom\n")})},
 			want: []string{"panic: boom", "failed    1\n  example.com/m/p TestB: a panic"},
 		},
@@ -219,11 +219,11 @@ func TestSummaryAndVerdict(t *testing.T) {
 				testEvent("run", "TestT", ""), testEvent("skip", "TestT", ""),
 			})},
 			ok:     true,
-			want:   []string{"rotation  1 tests of other slices, which make e2e runs\n", "NOT RUN   1\n  example.com/m/p TestT: skipped"},
+			want:   []string{"rotation  1 tests of other slices, which are run by make e2e\n", "NOT RUN   1\n  example.com/m/p TestT: skipped"},
 			absent: []string{"TestS"},
 		},
 		{
-			name: "a package that does not build prints the compiler's words and is not built again",
+			name: "a package that does not build prints the compiler's output and is not built again",
 			runs: []goTest{{1, []any{
 				testjson.TestEvent{Action: "build-output", ImportPath: pkg, Output: "p.go:1: undefined: x\n"},
 				testjson.TestEvent{Action: "build-fail", ImportPath: pkg},
@@ -232,12 +232,12 @@ func TestSummaryAndVerdict(t *testing.T) {
 			want: []string{"p.go:1: undefined: x", "[build failed]", "packages  0 ok, 1 failed", "example.com/m/p: it does not build"},
 		},
 		{
-			name: "what go says of itself is passed on, and a package that was not tested is no success",
+			name: "go's own messages are printed, and a package that was not tested is a failure",
 			runs: []goTest{{1, []any{"go: updates to go.mod needed\n"}}},
 			want: []string{"go: updates to go.mod needed", "not tested to the end: example.com/m/p"},
 		},
 		{
-			name: "go test that fails while no package does is a failure",
+			name: "a failure of go test without a failed package is a failure",
 			runs: []goTest{{3, ended("pass", pass("TestA")).events}},
 			want: []string{"go test: exit status 3"},
 		},
@@ -254,21 +254,21 @@ func TestSummaryAndVerdict(t *testing.T) {
 			inOrder(t, printed, tt.want)
 			for _, absent := range tt.absent {
 				if strings.Contains(printed, absent) {
-					t.Errorf("%q should not be in:\n%s", absent, printed)
+					t.Errorf("output contains %q:\n%s", absent, printed)
 				}
 			}
 			last := read(t, filepath.Join(dir, fmt.Sprintf("%d.args", len(tt.runs))))
 			if !strings.HasPrefix(last, tt.args) {
-				t.Errorf("the last run was of %q, want %q", last, tt.args)
+				t.Errorf("arguments of the last run = %q, want %q", last, tt.args)
 			}
 			if _, err := os.Stat(flaky); (err == nil) != strings.Contains(printed, "flaky     1") {
-				t.Errorf("list of flaky tests: %v", err)
+				t.Errorf("list of flaky tests: %v, want it to exist only with flaky tests", err)
 			}
 		})
 	}
 }
 
-// script writes what the runs of the fake do.
+// script writes the files that define the runs of the fake.
 func script(t *testing.T, runs []goTest) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -293,7 +293,7 @@ func script(t *testing.T, runs []goTest) (dir string) {
 	return dir
 }
 
-// whole is what main does.
+// whole does the same as main.
 func whole(t *testing.T, out *strings.Builder, flakyFile string, packages []string, l later) bool {
 	t.Helper()
 	report := newReport(out)
@@ -330,7 +330,7 @@ func inOrder(t *testing.T, printed string, want []string) {
 	}
 }
 
-func TestFlakyFileHasWhatTheTestSaid(t *testing.T) {
+func TestFlakyFileHasTestOutput(t *testing.T) {
 	dir := script(t, []goTest{ended("fail", pass("TestA"), fail("TestB", "b_test.go:3: broken")), ended("pass", pass("TestB"))})
 	path := filepath.Join(dir, "new", "flaky.txt")
 	if !whole(t, new(strings.Builder), path, []string{pkg}, later{}) {
@@ -343,14 +343,13 @@ func TestFlakyFileHasWhatTheTestSaid(t *testing.T) {
 		t.Error("the run failed")
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
-		t.Errorf("the list of an earlier run is still there: %v", err)
+		t.Errorf("the list of an earlier run still exists: %v", err)
 	}
 }
 
-// TestPackagesThatWaitForAProgram has packages that wait for a program. One that is there already
-// delays nothing: they go first, since they take longest. For one that takes
-// its time the others are tested meanwhile.
-func TestPackagesThatWaitForAProgram(t *testing.T) {
+// Packages wait for a program. If it exists already, all packages are tested together, with the waiting ones first, as
+// they take longest. If it takes longer, the other packages are tested meanwhile.
+func TestPackagesWaitForProgram(t *testing.T) {
 	await := func(script string) string {
 		path := filepath.Join(t.TempDir(), "await")
 		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700); err != nil {
@@ -366,7 +365,7 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 		dir := script(t, []goTest{both})
 		ok := whole(t, new(strings.Builder), "", []string{pkg}, later{atOnce: time.Minute, groups: []group{{packages: []string{kubePkg}}}, await: await("echo /kube"), env: "KUBE"})
 		if got := read(t, filepath.Join(dir, "1.args")); !ok || got != kubePkg+" "+pkg+" kube=/kube" {
-			t.Errorf("ok = %v, ran %q", ok, got)
+			t.Errorf("ok = %v, arguments = %q", ok, got)
 		}
 	})
 	t.Run("meanwhile", func(t *testing.T) {
@@ -376,7 +375,7 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 		ok := whole(t, new(strings.Builder), "", []string{pkg}, later{groups: []group{{packages: []string{kubePkg}}}, await: wait, env: "KUBE"})
 		first, second := read(t, filepath.Join(dir, "1.args")), read(t, filepath.Join(dir, "2.args"))
 		if !ok || first != pkg+" kube=" || second != kubePkg+" kube=/kube" {
-			t.Errorf("ok = %v, ran %q, then %q", ok, first, second)
+			t.Errorf("ok = %v, arguments = %q, then %q", ok, first, second)
 		}
 	})
 	t.Run("failed", func(t *testing.T) {
@@ -389,8 +388,7 @@ func TestPackagesThatWaitForAProgram(t *testing.T) {
 	})
 }
 
-// TestGroups has groups of packages, which are commands of their own with flags and
-// variables of their own, also when a test is run again.
+// Groups of packages are separate commands with their own flags and variables, also when a test is run again.
 func TestGroups(t *testing.T) {
 	dir := script(t, []goTest{ended("fail", pass("TestA"), fail("TestB", "broken")), ended("pass", pass("TestB"))})
 	report := newReport(new(strings.Builder))
@@ -403,23 +401,23 @@ func TestGroups(t *testing.T) {
 	}
 	first, second := read(t, filepath.Join(dir, "1.args")), read(t, filepath.Join(dir, "2.args"))
 	if first != "-race -timeout 45m "+pkg+" kube=/k" || second != "-race -timeout 45m -count=1 -run ^TestB$ "+pkg+" kube=/k" {
-		t.Errorf("ran %q, then %q", first, second)
+		t.Errorf("arguments = %q, then %q", first, second)
 	}
 	if got := merge([]group{parseGroup("-race :: a"), parseGroup("b"), parseGroup("-race :: c d")}); fmt.Sprint(got) != "[{[] [-race] [a c d]} {[] [] [b]}]" {
-		t.Errorf("merged to %v", got)
+		t.Errorf("merge() = %v", got)
 	}
 }
 
-func TestProgressNamesWhatRuns(t *testing.T) {
+func TestProgressNamesRunningPackages(t *testing.T) {
 	p := newProgress(new(strings.Builder))
 	for _, name := range []string{"example.com/m/b", "example.com/m/a"} {
 		p.count(testjson.TestEvent{Action: "start", Package: name})
 	}
 	if got, want := p.line(time.Now()), "0 packages and 0 tests done, running a, b"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("line() = %q, want %q", got, want)
 	}
 	p.running["example.com/m/a"] = p.started.Add(-time.Minute)
 	if got, want := p.line(p.started.Add(15*time.Second)), "0 packages and 0 tests done, running a 75 s, b"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("line() = %q, want %q", got, want)
 	}
 }

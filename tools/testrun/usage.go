@@ -13,7 +13,7 @@ import (
 	"gotest.tools/gotestsum/testjson"
 )
 
-// dearest are the packages, those that used most CPU time before the rest.
+// dearest returns the packages, those that used most CPU time first.
 func (r *report) dearest() []string {
 	var names []string
 	for name := range r.results {
@@ -25,7 +25,7 @@ func (r *report) dearest() []string {
 	return names
 }
 
-// wall is how many seconds a package took.
+// wall is the duration of a package in seconds.
 func (r *report) wall(name string) float64 {
 	if u, known := r.accounts.used[name]; known {
 		return u.Wall
@@ -33,7 +33,7 @@ func (r *report) wall(name string) float64 {
 	return r.results[name].took.Seconds()
 }
 
-// dearestTests are lines with those tests of a package that took longest and have no subtests.
+// dearestTests formats the tests of a package that took longest and have no subtests.
 func (r *report) dearestTests(name string) string {
 	tests := slices.Clone(r.results[name].tests)
 	parents := map[testjson.TestName]bool{}
@@ -51,7 +51,7 @@ func (r *report) dearestTests(name string) string {
 
 func first[T any](all []T, n int) []T { return all[:min(n, len(all))] }
 
-// columns are the header of a table of packages, and the cells of one package follow it.
+// columns are the header of a table of packages. The cells of a package follow it.
 func columns() []string {
 	all := []string{"CPU-s", "wall-s"}
 	for _, p := range programs {
@@ -84,7 +84,7 @@ func (s *started) cells() []string {
 	return all
 }
 
-// printUsage prints what the dearest packages used, and all of them together.
+// printUsage prints the usage of the most expensive packages, and of all together.
 func (r *report) printUsage() {
 	var table bytes.Buffer
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -108,11 +108,11 @@ func (r *report) printUsage() {
 		}
 	}
 	if len(r.accounts.unknown) == 0 {
-		row(append([]string{"-", "-"}, r.accounts.none.cells()...), "processes of go test itself, and of no known package")
+		row(append([]string{"-", "-"}, r.accounts.none.cells()...), "processes of go test itself and of unknown packages")
 		all.merge(r.accounts.none)
 		row(append([]string{fmt.Sprintf("%.1f", cpu), "-"}, all.cells()...), totalRow)
 	}
-	_ = w.Flush() // to memory
+	_ = w.Flush() // written to memory
 	r.say("%s", strings.TrimSuffix(table.String(), "\n"))
 	of := ""
 	if r.budget != nil {
@@ -121,7 +121,7 @@ func (r *report) printUsage() {
 	r.say("%-9s %.1f%s CPU-s by tests, %.1f by go test and compilers; %d of %d packages from the cache", "CPU", cpu, of, r.accounts.building, cached, len(r.results))
 }
 
-// writeUsage writes what each package used, as a table with tabs.
+// writeUsage writes the usage of each package, as a table with tabs.
 func (r *report) writeUsage(path string) error {
 	if path == "" {
 		return nil

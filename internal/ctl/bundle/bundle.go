@@ -1,5 +1,5 @@
-// Package bundle implements `berthctl support-bundle`: one archive, without secrets, of what
-// support needs to analyse a node or a cluster.
+// Package bundle implements `berthctl support-bundle`: one archive, without secrets, with the data
+// that support needs to analyse a node or a cluster.
 //
 //	bundle.go   the command
 //	archive     the archive: limits, deadlines, errors
@@ -52,7 +52,7 @@ errors.txt of the archive.`
 // atOnce is the number of parts collected at a time on a node, where memory is limited.
 const atOnce = 4
 
-// Options are for programs that select the cluster themselves.
+// Options let other programs, such as the kubectl plugin, select the cluster themselves.
 type Options struct {
 	// Config returns the client configuration of the API server. If it is nil, the command
 	// has kubectl's flags to select a cluster, and covers the local node without --node and --all.
@@ -138,7 +138,7 @@ func (c *command) run(cmd *cobra.Command) error {
 // job collects into an archive and prints its progress.
 type job func(a *archive.Archive, progress io.Writer) error
 
-// prepare returns what to collect. It fails if there is nothing to collect from.
+// prepare returns the parts to collect. It fails if there is no source to collect from.
 func (c *command) prepare(ctx context.Context) (scope string, do job, err error) {
 	if !c.all && len(c.nodes) == 0 && !c.isLocal && c.Config != nil {
 		return "", nil, errors.New("specify --all, --node NODE, or --local for the node that this runs on")
@@ -150,7 +150,7 @@ func (c *command) prepare(ctx context.Context) (scope string, do job, err error)
 		}
 		return plain(host), func(a *archive.Archive, _ io.Writer) error {
 			parts := local.Parts(ctx, c.local)
-			if c.flagsGiven() { // a node's own credentials may not read objects
+			if c.flagsGiven() { // a node's own credentials cannot read these objects
 				parts = append(parts, c.objects(ctx)...)
 			}
 			return a.Collect(ctx, atOnce, parts)
@@ -187,7 +187,7 @@ func (c *command) config() (*rest.Config, error) {
 	return connect.As("berthctl", cfg), nil
 }
 
-// objects returns the parts of the cluster for a bundle of this node.
+// objects returns the cluster parts for a bundle of this node.
 func (c *command) objects(ctx context.Context) []archive.Part {
 	failed := func(err error) []archive.Part {
 		return []archive.Part{{Name: "cluster", Timeout: c.local.Timeout, Collect: func(context.Context, *archive.Sink) error { return err }}}
@@ -225,7 +225,7 @@ func (c *command) open(cmd *cobra.Command, name string) (out io.Writer, keep, dr
 	return f, f.Keep, f.Drop, nil
 }
 
-// report prints where the bundle is and what it lacks.
+// report prints the path of the bundle and the parts that could not be read.
 func (c *command) report(w io.Writer, index archive.Index, name string) {
 	var bytes int64
 	for _, f := range index.Files {
@@ -249,10 +249,10 @@ func (c *command) report(w io.Writer, index archive.Index, name string) {
 	}
 }
 
-// maxListed is the number of parts that could not be read that the terminal shows.
+// maxListed bounds the number of failed parts that are printed.
 const maxListed = 40
 
-// plain replaces characters that may not be part of a file name.
+// plain replaces characters that are not safe in a file name.
 func plain(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '.' {

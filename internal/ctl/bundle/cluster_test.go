@@ -43,16 +43,16 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// planted is part of every secret that is put where a bundle looks.
+// planted is part of every secret that the tests place in collected data.
 const planted = "Planted7Secret"
 
 const ns = "kube-system"
 
-// front is between a person and the API server: it does what kubelets would, of which
-// there are none, and passes all else on.
+// front proxies to the API server and serves the kubelet endpoints itself, as the test control
+// plane has no kubelets.
 type front struct {
 	pass http.Handler
-	// exec is a program's run in a pod, with its exit code.
+	// exec runs a program in a pod and returns its exit code.
 	exec func(ctx context.Context, pod string, args []string, stdout, stderr io.Writer) int
 }
 
@@ -85,7 +85,7 @@ func (f front) serveExec(w http.ResponseWriter, r *http.Request, pod string) {
 	_ = json.NewEncoder(streams[3]).Encode(status)
 }
 
-// reach returns a kubeconfig for a front, which has the credentials of cfg.
+// reach returns a kubeconfig for a front that uses the credentials of cfg.
 func reach(t *testing.T, cfg *rest.Config, exec func(context.Context, string, []string, io.Writer, io.Writer) int) (kubeconfig string) {
 	t.Helper()
 	target, err := url.Parse(cfg.Host)
@@ -113,7 +113,7 @@ func bundled(t *testing.T, args ...string) (said string, files map[string][]byte
 	t.Helper()
 	said, left, err := run(t.Context(), t, args...)
 	if err != nil || len(left) != 1 {
-		t.Fatalf("%v, files %v:\n%s", err, left, said)
+		t.Fatalf("support-bundle: error %v, files %v, want one file:\n%s", err, left, said)
 	}
 	data, err := os.ReadFile(left[0])
 	harness.OK(t, err)
@@ -122,7 +122,7 @@ func bundled(t *testing.T, args ...string) (said string, files map[string][]byte
 	return said, files, index
 }
 
-// wantContent checks that the files of a bundle have these texts, and that none has a planted secret.
+// wantContent checks that the files of a bundle contain these texts, and that none contains a planted secret.
 func wantContent(t *testing.T, files map[string][]byte, want map[string][]string) {
 	t.Helper()
 	for name, texts := range want {
@@ -135,13 +135,13 @@ func wantContent(t *testing.T, files map[string][]byte, want map[string][]string
 	for name, content := range files {
 		for _, secret := range []string{planted, base64.StdEncoding.EncodeToString([]byte(planted)), "kind: Secret\n"} {
 			if bytes.Contains(content, []byte(secret)) {
-				t.Errorf("%s has a secret:\n%s", name, content)
+				t.Errorf("%s contains a secret:\n%s", name, content)
 			}
 		}
 	}
 }
 
-// run runs the command in an empty folder, and returns the files that it left there.
+// run runs the command in an empty directory, and returns the files that it created.
 func run(ctx context.Context, t *testing.T, args ...string) (said string, files []string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -159,8 +159,8 @@ func run(ctx context.Context, t *testing.T, args ...string) (said string, files 
 	return out.String(), files, err
 }
 
-// populate makes a cluster of nodes with secrets in every kind of object. A node has a daemon in the
-// given phase, or none.
+// populate creates nodes, and secrets in every kind of object. A node gets a daemon in the
+// given phase, or none if the phase is empty.
 func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -180,7 +180,7 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	}
 	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied, Labels: map[string]string{"app.kubernetes.io/part-of": "berth"}},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template}})
-	// Others' objects have secrets that neither a name nor a form tells.
+	// Objects of other software have secrets that neither their names nor their format reveals.
 	unknown := corev1.PodSpec{HostNetwork: true, Volumes: []corev1.Volume{{Name: "stays", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: "d", VolumeAttributes: map[string]string{"x": planted}}}}}, Containers: []corev1.Container{{
 		Name: "agent", Image: "agent:stays", Command: []string{"sh", "-c", "agent -p" + planted}, Args: []string{"-p" + planted},
 		Env: []corev1.EnvVar{{Name: "DB_PASS", Value: planted}, {Name: "X", Value: planted}},
@@ -208,7 +208,7 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	}
 }
 
-// nodeBundle writes the bundle of a node's program, with a file name that leads elsewhere.
+// nodeBundle writes the bundle of a node, including a file name that leads outside the archive.
 func nodeBundle(out io.Writer) int {
 	a := archive.New(out, "x", "node-1", archive.Limits{File: 1 << 20, Total: 8 << 20}, time.Now)
 	err := a.Collect(context.Background(), 1, []archive.Part{{Name: "routes", Timeout: time.Minute, Collect: func(_ context.Context, s *archive.Sink) error {
@@ -220,7 +220,7 @@ func nodeBundle(out io.Writer) int {
 	return 0
 }
 
-// One archive has objects, logs, events, the nodes' own bundles, and what is missing of each node.
+// One archive has objects, logs, events, the bundles of nodes, and an error for each part of a node that failed.
 func TestCluster(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning, "node-2": corev1.PodRunning, "node-3": corev1.PodRunning, "node-4": "", "node-5": corev1.PodPending})
 	var asked []string
@@ -233,7 +233,7 @@ func TestCluster(t *testing.T) {
 			fmt.Fprintln(said, "no such file; token="+planted)
 			return 127
 		}
-		_, _ = out.Write([]byte{0x1f, 0x8b}) // begins, and says no more
+		_, _ = out.Write([]byte{0x1f, 0x8b}) // a truncated gzip header
 		<-ctx.Done()
 		return 1
 	})
@@ -260,10 +260,10 @@ func TestCluster(t *testing.T) {
 		t.Errorf("said:\n%s", said)
 	}
 	if want := "/berthctl support-bundle --local --output=- --since=1h0m0s --timeout=20s --max-file-size=4Mi"; strings.Join(asked, " ") != want {
-		t.Errorf("the node was asked %q, want %q", asked, want)
+		t.Errorf("command in the pod = %q, want %q", asked, want)
 	}
 	if len(index.Errors) < 5 || index.Scope != "cluster" {
-		t.Errorf("index %+v", index)
+		t.Errorf("index = %+v, want scope cluster and at least 5 errors", index)
 	}
 }
 
@@ -296,24 +296,24 @@ func TestBundleOfEgresses(t *testing.T) {
 		gateway.Status.ContainerStatuses = append(gateway.Status.ContainerStatuses, corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
 	}
 	harness.OK(t, c.Status().Update(t.Context(), gateway))
-	// That Berth's own pods are elsewhere makes no difference.
+	// The namespace of Berth's own pods does not matter.
 	_, got, index := bundled(t, "--all", "--berth-namespace", ns, "--kubeconfig", reach(t, harness.ControlPlane.Config(), nil))
 	wantContent(t, got, map[string][]string{
 		"cluster/egresses.yaml": {"192.0.2.0/24"}, "cluster/egressclients.yaml": {"podUID: u-1"}, "cluster/egressclientslices.yaml": {"10.0.0.5"}, "cluster/services.yaml": {"name: internet"}, "cluster/gateways.yaml": {"name: internet-1"},
 		"cluster/gateways/default/logs/internet-1/egress.log": {"of=internet-1"},
 	})
 	if log := got["cluster/gateways/default/logs/internet-1/sidecar.log"]; log != nil {
-		t.Errorf("others' logs are in it:\n%s", log)
+		t.Errorf("logs of another container were collected:\n%s", log)
 	}
 	if bytes.Contains(got["cluster/services.yaml"], []byte("somebodys")) {
-		t.Errorf("others' Services are in it:\n%s", got["cluster/services.yaml"])
+		t.Errorf("Services of other software were collected:\n%s", got["cluster/services.yaml"])
 	}
 	if !slices.ContainsFunc(index.Errors, func(e archive.Error) bool { return e.Part == "gateway default/internet-1" }) { // it is Pending
-		t.Errorf("the gateway was not asked: %+v", index.Errors)
+		t.Errorf("no error for the pending gateway: %+v", index.Errors)
 	}
 }
 
-// The bundle has VPCs, PodNICs, NICPolicies and the webhook's configuration, without the Secrets that they name.
+// The bundle has VPCs, PodNICs, NICPolicies and the webhook configuration, without the Secrets that they reference.
 func TestBundleOfVPCs(t *testing.T) {
 	populate(t, nil)
 	c := harness.KubeClient(t)
@@ -348,32 +348,32 @@ func TestBundleOfVPCs(t *testing.T) {
 		"cluster/customresourcedefinitions.yaml":       {"vpcs.berth.dev", "podnics.berth.dev", "nicpolicies.berth.dev"},
 	})
 	for _, e := range index.Errors {
-		t.Errorf("%s: %s", e.Part, e.Error)
+		t.Errorf("unexpected error of part %s: %s", e.Part, e.Error)
 	}
 }
 
-// A bundle of one node has nothing of other nodes.
-func TestOneNode(t *testing.T) {
+// A bundle of one node has no data of other nodes.
+func TestBundleOfOneNode(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning, "node-2": corev1.PodRunning})
 	kubeconfig := reach(t, harness.ControlPlane.Config(), func(_ context.Context, pod string, _ []string, out, _ io.Writer) int {
 		if pod != "berthd-node-1" {
-			t.Errorf("%s was asked", pod)
+			t.Errorf("exec in pod %s, want berthd-node-1 only", pod)
 		}
 		return nodeBundle(out)
 	})
 	_, got, _ := bundled(t, "--node=node-1", "--kubeconfig", kubeconfig)
 	for name := range got {
 		if strings.HasPrefix(name, "nodes/node-2") {
-			t.Errorf("%s is of another node", name)
+			t.Errorf("%s belongs to another node", name)
 		}
 	}
 	if _, files, err := run(t.Context(), t, "--node=node-9", "--kubeconfig", kubeconfig); err == nil || !strings.Contains(err.Error(), "--node node-9") || len(files) > 0 {
-		t.Errorf("of an unknown node: %v, files %v", err, files)
+		t.Errorf("unknown node: error %v, files %v", err, files)
 	}
 }
 
-// The command reports each part that it may not read, and the bundle has the rest.
-func TestWithoutRights(t *testing.T) {
+// Without permissions the command reports each part that it cannot read, and collects the rest.
+func TestBundleWithoutPermissions(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
 	cfg, err := harness.ControlPlane.ConfigFor("nobody", "nobodies")
 	harness.OK(t, err)
@@ -381,16 +381,16 @@ func TestWithoutRights(t *testing.T) {
 	said, got, _ := bundled(t, "--all", "--kubeconfig", kubeconfig)
 	for _, what := range []string{"objects nodes: ", "objects nodenetworks: ", "events: ", "pods of Berth: ", "gateways of Egresses: "} {
 		if !bytes.Contains(got["errors.txt"], []byte(what)) || !strings.Contains(said, what) {
-			t.Errorf("%q is missing:\n%s", what, got["errors.txt"])
+			t.Errorf("errors.txt or the output lacks %q:\n%s", what, got["errors.txt"])
 		}
 	}
 	if len(got["cluster/version.json"]) == 0 {
-		t.Error("what may be read is not there")
+		t.Error("the API server's version was not collected")
 	}
 }
 
-// The documented rights suffice for a bundle of everything, except for what kubelets serve.
-func TestRightsThatAreDocumented(t *testing.T) {
+// The documented ClusterRole suffices for a complete bundle, except for endpoints of kubelets.
+func TestDocumentedClusterRoleSuffices(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "troubleshoot.md"))
 	harness.OK(t, err)
@@ -415,10 +415,10 @@ func TestRightsThatAreDocumented(t *testing.T) {
 	_, _, index := bundled(t, "--all", "--kubeconfig", kubeconfig)
 	for _, e := range index.Errors {
 		if e.Part != "kubelet of node-1" && e.Part != "node node-1, routes" {
-			t.Errorf("%s: %s", e.Part, e.Error)
+			t.Errorf("unexpected error of part %s: %s", e.Part, e.Error)
 		}
 	}
-	// Whether a program may be run in a pod, and a port be forwarded, is the API server's to say.
+	// The API server authorizes exec and port forwarding; the front does not.
 	set, err := kubernetes.NewForConfig(harness.ControlPlane.Config())
 	harness.OK(t, err)
 	for _, sub := range []string{"exec", "portforward"} {
@@ -433,8 +433,8 @@ func TestRightsThatAreDocumented(t *testing.T) {
 	}
 }
 
-// An unfinished bundle leaves no file.
-func TestNothingIsLeft(t *testing.T) {
+// An unfinished bundle leaves no file behind.
+func TestFailedBundleLeavesNoFile(t *testing.T) {
 	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
 	t.Run("interrupt", func(t *testing.T) {
 		ctx, interrupt := context.WithCancel(t.Context())
@@ -444,37 +444,37 @@ func TestNothingIsLeft(t *testing.T) {
 			return 1
 		})
 		if _, files, err := run(ctx, t, "--all", "--kubeconfig", kubeconfig); !errors.Is(err, context.Canceled) || len(files) > 0 {
-			t.Errorf("%v, files %v", err, files)
+			t.Errorf("error %v, files %v; want context.Canceled and no files", err, files)
 		}
 	})
 	t.Run("no API server", func(t *testing.T) {
 		if _, files, err := run(t.Context(), t, "--all", "--kubeconfig", configFor(t, "http://127.0.0.1:1")); err == nil || !strings.Contains(err.Error(), "reach the API server") || len(files) > 0 {
-			t.Errorf("%v, files %v", err, files)
+			t.Errorf("error %v, files %v; want an unreachable API server and no files", err, files)
 		}
 	})
-	t.Run("a file is there", func(t *testing.T) {
+	t.Run("output file exists", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "there")
 		harness.OK(t, os.WriteFile(path, []byte("x"), 0o600))
 		cmd := New(Options{})
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs([]string{"--output", path})
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "already exists") {
-			t.Errorf("it was replaced, or: %v", err)
+			t.Errorf("error = %v, want error containing \"already exists\"", err)
 		}
 		if data, err := os.ReadFile(path); err != nil || string(data) != "x" {
-			t.Errorf("%q, %v", data, err)
+			t.Errorf("existing file = %q, error %v; want it unchanged", data, err)
 		}
 	})
 }
 
-// As a command of kubectl it uses kubectl's client configuration, and needs nodes to be named.
-func TestInKubectl(t *testing.T) {
+// As a kubectl plugin the command uses kubectl's client configuration and requires a choice of nodes.
+func TestKubectlPlugin(t *testing.T) {
 	for args, want := range map[string]string{"": "specify --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
 		cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs(strings.Fields(args))
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", args, err, want)
+			t.Errorf("%q: error = %v, want %q", args, err, want)
 		}
 	}
 }
@@ -485,11 +485,11 @@ func TestBadFlags(t *testing.T) {
 		"x": "unknown command",
 	} {
 		if _, files, err := run(t.Context(), t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) || len(files) > 0 {
-			t.Errorf("%s: %v, files %v, want %q", args, err, files, want)
+			t.Errorf("%s: error = %v, files %v; want error containing %q", args, err, files, want)
 		}
 	}
 	t.Setenv("KUBECONFIG", "/nonexistent")
 	if _, _, err := run(t.Context(), t, "--all"); err == nil || !strings.Contains(err.Error(), "no cluster is configured") {
-		t.Errorf("without a cluster: %v", err)
+		t.Errorf("without a cluster: error = %v, want \"no cluster is configured\"", err)
 	}
 }

@@ -13,11 +13,11 @@ import (
 
 	"github.com/berthnet/berth/internal/version"
 
-	// The authentication plugins that kubectl supports in a kubeconfig.
+	// Authentication plugins that kubectl supports in a kubeconfig.
 	_ "k8s.io/client-go/plugin/pkg/client/auth"
 )
 
-// Flags are kubectl's flags that select a cluster and namespace.
+// Flags are the kubectl flags that select a cluster and namespace.
 type Flags struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
@@ -67,8 +67,8 @@ func (f *Flags) Config() (*rest.Config, error) {
 	return cfg, nil
 }
 
-// As returns a copy of cfg with the user agent of a program. It disables client-side rate
-// limiting: the callers bound their requests.
+// As returns a copy of cfg with a program's user agent. It disables client-side rate
+// limiting, because callers bound their own requests.
 func As(program string, cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = program + "/" + version.String()

@@ -20,7 +20,7 @@ func TestGiven(t *testing.T) {
 			t.Fatal(err)
 		}
 		if f.Given() != want {
-			t.Errorf("%s: %t, want %t", arg, f.Given(), want)
+			t.Errorf("%s: Given() = %t, want %t", arg, f.Given(), want)
 		}
 	}
 }

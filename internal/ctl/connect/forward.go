@@ -34,14 +34,14 @@ func (d Dialer) Client(pod *corev1.Pod, port uint16) *http.Client {
 }
 
 // Forwarder returns a Dialer that uses the portforward subresource of pods: the kubelet
-// connects to the port inside the pod's network namespace, which is the node's for a
-// host-network pod. Daemons can therefore listen on loopback addresses only, and RBAC
-// controls who reaches them. No local port is opened.
+// connects to the port inside the pod's network namespace, which for a host-network pod is the
+// node's. Daemons can therefore listen on loopback addresses only, and RBAC controls access to
+// them. No local port is opened.
 func Forwarder(cfg *rest.Config) (Dialer, error) {
 	cfg = rest.CopyConfig(cfg)
 	transport, upgrader, err := spdy.RoundTripperFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for port forwarding: %w", err)
+		return nil, fmt.Errorf("create a client for port forwarding: %w", err)
 	}
 	server, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
@@ -90,7 +90,7 @@ func dialWithin(ctx context.Context, d httpstream.Dialer) (httpstream.Connection
 	}
 }
 
-// refusalOf returns the API server's message from an error of the upgrade, if there is one.
+// refusalOf returns the API server's message in an error of the upgrade, or nil.
 func refusalOf(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		return fmt.Errorf("port forwarding: %s", status.Status().Message)
@@ -109,7 +109,7 @@ func openStream(streams httpstream.Connection, port uint16) (net.Conn, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the stream of errors: %w", err), streams.Close())
 	}
-	_ = failed.Close() // nothing is written to it
+	_ = failed.Close() // the error stream is read-only for clients
 	c := &forwarded{streams: streams, decided: make(chan struct{})}
 	go c.listen(failed)
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
@@ -129,7 +129,7 @@ type forwarded struct {
 	streams httpstream.Connection
 	once    sync.Once
 	decided chan struct{} // closed when refusal is set
-	refusal error         // of the kubelet, such as that nobody listens there
+	refusal error         // the kubelet's error, such as a refused connection
 }
 
 // listen reads the kubelet's error from the error stream.
@@ -160,7 +160,7 @@ func (c *forwarded) because(err error) error {
 	}
 }
 
-// refusalPatience is how long to wait for the kubelet's error after the data stream ended.
+// refusalPatience is how long to wait for the kubelet's error after the data stream has ended.
 const refusalPatience = time.Second
 
 // Close also closes the underlying connection, which carries no other stream.

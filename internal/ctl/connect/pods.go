@@ -15,7 +15,7 @@ const (
 	OperatorName = "berth-operator"
 )
 
-// Container returns the container of a program in one of Berth's pods: the one with its name, or the only one.
+// Container returns a program's container in one of Berth's pods: the one with its name, or the only one.
 func Container(pod *corev1.Pod, name string) (corev1.Container, bool) {
 	for _, c := range pod.Spec.Containers {
 		if c.Name == name || len(pod.Spec.Containers) == 1 {
@@ -52,7 +52,7 @@ func LookupSetting(c corev1.Container, flag, env string) (value string, set bool
 	return value, set
 }
 
-// LoopbackPort returns the port of a loopback address, which port forwarding can reach, or 0.
+// LoopbackPort returns the port if the address is a loopback address, which port forwarding can reach, or else 0.
 func LoopbackPort(address string) uint16 {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host != "localhost" && host != "127.0.0.1" && host != "::1" {

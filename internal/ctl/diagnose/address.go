@@ -23,7 +23,7 @@ func addressesOf(f Facts) (out []netip.Addr) {
 	return out
 }
 
-// ready returns the pod's attachments that are set up completely.
+// ready returns the pod's attachments that are completely set up.
 func ready(f Facts) (out []introspect.Attachment) {
 	if f.View.Value == nil {
 		return nil
@@ -73,7 +73,7 @@ func hasAddress(f Facts) *Diagnosis {
 	return fine(Works, fmt.Sprintf("The pod has %s, and its link, addresses, neighbours and routes on node %s are intact.", text, f.Pod.Spec.NodeName))
 }
 
-// added diagnoses a pod whose addresses another network assigned, and what Berth added to it.
+// added diagnoses a pod whose addresses another network assigned, and Berth's additions to it.
 func added(f Facts, text string) *Diagnosis {
 	attachments := f.View.Value.Attachments
 	if len(attachments) == 0 {
@@ -97,7 +97,7 @@ func attached(f Facts) *Diagnosis {
 	return fine(Starting, fmt.Sprintf("The pod got %s; its kubelet has not reported it in the pod's status yet.", list(held(attachments))))
 }
 
-// broken diagnoses attachments whose kernel state differs from what was set up.
+// broken diagnoses attachments whose kernel state differs from the desired state.
 func broken(attachments []introspect.Attachment) *Diagnosis {
 	for _, a := range attachments {
 		if a.Checked && a.Fault != "" {

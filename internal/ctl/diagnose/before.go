@@ -50,7 +50,7 @@ func nodeGone(f Facts) *Diagnosis {
 		"Delete the pod, so that its controller creates another elsewhere, or make the node register.", seeNode)
 }
 
-// startDaemon is what to do if no berthd pod runs on a node.
+// startDaemon is the remedy if no berthd pod runs on a node.
 const startDaemon = "Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset)."
 
 func noDaemon(f Facts) *Diagnosis {

@@ -20,7 +20,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// waits returns a pod that waits for its address on a node in a mode, without another problem.
+// waits returns a pod that waits for its address on a node in a mode, without any other problem.
 func waits(mode Mode) Facts {
 	f := Facts{
 		Now: now,
@@ -48,7 +48,7 @@ func waits(mode Mode) Facts {
 	return f
 }
 
-// runs returns a pod with an address, which its node has recorded.
+// runs returns a pod with an address that its node has recorded.
 func runs() Facts {
 	f := waits(NodeMode)
 	f.Pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}}}
@@ -57,7 +57,7 @@ func runs() Facts {
 	return f
 }
 
-// inVPC returns a pod that waits, and whose one NIC works.
+// inVPC returns a waiting pod whose only NIC works.
 func inVPC() Facts {
 	f, of := waits(PortMode), plugged()
 	f.Pod.UID, f.Pod.CreationTimestamp, f.Pod.Annotations = "u-1", of.NIC.CreationTimestamp, map[string]string{v1alpha1.AnnotationVPC: "blue"}
@@ -76,7 +76,7 @@ func useEgress(f Facts, edit func(*ClientFacts)) Facts {
 	return f
 }
 
-// static makes a pod the mirror of a static pod, whose UID its EgressClient has.
+// static makes the pod a static pod's mirror; its EgressClient has the static pod's UID.
 func static(f *Facts) {
 	f.Pod.Annotations[corev1.MirrorPodAnnotationKey], f.EgressClient.Value.Spec.PodUID = "u-static", "u-static"
 }
@@ -129,7 +129,7 @@ func TestPod(t *testing.T) {
 	network := func(c ...metav1.Condition) func(*Facts) {
 		return func(f *Facts) { f.NodeNetwork.Value.Status.Conditions = c }
 	}
-	idle := func(f *Facts) { f.View.Value.Waiting = nil } // nobody asked for an address
+	idle := func(f *Facts) { f.View.Value.Waiting = nil } // no pod requested an address
 	requests := func(list ...v1alpha1.BlockRequest) func(*Facts) { return func(f *Facts) { f.Requests = Of(list) } }
 	poolOf := func(c metav1.Condition) func(*Facts) {
 		return func(f *Facts) {
@@ -144,7 +144,7 @@ func TestPod(t *testing.T) {
 		of   Facts
 		edit func(*Facts)
 		want Verdict
-		says string // in summary and remedy
+		says string // expected in the summary or remedy
 	}{
 		// The pod itself.
 		{"ended well", runs(), func(f *Facts) { f.Pod.Status.Phase = corev1.PodSucceeded }, Finished, "Succeeded"},
@@ -154,10 +154,10 @@ func TestPod(t *testing.T) {
 			f.Pod.Spec.NodeName = ""
 			f.Pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available: too many pods"}}
 		}, NotScheduled, "too many pods"},
-		{"no node, no scheduler", waits(NodeMode), func(f *Facts) { f.Pod.Spec.NodeName = "" }, NotScheduled, "the scheduler has given no reason"},
+		{"no node, no reason from the scheduler", waits(NodeMode), func(f *Facts) { f.Pod.Spec.NodeName = "" }, NotScheduled, "the scheduler has given no reason"},
 		{"being deleted", waits(NodeMode), func(f *Facts) { f.Pod.DeletionTimestamp = &metav1.Time{Time: now} }, Ending, "being deleted"},
 
-		// It has an address.
+		// The pod has an address.
 		{"works", runs(), nil, Works, "10.0.0.5"},
 		{"works with both families", runs(), func(f *Facts) {
 			f.Pod.Status.PodIPs = append(f.Pod.Status.PodIPs, corev1.PodIP{IP: "2001:db8::5"})
@@ -173,116 +173,116 @@ func TestPod(t *testing.T) {
 		{"one of two not compared", runs(), func(f *Facts) {
 			f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work"})
 		}, Unchecked, "another call is at work"},
-		{"node cannot be asked", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
-		{"daemon gone since", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "no berthd pod"},
-		{"another plugin's", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
-		{"half removed", runs(), func(f *Facts) { f.View.Value.Attachments[0].State = "releasing" }, NotOfBerth, "did not assign"},
-		{"other address", runs(), func(f *Facts) { f.Pod.Status.PodIPs[0].IP = "10.0.0.6" }, AddressesDisagree, "10.0.0.5"},
-		{"address that is none", waits(NodeMode), func(f *Facts) { f.Pod.Status.PodIPs = []corev1.PodIP{{IP: "\x1b[2J"}} }, Waiting, "7s"},
-		{"address on its way into the status", runs(), func(f *Facts) { f.Pod.Status.PodIPs = nil }, Starting, "10.0.0.5"},
-		{"that one broken", runs(), func(f *Facts) { f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down" }, PathBroken, "bthx is down"},
+		{"daemon cannot be queried", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
+		{"daemon pod deleted", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "no berthd pod"},
+		{"address of another plugin", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
+		{"attachment being released", runs(), func(f *Facts) { f.View.Value.Attachments[0].State = "releasing" }, NotOfBerth, "did not assign"},
+		{"status and attachment disagree", runs(), func(f *Facts) { f.Pod.Status.PodIPs[0].IP = "10.0.0.6" }, AddressesDisagree, "10.0.0.5"},
+		{"malformed address in the status", waits(NodeMode), func(f *Facts) { f.Pod.Status.PodIPs = []corev1.PodIP{{IP: "\x1b[2J"}} }, Waiting, "7s"},
+		{"address not in the status yet", runs(), func(f *Facts) { f.Pod.Status.PodIPs = nil }, Starting, "10.0.0.5"},
+		{"broken path, address not in the status yet", runs(), func(f *Facts) { f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down" }, PathBroken, "bthx is down"},
 
 		// Its node.
-		{"Node gone", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "which does not exist"},
-		{"Node may not be read", waits(NodeMode), func(f *Facts) { f.Node = Unread[corev1.Node]("forbidden") }, Waiting, "7s"},
+		{"Node deleted", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "which does not exist"},
+		{"Node not readable", waits(NodeMode), func(f *Facts) { f.Node = Unread[corev1.Node]("forbidden") }, Waiting, "7s"},
 		{"no berthd", waits(NodeMode), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, NoDaemon, "No berthd pod runs on node node-a"},
-		{"pods may not be listed", waits(NodeMode), func(f *Facts) {
+		{"pods not listable", waits(NodeMode), func(f *Facts) {
 			f.Daemon, f.View = Unread[Daemon]("forbidden"), Unread[introspect.Pod]("forbidden")
-		}, NotAsked, "could not be asked why: forbidden"},
+		}, NotAsked, "could not be queried for the reason: forbidden"},
 		{"berthd crashes", waits(NodeMode), func(f *Facts) {
 			f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "its container waits (CrashLoopBackOff)"
 		}, DaemonNotReady, "CrashLoopBackOff"},
 		{"berthd starts", waits(NodeMode), func(f *Facts) {
 			f.Daemon.Value.Ready, f.View = false, Unread[introspect.Pod]("berthd is starting: waiting for the metadata service")
 		}, DaemonNotReady, "metadata service"},
-		{"kubelet away", waits(NodeMode), func(f *Facts) {
+		{"kubelet stopped", waits(NodeMode), func(f *Facts) {
 			idle(f)
 			f.Node.Value.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}}
 		}, NodeNotReady, "Kubelet stopped"},
-		{"not asked yet", waits(NodeMode), idle, NotAsked, "has not asked for an address"},
+		{"no address requested yet", waits(NodeMode), idle, NotAsked, "has not requested an address"},
 		{"volumes come first", waits(NodeMode), said(corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}), NotAsked, "FailedMount: secret not found"},
 
-		// What the plugin said.
-		{"refused", waits(NodeMode), said(addFailed(`the attachment's record could not be written; no space left on device`)), Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
-		{"refused, with the network's name", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)), Refused, "ADD failed: the kernel rejected"},
+		// The plugin reported an error.
+		{"ADD failed", waits(NodeMode), said(addFailed(`the attachment's record could not be written; no space left on device`)), Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
+		{"ADD failed, with the network's name", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)), Refused, "ADD failed: the kernel rejected"},
 		{"another plugin of the chain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)), Refused, "container runtime could not create"},
-		{"refused long ago", waits(NodeMode), said(sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)), NotAsked, ""},
-		{"refused before, waits now", waits(NodeMode), func(f *Facts) {
+		{"ADD failed long ago", waits(NodeMode), said(sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)), NotAsked, ""},
+		{"ADD failed before, waits now", waits(NodeMode), func(f *Facts) {
 			f.Events = []corev1.Event{addFailed(`berthd is being restarted; try again`)}
 		}, Waiting, "7s"},
-		{"waited in vain", waits(NodeMode), said(addFailed(`no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
+		{"no address before the deadline", waits(NodeMode), said(addFailed(`no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
 		{"berthd reports why it waits", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no address is free: every ENI is full [eni-limit]"},
-		{"the node says why this ADD waits", waits(NodeMode), func(f *Facts) {
+		{"the node reports why this ADD waits", waits(NodeMode), func(f *Facts) {
 			f.View.Value.Waiting = append(f.View.Value.Waiting, introspect.Waiting{ContainerID: "d", Since: now, Reason: "subnet-full", Message: "no subnet has a free address"})
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
-		{"berthd reported that there was none", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd reported that no address was available", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
 		{"berthd reported that the ADD failed", waits(NodeMode), said(eventOfDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
 		{"worked since, before a new sandbox", waits(NodeMode), said(addFailed(`x`), eventOfDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
 		{"waits again", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
 			f.Events = []corev1.Event{addFailed(`no address for the pod: every ENI is full`)}
 		}, Waiting, "for 7s: every ENI is full"},
-		{"waits, the node knows why", waits(NodeMode), func(f *Facts) {
+		{"waits, the node's condition says why", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "every ENI that the instance may have is full"}}
 		}, Waiting, "every ENI"},
-		{"waits, EC2 has trouble", waits(NodeMode), func(f *Facts) { f.Document.Value.LastError = "RequestLimitExceeded" }, Waiting, "RequestLimitExceeded"},
-		{"waits for longer than the node's clock knows", waits(NodeMode), func(f *Facts) { f.View.Value.Waiting[0].Since = now.Add(time.Hour) }, Waiting, "for 0s"},
+		{"waits, EC2 calls fail", waits(NodeMode), func(f *Facts) { f.Document.Value.LastError = "RequestLimitExceeded" }, Waiting, "RequestLimitExceeded"},
+		{"waiting since a time in the future", waits(NodeMode), func(f *Facts) { f.View.Value.Waiting[0].Since = now.Add(time.Hour) }, Waiting, "for 0s"},
 
 		// Operator mode.
 		{"waits for the operator", waits(OperatorMode), nil, Waiting, "7s"},
 		{"no NodeNetwork", waits(OperatorMode), func(f *Facts) { f.NodeNetwork = Fact[v1alpha1.NodeNetwork]{} }, NoNodeNetwork, "--auto-create-node-network"},
-		{"NodeNetwork may not be read", waits(OperatorMode), func(f *Facts) { f.NodeNetwork = Unread[v1alpha1.NodeNetwork]("forbidden") }, Waiting, ""},
-		{"another instance's", waits(OperatorMode), func(f *Facts) { f.NodeNetwork.Value.Spec.InstanceID = "i-2" }, OtherInstance, "i-2"},
-		{"a Node of no cloud", waits(OperatorMode), func(f *Facts) { f.Node.Value.Spec.ProviderID = "kind://x" }, Waiting, ""},
+		{"NodeNetwork not readable", waits(OperatorMode), func(f *Facts) { f.NodeNetwork = Unread[v1alpha1.NodeNetwork]("forbidden") }, Waiting, ""},
+		{"NodeNetwork of another instance", waits(OperatorMode), func(f *Facts) { f.NodeNetwork.Value.Spec.InstanceID = "i-2" }, OtherInstance, "i-2"},
+		{"Node without a cloud provider", waits(OperatorMode), func(f *Facts) { f.Node.Value.Spec.ProviderID = "kind://x" }, Waiting, ""},
 		{"degraded", waits(OperatorMode), network(truth("Degraded", "SubnetFull", "subnet-1 is full")), Degraded, "subnet-1 is full"},
 		{"at capacity", waits(OperatorMode), network(truth("AtCapacity", "EniLimit", "3 ENIs are full")), AtCapacity, "maxPods"},
-		{"at capacity with a free one", waits(OperatorMode), func(f *Facts) {
+		{"at capacity with a free address", waits(OperatorMode), func(f *Facts) {
 			network(truth("AtCapacity", "EniLimit", "x"))(f)
 			f.Document.Value.Totals.Available = 1
 		}, Waiting, ""},
 		{"no operator", waits(OperatorMode), func(f *Facts) { f.Operators = Of(Operators{Ready: 0, All: 2}) }, NoOperator, "none of 2"},
-		{"operators may not be read", waits(OperatorMode), func(f *Facts) { f.Operators = Unread[Operators]("forbidden") }, Waiting, ""},
+		{"operators not readable", waits(OperatorMode), func(f *Facts) { f.Operators = Unread[Operators]("forbidden") }, Waiting, ""},
 
 		// Address pools.
 		{"waits for a block", waits(PoolMode), nil, Waiting, "7s"},
 		{"no default pool", waits(PoolMode), func(f *Facts) { f.Pools = Of([]v1alpha1.AddressPool{}) }, NoPool, "no annotation of the pod or its namespace"},
-		{"no such pool for the namespace", waits(PoolMode), func(f *Facts) { f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"} }, NoPool, "the namespace's annotation"},
-		{"pod may not choose", waits(PoolMode), func(f *Facts) {
+		{"the namespace's pool does not exist", waits(PoolMode), func(f *Facts) { f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"} }, NoPool, "the namespace's annotation"},
+		{"pool not allowed for the namespace", waits(PoolMode), func(f *Facts) {
 			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
 			f.Pools = Of([]v1alpha1.AddressPool{pool("default", nil), pool("web", nil)})
 		}, PoolNotAllowed, "spec.podNamespaces does not list namespace shop"},
-		{"pod may choose", waits(PoolMode), func(f *Facts) {
+		{"pool allowed for the namespace", waits(PoolMode), func(f *Facts) {
 			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
 			f.Pools = Of([]v1alpha1.AddressPool{pool("web", func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"shop"} })})
 		}, Waiting, ""},
-		{"pod names what it gets anyway", waits(PoolMode), func(f *Facts) { f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"} }, Waiting, ""},
+		{"pod names the default pool", waits(PoolMode), func(f *Facts) { f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"} }, Waiting, ""},
 		{"pool being deleted", waits(PoolMode), func(f *Facts) {
 			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) { p.DeletionTimestamp = &metav1.Time{Time: now} })})
 		}, PoolNotReady, "being deleted"},
 		{"pool overlaps", waits(PoolMode), poolOf(metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPoolOverlaps, Message: "10.2.0.0/16 overlaps web"}), PoolNotReady, "overlaps web"},
 		{"pool exhausted", waits(PoolMode), poolOf(truth("Exhausted", v1alpha1.ReasonPoolExhausted, "all 8 blocks are taken")), PoolExhausted, "all 8 blocks"},
-		{"exhausted, as the request says", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))), PoolExhausted, "kubectl berth pools"},
-		{"exhausted, but the node has one", waits(PoolMode), func(f *Facts) {
+		{"exhausted, according to the request", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))), PoolExhausted, "kubectl berth pools"},
+		{"exhausted, but the node has a free address", waits(PoolMode), func(f *Facts) {
 			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "x"))})
 			f.Document.Value.Pools = []introspect.Pool{{Name: "default", Free: 1}}
 		}, Waiting, ""},
-		{"quota", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))), RequestRefused, "the node has 3 blocks"},
-		{"another pool's request", waits(PoolMode), requests(request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))), Waiting, ""},
+		{"node quota reached", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))), RequestRefused, "the node has 3 blocks"},
+		{"request for another pool", waits(PoolMode), requests(request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))), Waiting, ""},
 		{"request unanswered", waits(PoolMode), requests(request("default", time.Minute)), RequestUnanswered, "req-1"},
-		{"request just made", waits(PoolMode), requests(request("default", time.Second)), Waiting, ""},
-		{"nobody to answer", waits(PoolMode), func(f *Facts) {
+		{"request just created", waits(PoolMode), requests(request("default", time.Second)), Waiting, ""},
+		{"request without an operator", waits(PoolMode), func(f *Facts) {
 			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)})
 			f.Operators = Of(Operators{All: 1})
 		}, NoOperator, "none of 1"},
-		{"pools may not be read", waits(PoolMode), func(f *Facts) { f.Pools = Unread[[]v1alpha1.AddressPool]("forbidden") }, Waiting, ""},
+		{"pools not readable", waits(PoolMode), func(f *Facts) { f.Pools = Unread[[]v1alpha1.AddressPool]("forbidden") }, Waiting, ""},
 
-		// Its NICs that are ports of VPCs.
-		{"NICs that come", inVPC(), nil, Waiting, "7s"},
+		// The pod has NICs that are ports of VPCs.
+		{"NICs in progress", inVPC(), nil, Waiting, "7s"},
 		{"no PodNIC", inVPC(), func(f *Facts) { f.NICs = Of([]v1alpha1.PodNIC{}) }, NoPodNIC, "has created no PodNIC"},
 		{"no PodNIC, no operator", inVPC(), func(f *Facts) { f.NICs, f.Operators = Of([]v1alpha1.PodNIC{}), Of(Operators{All: 2}) }, NoPodNIC, "None of 2"},
 		{"no PodNIC yet", inVPC(), func(f *Facts) { f.NICs, f.Pod.CreationTimestamp = Of([]v1alpha1.PodNIC{}), metav1.NewTime(now) }, Waiting, ""},
@@ -290,74 +290,74 @@ func TestPod(t *testing.T) {
 		{"NICs without a VPC", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), map[string]string{v1alpha1.AnnotationNICs: "[]"}
 		}, NoPodNIC, "names their VPC"},
-		{"the namespace's VPC", inVPC(), func(f *Facts) {
+		{"VPC of the namespace", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), nil
 			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationVPC: "blue"}
 		}, NoPodNIC, "in VPC blue"},
-		{"PodNICs may not be read", inVPC(), func(f *Facts) { f.NICs = Unread[[]v1alpha1.PodNIC]("forbidden") }, Waiting, ""},
+		{"PodNICs not readable", inVPC(), func(f *Facts) { f.NICs = Unread[[]v1alpha1.PodNIC]("forbidden") }, Waiting, ""},
 		{"NIC without a port", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status = v1alpha1.PodNICStatus{} }), NoPort, "NIC without a name (PodNIC web-0-eth0-x7)"},
-		{"another port", inVPC(), nic(func(o *v1alpha1.PodNIC) {
+		{"port deleted", inVPC(), nic(func(o *v1alpha1.PodNIC) {
 			o.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "PortDeleted", "port p-1 was deleted", time.Hour)}
 		}), PortDiffers, "NIC eth0"},
-		{"agent is down", inVPC(), nic(func(o *v1alpha1.PodNIC) {
+		{"port not bound", inVPC(), nic(func(o *v1alpha1.PodNIC) {
 			o.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionBound, metav1.ConditionFalse, "BindingFailed", "at host host-a", time.Hour)}
 		}), NotBound, "BindingFailed"},
-		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "Another pod uses it"},
-		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not assigned it"},
-		{"at another node", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.NodeName = "node-b" }), BoundElsewhere, "node-b"},
-		{"not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not reported"},
-		{"cannot be plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) {
+		{"NIC of another pod", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "Another pod uses it"},
+		{"NIC not assigned to the pod", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not assigned it"},
+		{"NIC bound on another node", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.NodeName = "node-b" }), BoundElsewhere, "node-b"},
+		{"NIC not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not reported"},
+		{"NIC failed to plug", inVPC(), nic(func(o *v1alpha1.PodNIC) {
 			o.Status.Node.State, o.Status.Node.Message = v1alpha1.NodeFailed, "no bridge"
 		}), PlugFailed, "no bridge"},
-		{"no packets", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Phase = v1alpha1.PhaseBound }), NotActive, "active"},
-		{"works, with its NIC's address", inVPC(), func(f *Facts) {
+		{"port not active", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Phase = v1alpha1.PhaseBound }), NotActive, "active"},
+		{"address of the pod's NIC", inVPC(), func(f *Facts) {
 			f.Pod.Status = runs().Pod.Status
 			f.View.Value.Waiting = nil
 			f.View.Value.Attachments = []introspect.Attachment{{State: "ready", Checked: true, Allocated: introspect.Allocated{}, NICs: []introspect.NIC{{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.5/24")}}}}}
 		}, Works, "10.0.0.5"},
-		{"an address, and a NIC that does not come", inVPC(), func(f *Facts) {
+		{"address, but a NIC is missing", inVPC(), func(f *Facts) {
 			nic(func(o *v1alpha1.PodNIC) { o.Status = v1alpha1.PodNICStatus{} })(f)
 			with := runs()
 			f.Pod.Status, f.View = with.Pod.Status, with.View
 		}, NoPort, ""},
 
-		// Egresses that it uses.
+		// The pod uses Egresses.
 		{"uses an Egress", useEgress(runs(), nil), nil, Works, ""},
-		{"tunnels that are not set up", useEgress(runs(), isNot("SetUpFailed", "berthd of node node-a: no FoU", time.Minute)), nil, NotSetUp, "no FoU"},
-		{"address of another", useEgress(runs(), isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)), nil, NotServed, "web-1"},
+		{"tunnels not set up", useEgress(runs(), isNot("SetUpFailed", "berthd of node node-a: no FoU", time.Minute)), nil, NotSetUp, "no FoU"},
+		{"address conflict", useEgress(runs(), isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)), nil, NotServed, "web-1"},
 		{"no gateway", useEgress(runs(), isNot("NoGateway", "Egress egress/internet has no gateway", time.Minute)), nil, NoGateway, "Available"},
-		{"an Egress that it may not use", useEgress(runs(), namesWrong), nil, EgressRefused, "does not allow"},
-		{"the same, while it starts", useEgress(waits(NodeMode), namesWrong), nil, EgressRefused, "does not allow"},
-		{"selected by one that it may not use", useEgress(waits(NodeMode), namesWrong), func(f *Facts) { f.EgressClient.Value.Spec.Refused[0].Named = false }, Waiting, ""},
-		{"its tunnels wait for its address", useEgress(waits(NodeMode), isNot("WaitingForNode", "not yet", time.Hour)), nil, Waiting, ""},
+		{"Egress not allowed", useEgress(runs(), namesWrong), nil, EgressRefused, "does not allow"},
+		{"Egress not allowed, pod starting", useEgress(waits(NodeMode), namesWrong), nil, EgressRefused, "does not allow"},
+		{"selected by an Egress that is not allowed", useEgress(waits(NodeMode), namesWrong), func(f *Facts) { f.EgressClient.Value.Spec.Refused[0].Named = false }, Waiting, ""},
+		{"tunnels wait for the pod's address", useEgress(waits(NodeMode), isNot("WaitingForNode", "not yet", time.Hour)), nil, Waiting, ""},
 		{"no EgressClient", useEgress(waits(NodeMode), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, "feature egress"},
 		{"no EgressClient, running", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, ""},
-		{"no operator looks", useEgress(runs(), func(f *ClientFacts) { f.Client.Status.Conditions = nil }), nil, NotLookedAt, "whether berth-operator is the leader"},
-		{"an earlier pod's EgressClient", useEgress(runs(), nil), func(f *Facts) { f.EgressClient.Value.Spec.PodUID = "u-0" }, NoEgressClient, ""},
+		{"EgressClient without a status", useEgress(runs(), func(f *ClientFacts) { f.Client.Status.Conditions = nil }), nil, NotLookedAt, "whether berth-operator is the leader"},
+		{"EgressClient of an earlier pod", useEgress(runs(), nil), func(f *Facts) { f.EgressClient.Value.Spec.PodUID = "u-0" }, NoEgressClient, ""},
 		{"no EgressClient yet", useEgress(runs(), nil), func(f *Facts) {
 			f.EgressClient, f.Pod.CreationTimestamp = Fact[v1alpha1.EgressClient]{}, metav1.NewTime(now)
 		}, Works, ""},
-		{"EgressClients may not be read", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Unread[v1alpha1.EgressClient]("forbidden") }, Works, ""},
-		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing"},
-		{"another network's address, and tunnels that are gone", runs(), func(f *Facts) {
+		{"EgressClients not readable", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Unread[v1alpha1.EgressClient]("forbidden") }, Works, ""},
+		{"address of another network", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing"},
+		{"address of another network, tunnel missing", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode, f.View.Value.Attachments[0].Fault = EgressMode, "tunnel fou4 is missing"
 		}, PathBroken, "fou4"},
-		{"another network's address, and what Berth added", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is intact"},
-		{"another network's address, and nobody looked", runs(), func(f *Facts) {
+		{"address of another network, tunnels intact", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is intact"},
+		{"address of another network, tunnels not checked", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode = EgressMode
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "the kernel was not read"
 		}, Unchecked, "the kernel was not read"},
-		{"another network's address, and half of what Berth adds", runs(), func(f *Facts) {
+		{"address of another network, tunnels pending", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode = EgressMode
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].State = false, "pending"
 		}, Unchecked, "it is pending on its node"},
-		{"a static pod's EgressClient", useEgress(runs(), nil), static, Works, ""},
-		{"an earlier static pod's EgressClient", useEgress(runs(), nil), func(f *Facts) {
+		{"EgressClient of a static pod", useEgress(runs(), nil), static, Works, ""},
+		{"EgressClient of an earlier static pod", useEgress(runs(), nil), func(f *Facts) {
 			static(f)
 			f.EgressClient.Value.Spec.PodUID = "u-1"
 		}, NoEgressClient, ""},
-		{"on the host's network, and names an Egress", useEgress(runs(), namesWrong), func(f *Facts) { f.Pod.Spec.HostNetwork = true }, EgressRefused, "does not allow"},
-		{"on the host's network, and names one on no node", useEgress(waits(NodeMode), nil), func(f *Facts) {
+		{"host-network pod names an Egress", useEgress(runs(), namesWrong), func(f *Facts) { f.Pod.Spec.HostNetwork = true }, EgressRefused, "does not allow"},
+		{"unscheduled host-network pod names an Egress", useEgress(waits(NodeMode), nil), func(f *Facts) {
 			f.Pod.Spec.HostNetwork, f.Pod.Spec.NodeName, f.EgressClient = true, "", Fact[v1alpha1.EgressClient]{}
 		}, HostNetwork, ""},
 	} {
@@ -372,25 +372,25 @@ func TestPod(t *testing.T) {
 	}
 	for _, v := range declared(t) {
 		if !verdicts[v] {
-			t.Errorf("no row of the table has the verdict %s", v)
+			t.Errorf("no test case covers verdict %s", v)
 		}
 	}
 }
 
-// wantDiagnosis checks the verdict, a text of summary or remedy, and that a problem has a remedy.
+// wantDiagnosis checks the verdict, the text of its summary or remedy, and that every problem has a remedy.
 func wantDiagnosis(t *testing.T, d Diagnosis, want Verdict, text string) {
 	t.Helper()
 	if d.Verdict != want || !strings.Contains(d.Summary+d.Remedy, text) {
-		t.Errorf("%+v\nwant %s with %q", d, want, text)
+		t.Errorf("diagnosis = %+v\nwant %s with %q", d, want, text)
 	}
 	if !d.OK && (d.Remedy == "" || d.See == "" && d.Verdict != NotScheduled) {
-		t.Errorf("%s does not say what to do", d.Verdict)
+		t.Errorf("%s has no remedy", d.Verdict)
 	}
 }
 
-var verdicts = map[Verdict]bool{} // that a row had
+var verdicts = map[Verdict]bool{} // covered by a test case
 
-// literals returns the values of the constants of verdict.go that is selects.
+// literals returns the values of the constants in verdict.go that match is.
 func literals(t *testing.T, is func(name string, spec *ast.ValueSpec) bool) (out []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "verdict.go", nil, 0)
@@ -411,20 +411,20 @@ func declared(t *testing.T) (out []Verdict) {
 		out = append(out, Verdict(v))
 	}
 	if len(out) < 20 {
-		t.Fatalf("only %d verdicts are found", len(out))
+		t.Fatalf("found %d verdicts in verdict.go, want at least 20", len(out))
 	}
 	return out
 }
 
-// Each heading that a diagnosis names exists.
-func TestHeadingsExist(t *testing.T) {
+// Each heading that a diagnosis refers to exists.
+func TestReferencedHeadingsExist(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/troubleshoot.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	found := literals(t, func(name string, _ *ast.ValueSpec) bool { return strings.HasPrefix(name, "see") })
 	if len(found) < 5 {
-		t.Fatalf("only %q are found", found)
+		t.Fatalf("found headings %q in verdict.go, want at least 5", found)
 	}
 	for _, see := range found {
 		_, heading, _ := strings.Cut(see, ", ")

@@ -59,7 +59,7 @@ func (f Fact[T]) Absent() bool { return f.Value == nil && f.Unread == "" }
 // Of returns the fact of a successful read.
 func Of[T any](v T) Fact[T] { return Fact[T]{Value: &v} }
 
-// Unread returns the fact of a failed read, and why it failed.
+// Unread returns the fact of a failed read with its reason.
 func Unread[T any](why string) Fact[T] { return Fact[T]{Unread: why} }
 
 // Mode is the source of a node's addresses.
@@ -79,7 +79,7 @@ type Daemon struct {
 	Pod   string // name
 	Mode  Mode
 	Ready bool
-	Why   string // not
+	Why   string // why it is not ready
 }
 
 // Operators counts the pods of berth-operator.

@@ -12,20 +12,20 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Verdicts of a NIC that needs no attention, besides Works, Starting and Ending.
+// Verdicts of a NIC that needs no attention, in addition to Works, Starting and Ending.
 const (
 	Unused      Verdict = "Unused"      // no pod uses it
 	Unscheduled Verdict = "Unscheduled" // its pod is not scheduled yet
 )
 
-// Verdicts of a NIC that needs attention, besides those of its pod.
+// Verdicts of a NIC that needs attention, in addition to those of its pod.
 const (
 	PodMissing  Verdict = "PodMissing"  // its pod is gone, but its port is still bound
 	NotReleased Verdict = "NotReleased" // its port is not released
 )
 
-// patience is how long each step of a NIC's life may take. The operator waits up to a
-// minute for a node that does not respond (--unplug-grace); everything else takes seconds.
+// patience is the expected maximum duration of each step of a NIC's life cycle. The operator waits up to
+// a minute for an unresponsive node (--unplug-grace); everything else takes seconds.
 const patience = 90 * time.Second
 
 // NICFacts are the inputs for the diagnosis of a PodNIC.
@@ -33,7 +33,7 @@ type NICFacts struct {
 	Now       time.Time
 	NIC       *v1alpha1.PodNIC
 	VPC       Fact[v1alpha1.VPC] // the VPC that it is in
-	Pod       Fact[corev1.Pod]   // the pod that it is for, or that uses it
+	Pod       Fact[corev1.Pod]   // the pod that the PodNIC is for, or that uses it
 	Node      Fact[corev1.Node]  // of the pod
 	Daemon    Fact[Daemon]       // of that node
 	Operators Fact[Operators]
@@ -66,7 +66,7 @@ func (f NICFacts) condition(kind string) *metav1.Condition {
 // late reports whether a state has lasted longer than patience.
 func (f NICFacts) late(since time.Time) bool { return f.Now.Sub(since) > patience }
 
-// since returns when the NIC last progressed: its creation, the scheduling of its pod, or
+// since returns the time of the NIC's last progress: its creation, the scheduling of its pod, or
 // the last change of a condition.
 func (f NICFacts) since() time.Time {
 	at := f.NIC.CreationTimestamp.Time
@@ -164,7 +164,7 @@ func portOf(f NICFacts) *Diagnosis {
 	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and berth-operator has given no reason.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-// operatorRemedy returns what to do if the operator has not done its part.
+// operatorRemedy returns the remedy for a step that the operator has not taken.
 func operatorRemedy(operators Fact[Operators]) string {
 	if o := operators.Value; o != nil && o.Ready == 0 {
 		return fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
@@ -183,7 +183,7 @@ func unused(f NICFacts) *Diagnosis {
 	return nil
 }
 
-// elsewhere diagnoses a NIC that is bound to another node than its pod's.
+// elsewhere diagnoses a NIC that is bound to a node other than its pod's.
 func elsewhere(f NICFacts) *Diagnosis {
 	p, st := f.Pod.Value, f.NIC.Status
 	if p == nil || st.Plug == nil || st.NodeName == "" || st.NodeName == p.Spec.NodeName {
@@ -210,7 +210,7 @@ func boundOf(f NICFacts) *Diagnosis {
 	return trouble(NotBound, fmt.Sprintf("Port %s is not bound to the pod's node (%s): %s", f.NIC.Status.PortID, c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 }
 
-// notBound diagnoses a port that is not bound, without a reason in its conditions.
+// notBound diagnoses a port that is not bound, when its conditions give no reason.
 func notBound(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	if st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive {
@@ -222,7 +222,7 @@ func notBound(f NICFacts) *Diagnosis {
 	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and berth-operator has given no reason.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-// notPlugged diagnoses a port that its node has not plugged, or not as desired.
+// notPlugged diagnoses a port that its node has not plugged, or not in the desired state.
 func notPlugged(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	n := st.Node
@@ -257,7 +257,7 @@ func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnos
 	return nil
 }
 
-// plugRemedy returns what to do about the reason why a node cannot plug a port.
+// plugRemedy returns the remedy for the reason why a node cannot plug a port.
 func plugRemedy(reason string) string {
 	const again = "Fix what the message names; berthd retries."
 	if reason == "Invalid" { // of the port; the remedy in remedies is for an invalid request of a pod
@@ -283,7 +283,7 @@ func notActive(f NICFacts) *Diagnosis {
 		"Check OVN's controller, or the provider's agent, on the node: it installs the flows of the port and reports them.", seeNoNIC)
 }
 
-// Remedy returns what to do about the reason of a condition of a VPC or PodNIC.
+// Remedy returns the remedy for the reason of a condition of a VPC or PodNIC.
 func Remedy(reason string) string {
 	return cmp.Or(remedies[reason], "Fix what the message names; Berth retries.")
 }
@@ -292,7 +292,7 @@ func Remedy(reason string) string {
 var remedies = map[string]string{
 	"ProviderFailed":         "Nothing: Berth retries. If it persists, fix what the provider reports.",
 	"Throttled":              "Nothing: Berth retries. If it persists, raise the provider's rate limit.",
-	"Conflict":               "If somebody else uses the port, release it there; otherwise nothing: Berth retries.",
+	"Conflict":               "If other software uses the port, release it there; otherwise nothing: Berth retries.",
 	"NoAnswer":               "Check the provider's endpoint, and the path to it from berth-operator's node.",
 	"CertificateRefused":     "Set tls.caBundle of the VPC to the authority that signed the endpoint's certificate, and tls.serverName to a name in the certificate.",
 	"InvalidEndpoint":        "Correct the VPC's endpoint, region or tls as the message says.",
@@ -300,7 +300,7 @@ var remedies = map[string]string{
 	"SecretNotFound":         "Create the Secret in the namespace of berth-operator.",
 	"SecretIncomplete":       "Give the Secret the key that the message names.",
 	"SecretUnreadable":       "Let berth-operator read Secrets of its own namespace, as the chart's Role does.",
-	"CredentialsRefused":     "Correct the Secret that the VPC names; berth-operator reads it again at once.",
+	"CredentialsRefused":     "Correct the Secret that the VPC names; berth-operator reads it again immediately.",
 	"ProjectChanged":         "Restore the credentials of the old project. Before a change of the project, delete the VPC's PodNICs with them.",
 	"Forbidden":              "Allow the operator's user what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
 	"NetworkNotFound":        "Create the network, or create the VPC again with another.",
@@ -310,9 +310,9 @@ var remedies = map[string]string{
 	"SubnetNotFound":         "Correct the VPC's defaultSubnets.",
 	"Deleting":               "Delete the pods and PodNICs that still have NICs in the VPC.",
 	"NotFound":               "Correct the subnet or security group that the message names, or tag the port for the namespace.",
-	"Invalid":                "Correct what the pod asks for, as the message says.",
+	"Invalid":                "Correct the pod's request as the message says.",
 	"VPCNotReady":            "Check the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
-	"Refused":                "Correct what the pod or the PodNIC asks for, as the message says.",
+	"Refused":                "Correct the request of the pod or PodNIC as the message says.",
 	"NoPod":                  "Nothing: no pod uses it.",
 	"Unscheduled":            "Nothing: the scheduler has no node for its pod yet.",
 	"NoHost":                 "Give the Node the label that the message names, or wait for the Node.",
@@ -337,7 +337,7 @@ var remedies = map[string]string{
 	"PortDeleted":            "Nothing: Berth creates another port if it created this one.",
 	"MACTaken":               "Nothing: Berth creates it again.",
 	"SubnetFull":             "Use another subnet, or add one to the network; Berth retries once an address is free.",
-	"AddressTaken":           "Ask for another address, or remove the port that has it.",
+	"AddressTaken":           "Request another address, or remove the port that has it.",
 	"OverQuota":              "Raise the project's quota of ports.",
 	"TooLarge":               "Contact support with the message.",
 	"UnexpectedAnswer":       "Contact support with the message.",

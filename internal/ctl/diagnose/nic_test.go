@@ -17,7 +17,7 @@ func condition(kind string, status metav1.ConditionStatus, reason, message strin
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now.Add(-ago))}
 }
 
-// plugged is a NIC that works, of a pod of node-a.
+// plugged is a working NIC of a pod on node-a.
 func plugged() NICFacts {
 	ref := &v1alpha1.PodReference{Name: "web-0", UID: "u-1"}
 	return NICFacts{
@@ -70,65 +70,65 @@ func TestNIC(t *testing.T) {
 	for name, tt := range map[string]struct {
 		edit []func(*NICFacts)
 		want Verdict
-		says string // in summary and remedy
+		says string // expected in the summary or remedy
 	}{
-		"works":                        {nil, Works, "Port p-1 is plugged on node node-a"},
-		"its pod was not looked at":    {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Unread[corev1.Pod]("forbidden") }}, Works, ""},
-		"just made":                    {[]func(*NICFacts){bare, young}, Starting, "being created"},
-		"no port, and nobody says why": {[]func(*NICFacts){bare}, NoPort, "berth-operator has given no reason"},
-		"no port, no operator":         {[]func(*NICFacts){bare, func(f *NICFacts) { f.Operators = Of(Operators{All: 2}) }}, NoPort, "None of 2 berth-operator pods"},
-		"no such VPC":                  {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "VPC blue does not exist"},
-		"VPC that is not reached": {[]func(*NICFacts){bare, func(f *NICFacts) {
+		"works":                {nil, Works, "Port p-1 is plugged on node node-a"},
+		"pod not readable":     {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Unread[corev1.Pod]("forbidden") }}, Works, ""},
+		"new NIC":              {[]func(*NICFacts){bare, young}, Starting, "being created"},
+		"no port, no reason":   {[]func(*NICFacts){bare}, NoPort, "berth-operator has given no reason"},
+		"no port, no operator": {[]func(*NICFacts){bare, func(f *NICFacts) { f.Operators = Of(Operators{All: 2}) }}, NoPort, "None of 2 berth-operator pods"},
+		"VPC does not exist":   {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "VPC blue does not exist"},
+		"VPC unreachable": {[]func(*NICFacts){bare, func(f *NICFacts) {
 			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
 		}}, VPCNotReady, "connection refused"},
-		"the same, with a NIC that is there": {[]func(*NICFacts){func(f *NICFacts) {
+		"VPC unreachable, NIC plugged": {[]func(*NICFacts){func(f *NICFacts) {
 			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
 		}}, Works, ""},
-		"full subnet":                  {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "SubnetFull", "subnet web is full")}, NoPort, "subnet web is full"},
-		"refused":                      {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Refused", "ip: 10.0.0.1 is the gateway")}, NoPort, "Correct what the pod"},
-		"port deleted":                 {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "PortDeleted", "port p-1 was deleted by somebody else")}, PortDiffers, "deleted by somebody else"},
-		"port of somebody":             {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Conflict", "port p-1 is in use by nova")}, PortDiffers, "in use by nova"},
-		"agent is down":                {[]func(*NICFacts){is(v1alpha1.ConditionBound, "BindingFailed", "could not bind the port at host host-a")}, NotBound, "agent runs on the node"},
-		"held by a node":               {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says that it has the port plugged still")}, NotBound, "out-of-service"},
-		"no reason known":              {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a release to come")}, NotBound, "Berth retries"},
-		"not scheduled":                {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", "pod web-0 has no node yet")}, Unscheduled, ""},
-		"not scheduled, too":           {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", ""), func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "" }}, Unscheduled, "has no node yet"},
-		"nobody's":                     {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it"), func(f *NICFacts) { f.NIC.Spec.Pod, f.NIC.Status.Pod = nil, nil }}, Unused, "no pod uses it"},
-		"nobody's, and said otherwise": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it")}, Unused, "No pod uses it"},
-		"at another node":              {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, BoundElsewhere, "is on node node-b"},
-		"at another node for a moment": {[]func(*NICFacts){young, func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, Starting, "is on node node-b"},
-		"its pod is gone":              {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Fact[corev1.Pod]{} }}, PodMissing, "pod web-0 is gone"},
-		"its pod is another":           {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.UID = "u-2" }}, PodMissing, "pod web-0 is gone"},
-		"nobody binds it":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, NotBound, "has not been bound"},
-		"it is being bound":            {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, Starting, "being bound"},
-		"it is being plugged":          {[]func(*NICFacts){bound, young}, Starting, "has not reported it plugged yet"},
-		"its node is silent":           {[]func(*NICFacts){bound}, NotPlugged, "for 1h0m0s"},
-		"its node speaks of another port": {[]func(*NICFacts){bound, func(f *NICFacts) {
+		"subnet full":                     {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "SubnetFull", "subnet web is full")}, NoPort, "subnet web is full"},
+		"request rejected":                {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Refused", "ip: 10.0.0.1 is the gateway")}, NoPort, "Correct the request of the pod"},
+		"port deleted":                    {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "PortDeleted", "port p-1 was deleted by somebody else")}, PortDiffers, "deleted by somebody else"},
+		"port used by other software":     {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Conflict", "port p-1 is in use by nova")}, PortDiffers, "in use by nova"},
+		"agent down":                      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "BindingFailed", "could not bind the port at host host-a")}, NotBound, "agent runs on the node"},
+		"still plugged on another node":   {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b still reports the port as plugged")}, NotBound, "out-of-service"},
+		"unknown reason":                  {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a later release")}, NotBound, "Berth retries"},
+		"pod not scheduled":               {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", "pod web-0 has no node yet")}, Unscheduled, ""},
+		"pod not scheduled, no message":   {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", ""), func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "" }}, Unscheduled, "has no node yet"},
+		"unused":                          {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it"), func(f *NICFacts) { f.NIC.Spec.Pod, f.NIC.Status.Pod = nil, nil }}, Unused, "no pod uses it"},
+		"unused, spec names a pod":        {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it")}, Unused, "No pod uses it"},
+		"bound to another node":           {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, BoundElsewhere, "is on node node-b"},
+		"bound to another node, recently": {[]func(*NICFacts){young, func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "node-b" }}, Starting, "is on node node-b"},
+		"pod deleted":                     {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Fact[corev1.Pod]{} }}, PodMissing, "pod web-0 is gone"},
+		"pod replaced":                    {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.UID = "u-2" }}, PodMissing, "pod web-0 is gone"},
+		"not bound":                       {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, NotBound, "has not been bound"},
+		"being bound":                     {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, Starting, "being bound"},
+		"being plugged":                   {[]func(*NICFacts){bound, young}, Starting, "has not reported it plugged yet"},
+		"node reports nothing":            {[]func(*NICFacts){bound}, NotPlugged, "for 1h0m0s"},
+		"node reports another port": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "p-0"}
 		}}, NotPlugged, ""},
-		"its node has no berthd":    {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon = Fact[Daemon]{} }}, NotPlugged, "no berthd pod runs there"},
-		"its node's berthd crashes": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "CrashLoopBackOff" }}, NotPlugged, "CrashLoopBackOff"},
-		"its node cannot": {[]func(*NICFacts){bound, func(f *NICFacts) {
+		"no berthd on the node":      {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon = Fact[Daemon]{} }}, NotPlugged, "no berthd pod runs there"},
+		"berthd crashes on the node": {[]func(*NICFacts){bound, func(f *NICFacts) { f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "CrashLoopBackOff" }}, NotPlugged, "CrashLoopBackOff"},
+		"plug failed": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-1", Message: "no bridge br-int"}
 		}}, PlugFailed, "no bridge br-int"},
-		"its node cannot, and the reason is known": {[]func(*NICFacts){bound, func(f *NICFacts) {
+		"plug failed, known reason": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-1", Reason: "InterfaceExists", Message: "eth1 exists"}
 		}}, PlugFailed, "give the NIC another name"},
-		"plugged, with other addresses than its port": {[]func(*NICFacts){func(f *NICFacts) {
+		"plugged, address changed": {[]func(*NICFacts){func(f *NICFacts) {
 			f.NIC.Status.Conditions = append(f.NIC.Status.Conditions, condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "AddressChanged", "port p-1 has 10.0.0.9/24 now", time.Minute))
 		}}, PlugFailed, "has 10.0.0.9/24 now"},
-		"not given back, as its node cannot unplug it": {[]func(*NICFacts){func(f *NICFacts) {
+		"not released, unplug failed": {[]func(*NICFacts){func(f *NICFacts) {
 			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 			f.NIC.Status.Node.Reason, f.NIC.Status.Node.Message = "UnplugFailed", "device is busy"
 		}}, NotReleased, "node-a cannot unplug it: device is busy"},
-		"plugged, no packets":     {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, NotActive, "does not report it active"},
-		"plugged, no packets yet": {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, Starting, "yet"},
-		"given back":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Second)} }}, Ending, ""},
-		"not given back":          {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)} }}, NotReleased, "for 1h0m0s"},
-		"not given back, as refused": {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Forbidden", "delete_port is not allowed"), func(f *NICFacts) {
+		"plugged, not active":     {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, NotActive, "does not report it active"},
+		"plugged, not active yet": {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, Starting, "yet"},
+		"being released":          {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Second)} }}, Ending, ""},
+		"not released":            {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)} }}, NotReleased, "for 1h0m0s"},
+		"not released, request rejected": {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Forbidden", "delete_port is not allowed"), func(f *NICFacts) {
 			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 		}}, NotReleased, "delete_port is not allowed"},
-		"not given back, as plugged": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says"), func(f *NICFacts) {
+		"not released, still plugged": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says"), func(f *NICFacts) {
 			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 		}}, NotReleased, "node node-b says"},
 	} {
@@ -142,8 +142,8 @@ func TestNIC(t *testing.T) {
 	}
 }
 
-// Each reason that the page explains has a remedy here, and no other has.
-func TestRemediesAreThoseOfThePage(t *testing.T) {
+// docs/troubleshoot.md explains exactly the reasons that have a remedy.
+func TestRemediesMatchDocumentation(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/troubleshoot.md")
 	if err != nil {
 		t.Fatal(err)
@@ -161,17 +161,17 @@ func TestRemediesAreThoseOfThePage(t *testing.T) {
 			for _, m := range regexp.MustCompile("`([A-Za-z]+)`").FindAllStringSubmatch(row[1], -1) {
 				explained[m[1]] = true
 				if of.remedies[m[1]] == "" {
-					t.Errorf("%s has no remedy", m[1])
+					t.Errorf("reason %s of docs/troubleshoot.md has no remedy", m[1])
 				}
 			}
 		}
 		for reason := range of.remedies {
 			if !explained[reason] {
-				t.Errorf("the page does not explain %s", reason)
+				t.Errorf("docs/troubleshoot.md does not explain reason %s", reason)
 			}
 		}
 		if len(explained) < of.least {
-			t.Errorf("only %d reasons were found under %s", len(explained), heading)
+			t.Errorf("found %d reasons under %s, want at least %d", len(explained), heading, of.least)
 		}
 	}
 }

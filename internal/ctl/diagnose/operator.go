@@ -63,8 +63,8 @@ func (f Facts) mode() Mode {
 	return NodeMode
 }
 
-// freeHere reports whether the node has a free address. If so, the pod does not wait for
-// anything that the node depends on.
+// freeHere reports whether the node has a free address. If so, nothing that the node depends on
+// keeps the pod waiting.
 func (f Facts) freeHere() bool {
 	doc := f.Document.Value
 	if doc == nil {

@@ -25,7 +25,7 @@ func AsksForNICs(f Facts) (vpc string, err error) {
 	return vpc, errs.Err()
 }
 
-// besides returns the diagnosis of the pod's NICs or Egresses if they need attention and
+// besides returns the diagnosis of the pod's NICs or Egresses if they need attention while
 // the pod's address, diagnosed by d, does not. Otherwise it returns d.
 func besides(f Facts, d *Diagnosis) *Diagnosis {
 	if d.OK {
@@ -74,7 +74,7 @@ func (f Facts) OfNIC(o *v1alpha1.PodNIC) Diagnosis {
 	case ref != nil && ref.UID != string(f.Pod.UID):
 		return *trouble(NotBound, fmt.Sprintf("Another pod uses it: %s.", ref.Name), "Nothing, if that pod ends: this pod waits until then. Otherwise name another PodNIC.", seeNICs)
 	}
-	if o.Status.NodeName != f.Pod.Spec.NodeName { // f has no daemon of that node
+	if o.Status.NodeName != f.Pod.Spec.NodeName { // f describes the daemon of the pod's node only
 		g.Daemon = Unread[Daemon]("it is another node's")
 	}
 	return NIC(g)

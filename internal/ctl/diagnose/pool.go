@@ -57,7 +57,7 @@ func notAllowed(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 		return nil
 	}
 	if ns := f.Namespace.Value; f.Namespace.Unread != "" || ns != nil && cmp.Or(ns.Annotations[v1alpha1.AnnotationPool], v1alpha1.DefaultPool) == pool.Name {
-		return nil // the pod gets this pool without its annotation, or that is not known
+		return nil // the pod would get this pool without the annotation too, or the default is unknown
 	}
 	return trouble(PoolNotAllowed, fmt.Sprintf("The pod's annotation %s names AddressPool %s, whose spec.podNamespaces does not list namespace %s.",
 		v1alpha1.AnnotationPool, pool.Name, f.Pod.Namespace), "Add the namespace there, or remove the annotation.", seePools)
@@ -65,14 +65,14 @@ func notAllowed(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 
 func poolNotReady(_ Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if pool.DeletionTimestamp != nil {
-		return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s is being deleted and gives no more addresses.", pool.Name),
+		return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s is being deleted and assigns no more addresses.", pool.Name),
 			"Name another pool in the annotation "+v1alpha1.AnnotationPool+" of the namespace.", seePools)
 	}
 	c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
 	if c == nil || c.Status != metav1.ConditionFalse || c.Reason == v1alpha1.ReasonPoolExhausted {
 		return nil
 	}
-	return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s gives no block (%s): %s", pool.Name, c.Reason, c.Message), "Correct the pool as the message says.", seePools)
+	return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s assigns no block (%s): %s", pool.Name, c.Reason, c.Message), "Correct the pool as the message says.", seePools)
 }
 
 // requestOf diagnoses the node's requests for a block of the pool.
@@ -102,7 +102,7 @@ func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if d := noOperator(f); d != nil {
 		return d
 	}
-	return trouble(RequestUnanswered, fmt.Sprintf("Node %s asked for a block of AddressPool %s %s ago (BlockRequest %s), and the operator has not answered.",
+	return trouble(RequestUnanswered, fmt.Sprintf("Node %s requested a block of AddressPool %s %s ago (BlockRequest %s), but the operator has not answered.",
 		f.Pod.Spec.NodeName, pool.Name, f.Now.Sub(oldest.CreationTimestamp.Time).Round(time.Second), oldest.Name), "Check the log of berth-operator.", seePoolWaits)
 }
 

@@ -1,6 +1,6 @@
 package diagnose
 
-// Verdict is the result of a diagnosis in one word. The words are a stable API.
+// Verdict is the result of a diagnosis in one word. The values are a stable API.
 type Verdict string
 
 // Verdicts of a pod that needs no attention.
@@ -17,7 +17,7 @@ const (
 // Verdicts of a pod that needs attention.
 const (
 	NotScheduled      Verdict = "NotScheduled"
-	NodeGone          Verdict = "NodeGone"     // its Node does not exist
+	NodeGone          Verdict = "NodeGone"     // the pod's Node does not exist
 	NodeNotReady      Verdict = "NodeNotReady" // the kubelet starts no pods
 	NoDaemon          Verdict = "NoDaemon"     // no berthd pod runs on the node
 	DaemonNotReady    Verdict = "DaemonNotReady"
@@ -34,7 +34,7 @@ const (
 	RequestUnanswered Verdict = "RequestUnanswered" // likewise
 	Waiting           Verdict = "Waiting"           // its ADD waits for an address; the summary says why
 	Refused           Verdict = "Refused"           // its ADD failed
-	PathBroken        Verdict = "PathBroken"        // the kernel's state differs from what was set up
+	PathBroken        Verdict = "PathBroken"        // the kernel's state differs from the desired state
 	NoPodNIC          Verdict = "NoPodNIC"          // the operator has created none for a NIC that the pod requests
 	VPCNotReady       Verdict = "VPCNotReady"       // or does not exist
 	NoPort            Verdict = "NoPort"            // a NIC has no port at the provider
@@ -59,7 +59,7 @@ type Diagnosis struct {
 	Verdict Verdict `json:"verdict"`
 	OK      bool    `json:"ok"`               // it needs no attention
 	Summary string  `json:"summary"`          // one or two sentences
-	Remedy  string  `json:"remedy,omitempty"` // what to do
+	Remedy  string  `json:"remedy,omitempty"` // remedy
 	See     string  `json:"see,omitempty"`    // page and heading of the documentation
 }
 
@@ -92,8 +92,8 @@ const (
 	seeEgressClients = `docs/troubleshoot.md, "Conditions of EgressClients"`
 )
 
-// Pod diagnoses a pod. The first check that applies determines the result: first the
-// checks of the pod itself, then those of its node, then those of what the node depends on.
+// Pod diagnoses a pod. The first check that applies determines the result: first the checks of the
+// pod itself, then those of its node, then those of the node's dependencies.
 func Pod(f Facts) Diagnosis {
 	steps := []func(Facts) *Diagnosis{finished, hostNetwork, notScheduled}
 	if len(addressesOf(f)) > 0 {

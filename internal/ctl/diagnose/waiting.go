@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// recent is the age up to which an event describes the present. The kubelet retries
+// recent is the maximum age of an event that still describes the present. The kubelet retries
 // within a few minutes, which updates its event.
 const recent = 5 * time.Minute
 
@@ -22,7 +22,7 @@ const noAddress = "no address for the pod: "
 type speaker int
 
 const (
-	nobody  speaker = iota // lately
+	nobody  speaker = iota // recently
 	berthd                 // an Event of berthd
 	plugin                 // the plugin's error in an Event of the kubelet
 	runtime                // another error in an Event of the kubelet
@@ -59,7 +59,7 @@ func saidOfSandbox(f Facts) (words string, by speaker, waits bool) {
 	return "", nobody, false
 }
 
-// EventTime returns when an event was last seen.
+// EventTime returns the time of an event's last occurrence.
 func EventTime(e corev1.Event) time.Time {
 	last := cmp.Or(e.EventTime.Time, e.FirstTimestamp.Time)
 	if e.Series != nil && e.Series.LastObservedTime.After(last) {
@@ -147,9 +147,9 @@ func seeOf(f Facts) string {
 
 // notAsked is the diagnosis if no check found a problem.
 func notAsked(f Facts) *Diagnosis {
-	text := fmt.Sprintf("The kubelet of node %s has not asked for an address for the pod yet.", f.Pod.Spec.NodeName)
+	text := fmt.Sprintf("The kubelet of node %s has not requested an address for the pod yet.", f.Pod.Spec.NodeName)
 	if f.View.Value == nil {
-		text = fmt.Sprintf("The pod has no address yet. Node %s could not be asked why: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, "it has no berthd"))
+		text = fmt.Sprintf("The pod has no address yet. Node %s could not be queried for the reason: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, "it has no berthd"))
 	}
 	for i := len(f.Events) - 1; i >= 0; i-- {
 		if e := f.Events[i]; e.Type == corev1.EventTypeWarning && f.Now.Sub(EventTime(e)) <= recent {

@@ -29,17 +29,17 @@ import (
 // page is the number of objects per list request.
 const page = 500
 
-// api reads objects as JSON: a typed client for all kinds of Kubernetes would double the
+// api reads objects as JSON, because a typed client for all kinds of Kubernetes would double the
 // size of the program. A failed read is recorded in unread and does not stop the others.
 type api struct {
 	rest   rest.Interface
 	unread unread
 }
 
-// unread lists what could not be read, and why, as "WHAT: WHY".
+// unread lists failed reads with their reasons, as "WHAT: WHY".
 type unread []string
 
-// why returns why something could not be read, or "".
+// why returns the reason why a read failed, or "".
 func (u unread) why(what string) string {
 	i := slices.IndexFunc(u, func(why string) bool { return strings.HasPrefix(why, what) })
 	if i < 0 {
@@ -48,7 +48,7 @@ func (u unread) why(what string) string {
 	return u[i]
 }
 
-// texts returns the list for an output, where it is never null.
+// texts returns the list for JSON or YAML output, where it is never null.
 func (u unread) texts() []string { return append([]string{}, u...) }
 
 // codecs decode a Status, the API server's form of an error.
@@ -58,7 +58,7 @@ var codecs = func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(s)
 }()
 
-// connect returns a client of the API server, which it does not contact.
+// connect returns a client for the API server without contacting it.
 func (p *program) connect() (*api, error) {
 	cfg, err := p.config()
 	if err != nil {
@@ -68,13 +68,13 @@ func (p *program) connect() (*api, error) {
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	c, err := rest.UnversionedRESTClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
+		return nil, fmt.Errorf("create a client for the Kubernetes API: %w", err)
 	}
 	return &api{rest: c}, nil
 }
 
-// reach returns a client. It fails if the API server does not respond or rejects the
-// credentials. Without it, commands would print nothing but errors of every list.
+// reach returns a client. It fails if the API server does not respond or rejects the credentials.
+// Without this check, commands would print nothing but one error per list.
 func (p *program) reach(ctx context.Context) (*api, error) {
 	a, err := p.connect()
 	if err != nil {
@@ -85,7 +85,7 @@ func (p *program) reach(ctx context.Context) (*api, error) {
 	if status := apierrors.APIStatus(nil); err == nil || errors.As(err, &status) && !apierrors.IsUnauthorized(err) {
 		return a, nil
 	}
-	return nil, fmt.Errorf("ask the Kubernetes API: %w", err)
+	return nil, fmt.Errorf("contact the Kubernetes API: %w", err)
 }
 
 // config returns a copy of the client configuration of the API server.
@@ -158,7 +158,7 @@ func list[T any](ctx context.Context, a *api, what, path string, q query) []T {
 
 func into(ctx context.Context, req *rest.Request, v any) error {
 	result := req.Do(ctx)
-	if err := result.Error(); err != nil { // has the server's message, unlike the error of Raw
+	if err := result.Error(); err != nil { // unlike the error of Raw, it has the server's message
 		return err
 	}
 	body, err := result.Raw()
@@ -184,7 +184,7 @@ func one[T any](ctx context.Context, a *api, what, path string) diagnose.Fact[T]
 	}
 }
 
-// note records why something could not be read, and returns the text.
+// note records a failed read and returns its text.
 func (a *api) note(what string, err error) string {
 	why := fmt.Sprintf("%s: %v", what, err)
 	if !slices.Contains(a.unread, why) {
@@ -200,7 +200,7 @@ type watched struct {
 }
 
 // watch calls each for every change at a path after a resource version, until the server
-// ends the watch, and updates the version. It returns an error of the server or of each.
+// ends the watch, and updates the version. It returns the server's error or that of each.
 func watch(ctx context.Context, a *api, path string, q query, version *string, each func(corev1.Event) error) error {
 	req := q.on(a.rest.Get().AbsPath(path)).Param("watch", "true").Param("allowWatchBookmarks", "true")
 	if *version != "" {
@@ -358,8 +358,8 @@ func (a *api) lease(ctx context.Context, namespace string) diagnose.Fact[coordin
 	return one[coordinationv1.Lease](ctx, a, "Leases", leasesPath+join(namespace, "leases", leaseName))
 }
 
-// events returns the events of a namespace or, if it is empty, of all, about one object or,
-// if name is empty, about all, and the list's resource version.
+// events returns the events of a namespace, or of all if it is empty, that involve one object, or any
+// object if name is empty, and the list's resource version.
 func (a *api) events(ctx context.Context, namespace, kind, name string) (list []corev1.Event, version string) {
 	q := query{}
 	if name != "" {

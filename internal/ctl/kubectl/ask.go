@@ -19,7 +19,7 @@ import (
 // maxAnswer bounds a response, in bytes. The document of the largest node is far smaller.
 const maxAnswer = 16 << 20
 
-// maxSaid bounds what is shown of an answer that is an error.
+// maxSaid bounds the part of an error response that is shown.
 const maxSaid = 4 << 10
 
 // nodeClient queries the introspection addresses of daemons.
@@ -62,7 +62,7 @@ func (c nodeClient) get(ctx context.Context, d daemon, path string, into any) er
 	return nil
 }
 
-// plain removes the request's URL, which is no real address, from an error.
+// plain removes the request's URL, which is not a real address, from an error.
 func plain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -83,7 +83,7 @@ func (c nodeClient) document(ctx context.Context, d daemon) (introspect.Document
 	return doc, err
 }
 
-// pod returns what a node knows of a pod. An answer about another pod is an error.
+// pod returns a node's view of a pod. An answer about another pod is an error.
 func (c nodeClient) pod(ctx context.Context, d daemon, namespace, name string) (introspect.Pod, error) {
 	var view introspect.Pod
 	query := url.Values{"namespace": {namespace}, "name": {name}}
@@ -94,7 +94,7 @@ func (c nodeClient) pod(ctx context.Context, d daemon, namespace, name string) (
 	return view, err
 }
 
-// answer is the document of a node, or why it could not be read.
+// answer is the document of a node, or the error from reading it.
 type answer struct {
 	doc introspect.Document
 	err error

@@ -19,7 +19,7 @@ type EgressClient struct {
 	Namespace string             `json:"namespace"`
 	Pod       string             `json:"pod"`
 	Egresses  []string           `json:"egresses"` // in use, as NAMESPACE/NAME
-	Refused   []string           `json:"refused"`  // requested but not allowed, as NAMESPACE/NAME, or the key of an annotation that names none
+	Refused   []string           `json:"refused"`  // requested but not allowed, as NAMESPACE/NAME, or the key of an annotation without a name
 	Node      string             `json:"node,omitempty"`
 	Addresses []string           `json:"addresses"`           // source addresses, as its node reports them
 	NodeState string             `json:"nodeState,omitempty"` // its node's report: SetUp, Failed or Gone
@@ -82,7 +82,7 @@ func wanted(clients []v1alpha1.EgressClient) (ids []string) {
 	return ids
 }
 
-// strays returns the clients that need attention and that no row of an Egress lists.
+// strays returns the clients that need attention and that no Egress row lists.
 func strays(o objects, egresses []Egress) []EgressClient {
 	has := map[string]bool{}
 	for _, e := range egresses {
@@ -91,12 +91,12 @@ func strays(o objects, egresses []Egress) []EgressClient {
 		}
 	}
 	return slices.DeleteFunc(unwell(clientRows(o)), func(c EgressClient) bool {
-		return has[c.id()] || c.Diagnosis.Verdict == diagnose.NoGateway // reported by the Egress
+		return has[c.id()] || c.Diagnosis.Verdict == diagnose.NoGateway // the Egress reports it
 	})
 }
 
 // egressFacts reads the EgressClient of a pod. Selectors never match a host-network pod,
-// so it has one only if its annotations name Egresses.
+// which therefore has one only if its annotations name Egresses.
 func (a *api) egressFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) {
 	if !pod.Spec.HostNetwork || membership.Annotated(pod.Annotations) {
 		f.EgressClient = one[v1alpha1.EgressClient](ctx, a, "EgressClients", in(pod.Namespace, "egressclients")+join(pod.Name))

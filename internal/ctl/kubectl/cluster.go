@@ -1,5 +1,5 @@
-// Package kubectl implements `kubectl berth`: views of a whole cluster. It uses the API
-// server only, and reads what only a node knows from its daemon by port forwarding.
+// Package kubectl implements `kubectl berth`: views of a whole cluster. It uses only the API
+// server, and reads node-local state from the node's daemon by port forwarding.
 //
 //	cluster.go   the commands
 //	api.go       the API server, and the objects that are read
@@ -36,8 +36,8 @@ const (
 // errUnwell makes the program exit with ExitUnwell after the problem was printed.
 var errUnwell = errors.New("a problem was found")
 
-// ExitCode returns the exit code for the error of a command, and the error that is still to
-// be printed, if any, with everything escaped that a terminal would interpret.
+// ExitCode returns the exit code for a command's error, and the error that is still to be printed,
+// if any. Everything that a terminal would interpret is escaped.
 func ExitCode(err error) (code int, toPrint error) {
 	switch {
 	case err == nil:
@@ -49,10 +49,10 @@ func ExitCode(err error) (code int, toPrint error) {
 	}
 }
 
-// Options replace kubeconfig and port forwarding, for tests. The zero value is for production.
+// Options replace the kubeconfig and port forwarding in tests. The zero value is for production.
 type Options struct {
-	Config *rest.Config   // instead of kubeconfig
-	Dial   connect.Dialer // instead of port forwarding
+	Config *rest.Config   // replaces the kubeconfig
+	Dial   connect.Dialer // replaces port forwarding
 	Now    func() time.Time
 }
 
@@ -95,7 +95,7 @@ a problem (status, node, pod, pools, vpcs, egresses).`,
 	p.Register(flags)
 	flags.StringVar(&p.daemons, "berth-namespace", "kube-system", "namespace of the pods of berthd and berth-operator")
 	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "limit for the answer of one node")
-	flags.IntVar(&p.parallel, "parallel", 16, "number of nodes asked at a time, 1 to 256")
+	flags.IntVar(&p.parallel, "parallel", 16, "number of nodes queried at a time, 1 to 256")
 	flags.BoolVarP(&p.quiet, "quiet", "q", false, "print no progress on standard error")
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)
@@ -104,7 +104,7 @@ a problem (status, node, pod, pools, vpcs, egresses).`,
 	return cmd
 }
 
-// named parses an argument: NAMESPACE/NAME, or NAME in the chosen namespace. Errors call
+// named parses an argument, NAMESPACE/NAME or NAME in the selected namespace. Errors call
 // the argument what.
 func (p *program) named(what, arg string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(arg, "/")
@@ -121,8 +121,8 @@ func (p *program) named(what, arg string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// choose returns the rows that the arguments name, or all rows without arguments. A row
-// that does not exist is an error, which says so if rows could not be read.
+// choose returns the rows that the arguments name, or all rows without arguments. A missing row
+// is an error, which mentions rows that could not be read.
 func choose[T any](a *api, kind, plural string, rows []T, args []string, name func(T) string) ([]T, error) {
 	if len(args) == 0 {
 		return rows, nil

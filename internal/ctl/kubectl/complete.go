@@ -20,7 +20,7 @@ const (
 // completion completes arguments and flags for a shell.
 type completion struct{ program *program }
 
-// names lists the names of the objects at a path. It returns none on an error, as a shell
+// names lists the names of the objects at a path. It returns none on an error, because a shell
 // could not show it.
 func (c completion) names(ctx context.Context, path string) (out []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeWithin)
@@ -53,7 +53,7 @@ func (c completion) node(cmd *cobra.Command, args []string, typed string) ([]str
 	return starting(c.names(cmd.Context(), nodesPath), typed)
 }
 
-// others completes names at a path, without those that are arguments already.
+// others completes names at a path, except those that are already arguments.
 func (c completion) others(path string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		names := c.names(cmd.Context(), path)

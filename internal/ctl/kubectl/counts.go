@@ -73,11 +73,11 @@ func policyOf(n *v1alpha1.NodeNetwork) ipam.Policy {
 
 // eniCounts are the addresses of one ENI.
 type eniCounts struct {
-	all, stays cloud.Amount // available; what is on its way back is not in stays
+	all, stays cloud.Amount // available; addresses being released are not counted in stays
 	used, busy [ipfamily.Number]int
 }
 
-// room returns for how many more pods the ENI has addresses.
+// room returns the number of further pods that the ENI has addresses for.
 func (e eniCounts) room(s ipfamily.Set) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {

@@ -20,12 +20,12 @@ type daemon struct {
 	port     uint16 // of introspection; 0 if it is disabled or not on localhost
 	version  string // of its image
 	ready    bool
-	why      string // not
+	why      string // why it is not ready
 	restarts int32
 }
 
 // daemonsOf returns the daemons by node. If a node has two, as during a rollout, it prefers
-// the ready one, then the younger one.
+// the ready one, then the newer one.
 func daemonsOf(pods []corev1.Pod) map[string]daemon {
 	out := map[string]daemon{}
 	for i := range pods {
@@ -81,7 +81,7 @@ func imageVersion(image string) string {
 	return cmp.Or(digest[:min(len(digest), len("sha256:")+12)], "latest")
 }
 
-// readiness reports whether a pod is ready, and if not, why.
+// readiness reports whether a pod is ready and, if not, why.
 func readiness(pod *corev1.Pod) (ready bool, why string) {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil {

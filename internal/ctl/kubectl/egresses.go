@@ -20,11 +20,11 @@ import (
 // Egresses is the output of `kubectl berth egresses -o json`.
 type Egresses struct {
 	Egresses []Egress       `json:"egresses"` // by namespace and name
-	Strays   []EgressClient `json:"strays"`   // clients that need attention and that no Egress lists; empty if Egresses are named
+	Strays   []EgressClient `json:"strays"`   // clients that need attention and that no Egress lists; empty if the command names Egresses
 	Unread   []string       `json:"unread"`
 }
 
-// Egress is one Egress, with its gateways and what is wrong with its clients.
+// Egress is one Egress with its gateways and its clients' problems.
 type Egress struct {
 	Namespace      string                 `json:"namespace"`
 	Name           string                 `json:"name"`
@@ -41,14 +41,14 @@ type Egress struct {
 	Conditions     []introspect.Condition `json:"conditions"`
 	Troubled       []EgressClient         `json:"troubled"` // clients that need attention, by namespace and name
 	Trouble        []string               `json:"trouble"`  // problems, one sentence each
-	unread         bool                   // Egresses could not be read: only its clients are known
+	unread         bool                   // Egresses could not be read; only the clients are known
 }
 
 // EgressGateway is a gateway pod.
 type EgressGateway struct {
 	Name      string   `json:"name"`
 	Addresses []string `json:"addresses"`
-	Ending    bool     `json:"ending"` // draining: it serves its connections, but gets no new ones
+	Ending    bool     `json:"ending"` // it serves existing connections, but gets no new ones
 }
 
 func newEgresses(p *program) *cobra.Command {
@@ -101,8 +101,8 @@ func (p *program) egressList(cmd *cobra.Command, args []string) (Egresses, error
 	return out, cmp.Or(err, ctx.Err())
 }
 
-// egressRows returns all Egresses, including those that pods name and that do not exist, by
-// namespace and name.
+// egressRows returns all Egresses, including missing ones that pods name, by namespace
+// and name.
 func egressRows(o objects) []Egress {
 	rows := map[string]*Egress{}
 	for i := range o.egresses {
@@ -146,7 +146,7 @@ func (e Egress) concerns(c EgressClient) bool {
 	}
 }
 
-// newEgress returns a row whose lists are empty, not null.
+// newEgress returns a row with empty lists instead of null.
 func newEgress(namespace, name string) *Egress {
 	return &Egress{
 		Namespace: namespace, Name: name, Destinations: []string{}, Available: string(metav1.ConditionUnknown),
@@ -179,7 +179,7 @@ func egressOf(e *v1alpha1.Egress) *Egress {
 	return row
 }
 
-// judge sets Trouble by conditions and clients.
+// judge sets Trouble from conditions and clients.
 func (e *Egress) judge() {
 	if len(e.Trouble) > 0 { // it does not exist
 		return
@@ -199,8 +199,8 @@ func (e *Egress) judge() {
 		c, is := known[kind]
 		switch {
 		case !is || c.Status == string(metav1.ConditionTrue):
-		case c.Reason == v1alpha1.EgressNoReplicas && e.Clients == 0: // not needed
-		case kind == v1alpha1.ConditionClientsReady && len(e.Troubled) > 0: // reported by the clients
+		case c.Reason == v1alpha1.EgressNoReplicas && e.Clients == 0: // no Service is needed
+		case kind == v1alpha1.ConditionClientsReady && len(e.Troubled) > 0: // the clients report it
 		default:
 			e.Trouble = append(e.Trouble, fmt.Sprintf("%s is %s (%s): %s: %s", kind, c.Status, c.Reason, c.Message, diagnose.EgressRemedy(c.Reason)))
 		}

@@ -53,7 +53,7 @@ ENIConfig by an annotation, comments have the commands that label them.`,
 
 // relabel returns the commands that copy the annotation of Nodes to the label. In the Amazon
 // VPC CNI the annotation takes precedence. A kubelet can write any text into annotations of
-// its Node, so a value that is no valid label does not become part of a command.
+// its Node, so a value that is not a valid label value never becomes part of a command.
 func relabel(nodes []corev1.Node, annotation, label string) (commands []string) {
 	for i := range nodes {
 		n := &nodes[i]

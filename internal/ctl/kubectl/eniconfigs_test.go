@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// eniConfigKind is the definition of the Amazon VPC CNI's kind, as far as its fields are read.
+// eniConfigKind defines the Amazon VPC CNI's kind with the fields that the command reads.
 const eniConfigKind = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -36,9 +36,9 @@ func TestENIConfigs(t *testing.T) {
 	c := harness.KubeClient(t)
 	o := Options{Config: person(t), Dial: nobody}
 	if out, code, err := try(t, o, "eniconfigs"); code == 0 || err == nil || !strings.Contains(err.Error(), "no ENIConfig of") {
-		t.Errorf("without the kind: %q, %d, %v", out, code, err)
+		t.Errorf("without the kind: output %q, exit code %d, error %v", out, code, err)
 	}
-	harness.Eventually(t, harness.Patience, "the kind is served", func() error { // discovery trails it
+	harness.Eventually(t, harness.Patience, "the kind is served", func() error { // discovery lags behind the CRD
 		return harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"kind.yaml": {Data: []byte(eniConfigKind)}})
 	})
 	for name, subnet := range map[string]string{"zone-a": "subnet-0a", "default": "subnet-0d"} {
@@ -66,7 +66,7 @@ func TestENIConfigs(t *testing.T) {
 	want := "# These Nodes name their ENIConfig by an annotation. Before you apply the templates, run:\n" +
 		"#   Node node-c names \"$(reboot)\\n\", which is not a valid label value\n#   kubectl label node node-a pods=zone-a --overwrite\n"
 	if comments != want {
-		t.Errorf("comments %q\nwant %q", comments, want)
+		t.Errorf("comments = %q\nwant %q", comments, want)
 	}
 	subnets := map[string]string{}
 	for text := range strings.SplitSeq(manifests, "---\n") {
@@ -76,6 +76,6 @@ func TestENIConfigs(t *testing.T) {
 		subnets[made.Name] = made.Spec.ENI.SubnetIDs[0]
 	}
 	if len(subnets) != 2 || subnets["zone-a"] != "subnet-0a" || subnets["default"] != "subnet-0d" {
-		t.Errorf("templates %v", subnets)
+		t.Errorf("subnets by template = %v", subnets)
 	}
 }

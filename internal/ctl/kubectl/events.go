@@ -30,7 +30,7 @@ type Event struct {
 	Count   int       `json:"count"`
 	Type    string    `json:"type"` // Normal or Warning
 	Reason  string    `json:"reason"`
-	Kind    string    `json:"kind"` // of the involved object
+	Kind    string    `json:"kind"` // namespace of the involved object
 	Object  string    `json:"object"`
 	From    string    `json:"from"`
 	Message string    `json:"message"`
@@ -136,12 +136,12 @@ func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
 	return g
 }
 
-// rewatch is the minimum interval between watches, in case a proxy ends each at once.
+// rewatch is the minimum interval between watches, in case a proxy ends each of them immediately.
 const rewatch = time.Second
 
 // followEvents prints a list and then new events, until the command is interrupted. It
 // resumes a watch that the server ends. If the resource version has expired, it lists
-// events again and prints those since the last one.
+// events again and prints those newer than the last one.
 func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version string, list Events, keep func(Event) bool, out output) error {
 	pr := &view.Printer{W: cmd.OutOrStdout(), Colours: colours(cmd.OutOrStdout())}
 	var last time.Time
@@ -160,7 +160,7 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		return pr.Err
 	}
 	showAll := func(list Events) error {
-		since := last // an event of the same second may be printed twice, and none is lost
+		since := last // an event of the same second may be printed twice, but none is lost
 		for _, e := range list.Events {
 			if e.Last.Before(since) {
 				continue

@@ -41,7 +41,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// printed returns what a table prints without colours.
+// printed returns a table without colours.
 func printed(t *testing.T, table func(p *view.Printer)) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -69,7 +69,7 @@ func node(name string, ready corev1.ConditionStatus) corev1.Node {
 	return n
 }
 
-// berthd is the pod of a node's daemon.
+// berthd returns the pod of a node's daemon.
 func berthd(node, ipam string, ready bool) corev1.Pod {
 	p := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-" + node, Labels: map[string]string{connect.NameLabel: connect.DaemonName}},
@@ -96,7 +96,7 @@ func is(kind string, status metav1.ConditionStatus, reason, message string, sinc
 	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: ago(since)}
 }
 
-// network is a NodeNetwork with so many addresses.
+// network returns a NodeNetwork with these numbers of addresses.
 func network(name string, used, cooling, warm int, conditions ...metav1.Condition) v1alpha1.NodeNetwork {
 	n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	n.Spec.InstanceID, n.Spec.InstanceType = "i-0123456789abcdef0", "m5.large"
@@ -139,7 +139,7 @@ func request(pool, node string, age time.Duration, conditions ...metav1.Conditio
 	return r
 }
 
-// document is the document of a node in node mode.
+// document returns the introspection document of a node in node mode.
 func document(node string) introspect.Document {
 	return introspect.Document{
 		InstanceID: "i-0123456789abcdef0", Node: node, IPAM: "eni", Version: "v0.9.1", Time: at,
@@ -150,7 +150,7 @@ func document(node string) introspect.Document {
 	}
 }
 
-// operatorCluster has a node with each problem of operator mode.
+// operatorCluster has one node for each problem of operator mode.
 func operatorCluster() objects {
 	gone := berthd("node-e", "eni-operator", true)
 	windows := node("node-w", corev1.ConditionTrue)
@@ -179,7 +179,7 @@ func operatorCluster() objects {
 	return o
 }
 
-// poolCluster has a node with each problem of pool mode.
+// poolCluster has one node for each problem of pool mode.
 func poolCluster() objects {
 	draining := block("default", "node-b", 7)
 	draining.DeletionTimestamp = &metav1.Time{Time: at}
@@ -199,7 +199,7 @@ func poolCluster() objects {
 	}
 }
 
-// vpc is one with the subnet web.
+// vpc returns a VPC with the subnet web.
 func vpc(name string, ready metav1.Condition) v1alpha1.VPC {
 	v := v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	v.Spec = v1alpha1.VPCSpec{
@@ -212,7 +212,7 @@ func vpc(name string, ready metav1.Condition) v1alpha1.VPC {
 	return v
 }
 
-// nic is a PodNIC in VPC blue that works, of a pod of a node.
+// nic returns a working PodNIC in VPC blue for a pod on a node.
 func nic(pod, node, ip string) v1alpha1.PodNIC {
 	ref := &v1alpha1.PodReference{Name: pod, UID: "uid-" + pod}
 	n := v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod + "-eth0", CreationTimestamp: ago(time.Hour), Labels: map[string]string{v1alpha1.LabelPodUID: ref.UID}}}
@@ -228,7 +228,7 @@ func nic(pod, node, ip string) v1alpha1.PodNIC {
 	return n
 }
 
-// portCluster is in port mode, and has a NIC with each problem.
+// portCluster is in port mode and has one NIC for each problem.
 func portCluster() objects {
 	full := nic("full", "node-a", "192.168.1.2")
 	full.Status = v1alpha1.PodNICStatus{Phase: v1alpha1.PhasePending, Pod: full.Spec.Pod, NodeName: "node-a", Conditions: []metav1.Condition{
@@ -301,7 +301,7 @@ func egressClient(pod, node string, egresses ...string) v1alpha1.EgressClient {
 	return o
 }
 
-// egressCluster adds egress to another network, and has a client with each problem.
+// egressCluster runs Egresses on another network and has one client for each problem.
 func egressCluster() objects {
 	failed := egressClient("failed", "node-b", "internet")
 	failed.Status = v1alpha1.EgressClientStatus{
@@ -312,8 +312,8 @@ func egressCluster() objects {
 	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
 	alone := egressClient("alone", "node-a", "down")
-	alone.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NoGateway", "Egress egress/down has no gateway that is ready", time.Minute)
-	typo := egressClient("typo", "node-a") // the operator refuses what an annotation cannot name without a name
+	alone.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NoGateway", "Egress egress/down has no ready gateway", time.Minute)
+	typo := egressClient("typo", "node-a") // the operator reports an invalid annotation without an Egress name
 	typo.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Reason: "Invalid", Message: "metadata.annotations[egress.berth.dev/egress]: names nothing", Named: true}}
 	typo.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", typo.Spec.Refused[0].Message, time.Minute)
 	host := egressClient("host", "node-a")
@@ -339,7 +339,7 @@ func egressCluster() objects {
 	}
 }
 
-// nodeCluster is in node mode, and has the answers of its nodes.
+// nodeCluster is in node mode and includes the responses of its nodes.
 func nodeCluster() objects {
 	sick := document("node-b")
 	sick.Totals.Available, sick.Totals.Waiting = 0, 3

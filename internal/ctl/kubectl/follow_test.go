@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-// answering is an API server without a network; nil is an empty answer.
+// answering is an API server without a network; a nil response is empty.
 type answering func(*http.Request) any
 
 func (f answering) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -30,9 +30,9 @@ func (f answering) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Request: r, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body))}, err
 }
 
-// After the resource version has expired, events are listed again, and none is printed twice. A server
-// that ends each watch at once is not flooded.
-func TestFollowingGoesOn(t *testing.T) {
+// After the resource version has expired, the command lists events again and prints none twice. It does not
+// flood a server that ends each watch immediately.
+func TestFollowSurvivesExpiredResourceVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, event := time.Now(), func(name string, at time.Time) corev1.Event {
 			return corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"}, Reason: name, ReportingController: connect.DaemonName, LastTimestamp: metav1.NewTime(at)}
@@ -49,10 +49,10 @@ func TestFollowingGoesOn(t *testing.T) {
 				return corev1.EventList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: events[:lists+1]}
 			}
 			if watches++; watches == 100 {
-				cancel() // enough is seen
+				cancel() // the expected output is complete
 			}
 			if watches > 1 {
-				return nil // no event, and the end
+				return nil // an empty watch that ends
 			}
 			return map[string]any{"type": "ERROR", "object": metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired}}
 		})}
@@ -71,7 +71,7 @@ func TestFollowingGoesOn(t *testing.T) {
 			t.Errorf("printed:\n%s", &out)
 		}
 		if lists != 2 || watches > 11 {
-			t.Errorf("%d lists and %d watches within %v", lists, watches, 10*rewatch)
+			t.Errorf("%d lists and %d watches within %v, want 2 lists and at most 11 watches", lists, watches, 10*rewatch)
 		}
 	})
 }

@@ -27,15 +27,15 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// kubelets is an API server with kubelets behind it, as far as port forwarding
-// goes: it connects to what listens, which is a handler for each pod.
+// kubelets is an API server with the port forwarding of kubelets: it connects
+// to a handler for each pod.
 type kubelets struct {
 	*httptest.Server
 	mu     sync.Mutex // guards asked
 	asked  []string   // path and port of each request
 	behind map[string]http.Handler
-	refuse map[string]string // what a kubelet says in place of connecting
-	held   chan struct{}     // closed when what never answers may end
+	refuse map[string]string // the kubelet's error by pod
+	held   chan struct{}     // closed to release pods that never respond
 }
 
 func newKubelets(t *testing.T) *kubelets {
@@ -45,7 +45,7 @@ func newKubelets(t *testing.T) *kubelets {
 	return k
 }
 
-// config is the configuration of its clients.
+// config returns a client configuration for the server.
 func (k *kubelets) config() *rest.Config { return &rest.Config{Host: k.URL, BearerToken: "token"} }
 
 func (k *kubelets) serve(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +60,7 @@ func (k *kubelets) serve(w http.ResponseWriter, r *http.Request) {
 	case k.refuse[pod] == "hang":
 		<-k.held
 		return
-	case r.Method == http.MethodGet: // by WebSocket, which this one does not know
+	case r.Method == http.MethodGet: // a WebSocket request, which this server does not support
 		k.status(w, http.StatusBadRequest, "unable to upgrade")
 		return
 	}
@@ -120,7 +120,7 @@ func (k *kubelets) answer(data io.ReadWriter, h http.Handler) {
 	_ = w.Result().Write(frames{data})
 }
 
-// frames writes no more at a time than a frame of SPDY takes.
+// frames limits each write to the size of an SPDY frame.
 type frames struct{ w io.Writer }
 
 func (f frames) Write(b []byte) (n int, err error) {
@@ -133,7 +133,7 @@ func (f frames) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// serving is a berthd's introspection address.
+// serving returns a handler for berthd's introspection address.
 func serving(doc introspect.Document) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+introspect.Path, func(w http.ResponseWriter, r *http.Request) {
@@ -163,7 +163,7 @@ func daemonOn(name string, port uint16) daemon {
 	return d
 }
 
-func TestForwarding(t *testing.T) {
+func TestPortForwarding(t *testing.T) {
 	k := newKubelets(t)
 	k.behind["berthd-node-a"], k.behind["berthd-node-x"] = serving(document("node-a")), serving(document("node-a"))
 	k.behind["berthd-old"] = http.NotFoundHandler()
@@ -182,32 +182,32 @@ func TestForwarding(t *testing.T) {
 	p := nodeClient{dial: dial, timeout: time.Minute}
 	doc, err := p.document(t.Context(), daemonOn("node-a", 7777))
 	if err != nil || doc.Totals.Allocated != 3 {
-		t.Fatalf("%+v, %v", doc.Totals, err)
+		t.Fatalf("document: totals %+v, error %v; want 3 allocated", doc.Totals, err)
 	}
 	view, err := p.pod(t.Context(), daemonOn("node-a", 7777), "shop", "web-0")
 	if err != nil || len(view.Attachments) != 1 {
-		t.Errorf("%+v, %v", view, err)
+		t.Errorf("pod view = %+v, error %v; want one attachment", view, err)
 	}
 	k.mu.Lock()
 	asked := strings.Join(k.asked, " ")
 	k.mu.Unlock()
 	if want := "/api/v1/namespaces/kube-system/pods/berthd-node-a/portforward:7777"; asked != want+" "+want {
-		t.Errorf("asked %s", asked)
+		t.Errorf("requests = %q, want two of %s", asked, want)
 	}
 	for name, want := range map[string]string{
 		"node-x": "it answers for node node-a", "old": "older than this program", "web": "is not berthd's", "huge": "exceeds 16 MiB",
 		"starting": "waiting for the metadata service", "gone": "connection refused", "forbidden": `cannot create resource "pods/portforward"`,
 	} {
 		if _, err := p.document(t.Context(), daemonOn(name, 6666)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %s", name, err, want)
+			t.Errorf("%s: error = %v, want error containing %q", name, err, want)
 		}
 	}
 	if _, err := p.document(t.Context(), daemonOn("node-a", 0)); err == nil || !strings.Contains(err.Error(), "disabled") {
-		t.Errorf("without introspection: %v", err)
+		t.Errorf("without introspection: error = %v, want error containing \"disabled\"", err)
 	}
 	p.timeout = 100 * time.Millisecond
 	if _, err := p.document(t.Context(), daemonOn("hangs", 6666)); err == nil || !strings.Contains(err.Error(), "no answer within 100ms") {
-		t.Errorf("of a node that hangs: %v", err)
+		t.Errorf("hanging node: error = %v, want \"no answer within 100ms\"", err)
 	}
 	stranger, err := connect.Forwarder(&rest.Config{Host: k.URL, BearerToken: "other"})
 	if err != nil {
@@ -216,7 +216,7 @@ func TestForwarding(t *testing.T) {
 	p.timeout = time.Minute
 	p.dial = stranger
 	if _, err := p.document(t.Context(), daemonOn("node-a", 6666)); err == nil || !strings.Contains(err.Error(), "Unauthorized") {
-		t.Errorf("with another token: %v", err)
+		t.Errorf("with another token: error = %v, want error containing \"Unauthorized\"", err)
 	}
 }
 
@@ -225,7 +225,7 @@ func pipes(handlers map[string]http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, _ uint16) (net.Conn, error) {
 		h := handlers[pod.Spec.NodeName]
 		if h == nil {
-			return nil, errors.New("nobody listens")
+			return nil, errors.New("connection refused")
 		}
 		here, there := net.Pipe()
 		go func() {
@@ -236,8 +236,8 @@ func pipes(handlers map[string]http.Handler) connect.Dialer {
 	}
 }
 
-// A limited number of nodes is asked at a time. A node that does not answer affects only its own row.
-func TestManyAreAskedAFewAtATime(t *testing.T) {
+// The number of requests in flight is limited. A node that does not respond affects only its own row.
+func TestRequestsInFlightAreLimited(t *testing.T) {
 	const parallel = 5
 	var mu sync.Mutex
 	now, most := 0, 0
@@ -248,7 +248,7 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 		name := fmt.Sprintf("node-%03d", i)
 		daemons = append(daemons, daemonOn(name, 6666))
 		if i%10 == 7 {
-			continue // nobody listens
+			continue // nothing listens on this node
 		}
 		inner := serving(document(name))
 		handlers[name] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -261,7 +261,7 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 			}
 			wait := full
 			mu.Unlock()
-			if wait != nil { // until as many as may be are at work
+			if wait != nil { // wait until the maximum number of requests is in flight
 				<-wait
 			}
 			inner.ServeHTTP(w, r)
@@ -283,17 +283,17 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 			failed++
 		}
 		if a.doc.Allocated != nil {
-			t.Fatal("documents of all nodes are kept whole")
+			t.Fatal("documents() retained the lists of addresses")
 		}
 	}
 	if most != parallel || len(answers) != 200 || failed != 20 || last != 200 {
-		t.Errorf("%d at a time, %d answers, %d failed, progress %d", most, len(answers), failed, last)
+		t.Errorf("%d requests in flight (want %d), %d responses (want 200), %d failed (want 20), progress %d (want 200)", most, parallel, len(answers), failed, last)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, a := range p.documents(ctx, daemons[:7], func(int) {}) {
 		if a.err == nil {
-			t.Errorf("%s was asked after the end", name)
+			t.Errorf("node %s was queried after the context ended", name)
 		}
 	}
 }

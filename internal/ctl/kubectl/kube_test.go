@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// person returns the configuration of a user with the rights of docs/operate.md only.
+// person returns the configuration of a user with only the permissions that docs/operate.md documents.
 func person(t *testing.T) *rest.Config {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "operate.md"))
@@ -41,7 +41,7 @@ func person(t *testing.T) *rest.Config {
 	_, rest, _ = strings.Cut(rest, "```yaml\n")
 	roles, _, ok := strings.Cut(rest, "```")
 	if !ok {
-		t.Fatal("docs/operate.md has no roles")
+		t.Fatal("docs/operate.md has no roles for kubectl berth")
 	}
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"roles.yaml": {Data: []byte(roles)}}))
 	c := rbacClient(t)
@@ -54,7 +54,7 @@ func person(t *testing.T) *rest.Config {
 	}
 	cfg, err := harness.ControlPlane.ConfigFor("ops")
 	harness.OK(t, err)
-	harness.Eventually(t, harness.Patience, "the roles count", func() error {
+	harness.Eventually(t, harness.Patience, "the roles are effective", func() error {
 		_, code, err := try(t, Options{Config: cfg, Dial: nobody}, "pools")
 		if code == ExitUnwell {
 			return errors.New("not yet")
@@ -67,10 +67,10 @@ func person(t *testing.T) *rest.Config {
 func rbacClient(t *testing.T) client.Client { return harness.KubeClient(t) }
 
 func nobody(context.Context, *corev1.Pod, uint16) (net.Conn, error) {
-	return nil, errors.New("nobody listens")
+	return nil, errors.New("connection refused")
 }
 
-// try executes kubectl berth.
+// try runs kubectl berth.
 func try(t *testing.T, o Options, args ...string) (out string, code int, err error) {
 	t.Helper()
 	var w bytes.Buffer
@@ -82,7 +82,7 @@ func try(t *testing.T, o Options, args ...string) (out string, code int, err err
 	return w.String(), code, err
 }
 
-// create makes objects, with their status where they have one.
+// create creates objects, including their status.
 func create(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	c := harness.KubeClient(t)
@@ -97,7 +97,7 @@ func create(t *testing.T, objects ...client.Object) {
 	}
 }
 
-// inMode makes a cluster of two nodes in a mode, and returns a dialer for its nodes and a pod.
+// inMode creates a cluster of two nodes in a mode, and returns a dialer for its nodes and a pod.
 func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -123,8 +123,8 @@ func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	return pipes(map[string]http.Handler{"node-a": serving(doc), "node-b": serving(document("node-b"))}), web
 }
 
-// With the rights of docs/operate.md every command reads everything, in all modes.
-func TestRightsSuffice(t *testing.T) {
+// The permissions documented in docs/operate.md suffice for every command in all modes.
+func TestDocumentedPermissionsSuffice(t *testing.T) {
 	cfg := person(t)
 	for ipam, more := range map[string]func(){
 		"eni": func() {},
@@ -165,10 +165,10 @@ func TestRightsSuffice(t *testing.T) {
 				for _, form := range []string{"table", "wide", "json", "yaml"} {
 					out, code, err := try(t, o, append(slices.Clone(args), "-o", form)...)
 					if code != 0 || err != nil || strings.Contains(out, "could not be") || strings.Contains(out, "forbidden") {
-						t.Errorf("%v -o %s: %d, %v\n%s", args, form, code, err, out)
+						t.Errorf("%v -o %s: exit code %d, error %v\n%s", args, form, code, err, out)
 					}
 					if form == "json" && !json.Valid([]byte(out)) {
-						t.Errorf("%v: no JSON: %s", args, out)
+						t.Errorf("%v: output is not JSON: %s", args, out)
 					}
 				}
 			}
@@ -176,19 +176,19 @@ func TestRightsSuffice(t *testing.T) {
 			var s Status
 			harness.OK(t, json.Unmarshal([]byte(out), &s))
 			if len(s.Nodes) != 2 || s.Totals.Used != 6 || !s.Healthy || s.Nodes[0].Mode != modeOf(ipam) {
-				t.Errorf("%+v", s)
+				t.Errorf("status = %+v, want two healthy nodes with 6 used addresses", s)
 			}
 			out, _, _ = try(t, o, "pod", "web-0", "-o", "json")
 			var d PodDetails
 			harness.OK(t, json.Unmarshal([]byte(out), &d))
 			if d.Diagnosis.Verdict != diagnose.Works || len(d.Attachments) != 1 || d.Attachments[0].ENI != "eni-1" {
-				t.Errorf("%+v", d)
+				t.Errorf("pod = %+v, want verdict Works with one attachment on eni-1", d)
 			}
 			out, _, _ = try(t, o, "events", "-o", "json")
 			var e Events
 			harness.OK(t, json.Unmarshal([]byte(out), &e))
 			if len(e.Events) != 1 || e.Events[0].Reason != "NetworkSubnetFull" || e.Events[0].Object != "node-a" {
-				t.Errorf("%+v", e)
+				t.Errorf("events = %+v, want one NetworkSubnetFull about node-a", e)
 			}
 			for line, want := range map[string]string{
 				"node no": "node-a node-b", "node node-b": "node-b", "pod default/w": "default/web-0", "pod w": "web-0", "pod kube-s": "kube-system/", "--berth-namespace kube-s": "kube-system",
@@ -196,21 +196,21 @@ func TestRightsSuffice(t *testing.T) {
 			} {
 				out, _, _ := try(t, o, append([]string{"__completeNoDesc"}, strings.Split(line, " ")...)...)
 				if got := strings.Join(strings.Fields(strings.Split(out, "\n:")[0]), " "); got != want {
-					t.Errorf("completion of %q: %q, want %q", line, got, want)
+					t.Errorf("completion of %q = %q, want %q", line, got, want)
 				}
 			}
 			if out, _, _ := try(t, o, "__completeNoDesc", "egresses", "egress/i"); ipam == "none" && !strings.HasPrefix(out, "egress/internet\n") {
-				t.Errorf("completion of egresses: %s", out)
+				t.Errorf("completion of egresses = %q, want egress/internet first", out)
 			}
 			if out, _, _ := try(t, o, "__completeNoDesc", "pools", ""); ipam == "pool" && !strings.HasPrefix(out, "default\n") {
-				t.Errorf("completion of pools: %s", out)
+				t.Errorf("completion of pools = %q, want default first", out)
 			}
 		})
 	}
 }
 
-// Without rights the commands report what they could not read. A wrong name is an error.
-func TestWithoutRightsOrNames(t *testing.T) {
+// Without permissions the commands report the failed reads. An unknown name is an error.
+func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 	ops := person(t)
 	dial, _ := inMode(t, "eni")
 	eve, err := harness.ControlPlane.ConfigFor("eve")
@@ -218,7 +218,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	for _, args := range [][]string{{"status"}, {"pools"}, {"vpcs"}, {"egresses"}, {"top"}, {"events"}, {"node", "node-a"}} {
 		out, code, _ := try(t, Options{Config: eve, Dial: dial}, args...)
 		if !strings.Contains(out, "could not be read") || !strings.Contains(out, `"eve"`) || code == ExitTrouble {
-			t.Errorf("%v: %d\n%s", args, code, out)
+			t.Errorf("%v: exit code %d, want the failed reads\n%s", args, code, out)
 		}
 	}
 	bad := rest.CopyConfig(ops)
@@ -230,27 +230,27 @@ func TestWithoutRightsOrNames(t *testing.T) {
 		"status --node-timeout 0s": "--node-timeout is 0s", "top --most 0": "--most is 0", "events -f -o yaml": "--follow prints", "node": "accepts 1 arg",
 	} {
 		if _, code, err := try(t, Options{Config: ops}, strings.Fields(args)...); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %d, %v, want %s", args, code, err, want)
+			t.Errorf("%s: exit code %d, error %v; want error containing %q", args, code, err, want)
 		}
 	}
 	if _, code, err := try(t, Options{Config: eve, Dial: dial}, "pod", "default/web-0"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "forbidden") {
-		t.Errorf("pod without rights: %d, %v", code, err)
+		t.Errorf("pod without permissions: exit code %d, error %v", code, err)
 	}
-	if _, code, err := try(t, Options{Config: bad}, "status"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "ask the Kubernetes API") {
-		t.Errorf("with a wrong token: %d, %v", code, err)
+	if _, code, err := try(t, Options{Config: bad}, "status"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "contact the Kubernetes API") {
+		t.Errorf("with a wrong token: exit code %d, error %v", code, err)
 	}
 	if _, code, err := try(t, Options{}, "status", "--kubeconfig", "/none"); code != ExitTrouble || err == nil {
-		t.Errorf("without a kubeconfig: %d, %v", code, err)
+		t.Errorf("without a kubeconfig: exit code %d, error %v", code, err)
 	}
-	// Of a node that does not answer there is a row, and the rest of the table.
+	// An unresponsive node has a row, and does not affect the rest of the table.
 	out, code, err := try(t, Options{Config: ops, Dial: nobody}, "status")
-	if code != ExitUnwell || err != nil || strings.Count(out, "berthd could not be asked: nobody listens") != 2 {
-		t.Errorf("%d, %v\n%s", code, err, out)
+	if code != ExitUnwell || err != nil || strings.Count(out, "berthd could not be queried: connection refused") != 2 {
+		t.Errorf("exit code %d, error %v, want a row for each of the two nodes\n%s", code, err, out)
 	}
 }
 
-// With the rights of docs/operate.md the commands show each NIC's port, and what it waits for, from
-// objects of the API server.
+// With the permissions of docs/operate.md the commands show each NIC's port, and the reason why it is not
+// ready, from objects of the API server.
 func TestNICsInVPCs(t *testing.T) {
 	cfg := person(t)
 	dial, web := inMode(t, "port")
@@ -276,7 +276,7 @@ func TestNICsInVPCs(t *testing.T) {
 	waits.Status.Conditions[1] = is("Bound", metav1.ConditionFalse, "BindingFailed", "the provider could not bind the port at host node-b", time.Minute)
 	named := of(nic("db-0", "node-b", "192.168.0.20"), stuck)
 	named.Name, named.Labels, named.Spec.Pod, named.Spec.Interface = "db-0", nil, nil, ""
-	forged := nic("forged", "node-b", "192.168.0.66") // whose label is another pod's
+	forged := nic("forged", "node-b", "192.168.0.66") // its label names another pod
 	forged.Labels[v1alpha1.LabelPodUID] = string(web.UID)
 	create(t, works, waits, named, &forged)
 	o := Options{Config: cfg, Dial: dial}
@@ -284,42 +284,42 @@ func TestNICsInVPCs(t *testing.T) {
 	out, code, err := try(t, o, "pod", "default/stuck")
 	for _, want := range []string{"NotBound", "BindingFailed", "port-stuck", "192.168.0.9/24", "02:00:00:00:00:01", "host-node-b", "Created", "agent runs on the node", "port-db-0"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("pod: no %q in\n%s", want, out)
+			t.Errorf("pod: output lacks %q:\n%s", want, out)
 		}
 	}
 	if code != ExitUnwell || err != nil || strings.Contains(out, "could not be read") {
-		t.Errorf("pod: %d, %v\n%s", code, err, out)
+		t.Errorf("pod: exit code %d, error %v\n%s", code, err, out)
 	}
 	var d PodDetails
 	out, _, _ = try(t, o, "pod", "web-0", "-o", "json")
 	harness.OK(t, json.Unmarshal([]byte(out), &d))
 	if len(d.NICs) != 1 || d.NICs[0].Port != "port-web-0" || d.NICs[0].Diagnosis.Verdict != diagnose.Works || d.Diagnosis.Verdict != diagnose.Works {
-		t.Errorf("%+v", d)
+		t.Errorf("pod = %+v, want verdict Works with one NIC", d)
 	}
 	var list VPCs
 	out, code, err = try(t, o, "vpcs", "blue", "--details", "-o", "json")
 	harness.OK(t, json.Unmarshal([]byte(out), &list))
 	if v := list.VPCs[0]; code != ExitUnwell || err != nil || v.NICs != 4 || len(v.Troubled) != 1 || v.Troubled[0].Name != "stuck-eth0" || v.Troubled[0].Diagnosis.Verdict != diagnose.NotBound {
-		t.Errorf("%d, %v, %+v", code, err, list)
+		t.Errorf("vpcs: exit code %d, error %v, output %+v", code, err, list)
 	}
 	var n NodeDetails
 	out, code, _ = try(t, o, "node", "node-b", "-o", "json")
 	harness.OK(t, json.Unmarshal([]byte(out), &n))
 	if code != ExitUnwell || len(n.Ports) != 3 || !slices.ContainsFunc(n.Trouble, func(s string) bool { return strings.Contains(s, "NotBound") }) {
-		t.Errorf("%d, %+v", code, n)
+		t.Errorf("node: exit code %d, output %+v", code, n)
 	}
 	out, code, _ = try(t, o, "status")
 	if code != ExitUnwell || !strings.Contains(out, "VPC blue:") || !strings.Contains(out, "! node-b: NotBound") || strings.Contains(out, "! node-a") {
-		t.Errorf("status: %d\n%s", code, out)
+		t.Errorf("status: exit code %d\n%s", code, out)
 	}
 	if out, _, _ := try(t, o, "__completeNoDesc", "vpcs", "b"); !strings.HasPrefix(out, "blue\n") {
-		t.Errorf("completion of vpcs: %s", out)
+		t.Errorf("completion of vpcs = %q, want blue first", out)
 	}
 }
 
-// With the rights of docs/operate.md the commands show pods that name missing Egresses, also
+// With the permissions of docs/operate.md the commands show pods that name missing Egresses, including
 // host-network pods.
-func TestPodsThatNameNoEgress(t *testing.T) {
+func TestPodsThatNameMissingEgresses(t *testing.T) {
 	cfg := person(t)
 	dial, _ := inMode(t, "none")
 	host := &corev1.Pod{
@@ -343,14 +343,14 @@ func TestPodsThatNameNoEgress(t *testing.T) {
 		out, code, err := try(t, o, strings.Fields(args)...)
 		for _, want := range wants {
 			if code != ExitUnwell || err != nil || !strings.Contains(out, want) || strings.Contains(out, "could not be read") {
-				t.Errorf("%s: %d, %v, no %q in\n%s", args, code, err, want, out)
+				t.Errorf("%s: exit code %d, error %v, want output with %q:\n%s", args, code, err, want, out)
 			}
 		}
 	}
 }
 
 // Lists of a large cluster are read page by page.
-func TestPages(t *testing.T) {
+func TestListsArePaginated(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
 	for i := range page + 3 {
@@ -369,13 +369,13 @@ func TestPages(t *testing.T) {
 	a, err := (&program{Options: Options{Config: cfg}}).connect()
 	harness.OK(t, err)
 	if n := len(a.blocks(t.Context(), "")); n != page+3 || pages != 2 || len(a.unread) > 0 {
-		t.Errorf("%d blocks by %d pages, %v", n, pages, a.unread)
+		t.Errorf("read %d blocks in %d pages, unread %v; want %d blocks in 2 pages", n, pages, a.unread, page+3)
 	}
 }
 
-// lines is a writer that tells of each line.
+// lines is a writer that reports each line.
 type lines struct {
-	mu   sync.Mutex // guards all
+	mu   sync.Mutex // guards the fields below
 	all  bytes.Buffer
 	seen chan struct{}
 }
@@ -397,7 +397,7 @@ func (l *lines) String() string {
 	return l.all.String()
 }
 
-func TestEventsAreFollowed(t *testing.T) {
+func TestFollowEvents(t *testing.T) {
 	cfg := person(t)
 	inMode(t, "eni-operator")
 	out := &lines{seen: make(chan struct{}, 1)}
@@ -414,9 +414,9 @@ func TestEventsAreFollowed(t *testing.T) {
 			select {
 			case <-out.seen:
 			case err := <-done:
-				t.Fatalf("ended: %v\n%s", err, out)
+				t.Fatalf("events --follow ended: %v\n%s", err, out)
 			case <-limit:
-				t.Fatalf("no %q in\n%s", text, out)
+				t.Fatalf("output lacks %q:\n%s", text, out)
 			}
 		}
 	}
@@ -429,9 +429,9 @@ func TestEventsAreFollowed(t *testing.T) {
 	wait("NetworkHealed")
 	cancel()
 	if err := <-done; err != nil {
-		t.Errorf("interrupted: %v", err)
+		t.Errorf("interrupted command: error = %v, want nil", err)
 	}
 	if strings.Contains(out.String(), "Scheduled") {
-		t.Errorf("events of others are printed:\n%s", out)
+		t.Errorf("events of other software are printed:\n%s", out)
 	}
 }

@@ -19,14 +19,14 @@ type NIC struct {
 	Namespace string             `json:"namespace"`
 	Name      string             `json:"name"` // of the PodNIC
 	VPC       string             `json:"vpc"`
-	Pod       string             `json:"pod,omitempty"` // that it is for, or that uses it
+	Pod       string             `json:"pod,omitempty"` // pod that the NIC is for, or that uses it
 	Interface string             `json:"interface,omitempty"`
 	Phase     string             `json:"phase"`
 	Port      string             `json:"port,omitempty"` // its ID at the provider
 	Addresses []string           `json:"addresses"`      // with the prefix length of their subnet
 	MAC       string             `json:"mac,omitempty"`
 	Node      string             `json:"node,omitempty"`
-	Host      string             `json:"host,omitempty"`      // that the port is bound to, as the provider names it
+	Host      string             `json:"host,omitempty"`      // the provider's name of the host that the port is bound to
 	NodeState string             `json:"nodeState,omitempty"` // the node's report: Plugged, Unplugged or Failed
 	Diagnosis diagnose.Diagnosis `json:"diagnosis"`
 }
@@ -108,7 +108,7 @@ func (a *api) nicFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) 
 	}
 	var mine []v1alpha1.PodNIC
 	for _, o := range a.nics(ctx, in(pod.Namespace, "podnics"), query{"labelSelector": v1alpha1.LabelPodUID + "=" + string(pod.UID)}) {
-		if ref := diagnose.PodOf(&o); ref != nil && ref.UID == string(pod.UID) { // anyone may set the label
+		if ref := diagnose.PodOf(&o); ref != nil && ref.UID == string(pod.UID) { // anyone may set the label, so compare the pod too
 			mine = append(mine, o)
 		}
 	}

@@ -19,7 +19,7 @@ type NodeDetails struct {
 	Node
 	Conditions []introspect.Condition `json:"conditions"` // the daemon's, then the NodeNetwork's
 	Document   *introspect.Document   `json:"document,omitempty"`
-	Unasked    string                 `json:"unasked,omitempty"` // why the daemon's document is missing
+	Unasked    string                 `json:"unasked,omitempty"` // reason why the daemon's document is missing
 	Requests   []string               `json:"requests"`          // names of BlockRequests
 	Ports      []NIC                  `json:"ports"`             // NICs in VPCs of pods on the node, by namespace and name
 	EgressPods []EgressClient         `json:"egressPods"`        // pods on the node that use or request Egresses, by namespace and name

@@ -48,7 +48,7 @@ func (o *output) register(cmd *cobra.Command) {
 	})
 }
 
-// show prints a value in the chosen format. table prints tables.
+// show prints a value in the selected format. table prints the tables.
 func (o output) show(cmd *cobra.Command, v any, table func(p *view.Printer, wide bool)) error {
 	w := cmd.OutOrStdout()
 	switch o {
@@ -89,16 +89,16 @@ func (p *program) progress(cmd *cobra.Command, all int) (done func(n int), end f
 	if p.quiet || all < 2 || !isTerminal(w) {
 		return func(int) {}, func() {}
 	}
-	return func(n int) { fmt.Fprintf(w, "\r%d of %d nodes asked", n, all) },
+	return func(n int) { fmt.Fprintf(w, "\r%d of %d nodes queried", n, all) },
 		func() { fmt.Fprint(w, "\r\x1b[K") }
 }
 
-// problem prints a problem of something.
+// problem prints a problem of a subject.
 func problem(p *view.Printer, of, text string) {
 	p.Printf("\n%s %s\n", view.Toned{Text: "! " + of + ":", Tone: view.Bad}, text)
 }
 
-// notRead prints what could not be read.
+// notRead prints the failed reads.
 func notRead(p *view.Printer, list []string) {
 	for _, why := range list {
 		p.Printf("\n%s %s\n", view.Toned{Text: "! could not be read:", Tone: view.Warn}, why)
@@ -127,7 +127,7 @@ func yesNo(status string) string {
 	}
 }
 
-// toneOf returns the colour of a state that is good or bad.
+// toneOf returns the colour of a good or bad state.
 func toneOf(good bool) view.Tone {
 	if good {
 		return view.Good
@@ -141,7 +141,7 @@ type judged interface {
 	diagnosis() diagnose.Diagnosis
 }
 
-// explain prints summary and remedy of the rows that need attention.
+// explain prints the summary and remedy of the rows that need attention.
 func explain[T judged](p *view.Printer, rows []T) {
 	for _, r := range unwell(rows) {
 		problem(p, r.id(), r.diagnosis().Summary)
@@ -174,7 +174,7 @@ func summary[T judged](rows []T, things string) (lines []string) {
 	return lines
 }
 
-// few returns the rows to list, all or at most listed, and how many it omits.
+// few returns the rows to list, all of them or at most listed, and the number of omitted rows.
 func few[T any](rows []T, wide bool) (shown []T, more int) {
 	if wide || len(rows) <= listed {
 		return rows, 0

@@ -25,7 +25,7 @@ type PodDetails struct {
 	Addresses   []string                `json:"addresses"` // in the pod's status
 	Diagnosis   diagnose.Diagnosis      `json:"diagnosis"`
 	NICs        []NIC                   `json:"nics"`                   // in VPCs, by interface
-	Egress      *EgressClient           `json:"egressClient,omitempty"` // nil if it uses no Egress
+	Egress      *EgressClient           `json:"egressClient,omitempty"` // nil if the pod uses no Egress
 	Attachments []introspect.Attachment `json:"attachments"`            // as recorded on its node
 	Waiting     []introspect.Waiting    `json:"waiting"`
 	Events      []Event                 `json:"events"` // Berth's events and events about its sandbox, oldest first
@@ -109,7 +109,7 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 	return d, nil
 }
 
-// facts reads the inputs of a diagnosis, and no more: a pod without a node does not depend
+// facts reads only the inputs that the diagnosis needs: a pod without a node does not depend
 // on Berth yet.
 func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.Facts, error) {
 	f := diagnose.Facts{Now: p.Now(), Pod: pod}
@@ -125,7 +125,7 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	}
 	node := pod.Spec.NodeName
 	f.Events, _ = a.events(ctx, pod.Namespace, "Pod", pod.Name)
-	f.Events = slices.DeleteFunc(f.Events, func(e corev1.Event) bool { // of an earlier pod with the same name
+	f.Events = slices.DeleteFunc(f.Events, func(e corev1.Event) bool { // events of an earlier pod with the same name
 		return e.InvolvedObject.UID != "" && e.InvolvedObject.UID != pod.UID
 	})
 	slices.SortStableFunc(f.Events, func(x, y corev1.Event) int { return diagnose.EventTime(x).Compare(diagnose.EventTime(y)) })
@@ -162,11 +162,11 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 
 // operatorsNow counts the pods of berth-operator.
 func (p *program) operatorsNow(ctx context.Context, a *api) diagnose.Fact[diagnose.Operators] {
-	pods := p.operatorPods(ctx, a) // may append to a.unread
+	pods := p.operatorPods(ctx, a) // pods may append to a.unread
 	return operatorsFact(objects{operator: operatorObjects{pods: pods}, unread: a.unread})
 }
 
-// listFact returns a list as a fact, which is unread if the list could not be read.
+// listFact returns a list as a fact, which is unread if reading the list failed.
 func listFact[T any](a *api, what string, list []T) diagnose.Fact[[]T] {
 	if why := a.unread.why(what); why != "" {
 		return diagnose.Unread[[]T](why)
@@ -174,7 +174,7 @@ func listFact[T any](a *api, what string, list []T) diagnose.Fact[[]T] {
 	return diagnose.Of(list)
 }
 
-// askAbout reads what the pod's node knows of the pod.
+// askAbout queries the pod's node about the pod.
 func (p *program) askAbout(ctx context.Context, d daemon, pod *corev1.Pod, f *diagnose.Facts) error {
 	nodes, err := p.nodeClient()
 	if err != nil {
@@ -257,7 +257,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 	}
 }
 
-// writeTunnels prints a pod's tunnels to gateways, or that the pod is a gateway.
+// writeTunnels prints a pod's tunnels to gateways, or states that the pod is a gateway.
 func writeTunnels(p *view.Printer, attachments []introspect.Attachment) {
 	for _, a := range attachments {
 		switch e := a.Egress; {

@@ -29,7 +29,7 @@ type Pool struct {
 	BlockSize       int                 `json:"blockSize"`       // addresses per block
 	Blocks          v1alpha1.PoolCounts `json:"blocks"`
 	Addresses       v1alpha1.PoolCounts `json:"addresses"`
-	Requests        int                 `json:"requests"` // unanswered
+	Requests        int                 `json:"requests"` // requests without an answer
 	Ready           string              `json:"ready"`    // True, False or Unknown
 	Reason          string              `json:"reason,omitempty"`
 	Nodes           []PoolNode          `json:"nodes"`   // with blocks or requests, by number of blocks and name
@@ -40,8 +40,8 @@ type Pool struct {
 type PoolNode struct {
 	Name     string `json:"name"`
 	Blocks   int    `json:"blocks"`
-	Draining int    `json:"draining"` // of those, being released
-	Requests int    `json:"requests"` // unanswered
+	Draining int    `json:"draining"` // blocks being released, included above
+	Requests int    `json:"requests"` // requests without an answer
 }
 
 func (row Pool) unwell() bool { return len(row.Trouble) > 0 }
@@ -109,7 +109,7 @@ func (row *Pool) conditions(p v1alpha1.AddressPool) {
 	}
 	switch {
 	case p.DeletionTimestamp != nil:
-		row.Trouble = append(row.Trouble, "it is being deleted and gives no more blocks")
+		row.Trouble = append(row.Trouble, "it is being deleted and assigns no more blocks")
 	case ready == nil:
 		row.Trouble = append(row.Trouble, "berth-operator has not reported on it")
 	case ready.Status != metav1.ConditionTrue:
@@ -201,7 +201,7 @@ func poolGrid(pools []Pool, wide bool) *view.Grid {
 	return g
 }
 
-// percent returns a part of a whole as text, or "" if the whole is not positive.
+// percent returns part as a percentage of whole, or "" if whole is not positive.
 func percent[T int | int64](part, whole T) string {
 	if whole <= 0 {
 		return ""

@@ -22,17 +22,17 @@ import (
 // Status is the output of `kubectl berth status -o json`.
 type Status struct {
 	Time     time.Time       `json:"time"`
-	Healthy  bool            `json:"healthy"` // nothing below has a problem, and everything could be read
+	Healthy  bool            `json:"healthy"` // no problem was found, and everything could be read
 	Modes    []diagnose.Mode `json:"modes"`   // of the nodes, sorted
 	Versions []Version       `json:"versions"`
-	Operator *Operator       `json:"operator,omitempty"` // nil if nothing needs one
+	Operator *Operator       `json:"operator,omitempty"` // nil if no operator is needed
 	Totals   Totals          `json:"totals"`
 	Trouble  []string        `json:"trouble"`  // problems of the cluster as a whole
 	Nodes    []Node          `json:"nodes"`    // by name
 	Pools    []Pool          `json:"pools"`    // by name
 	VPCs     []VPC           `json:"vpcs"`     // by name
 	Egresses []Egress        `json:"egresses"` // by namespace and name
-	Unread   []string        `json:"unread"`   // what could not be read, and why
+	Unread   []string        `json:"unread"`   // failed reads and their reasons
 }
 
 // Version is a version of berthd, by image tag.
@@ -141,8 +141,8 @@ func statusOf(o objects) Status {
 	return s
 }
 
-// needOperator reports whether anything needs an operator: a node, a VPC, an Egress or a
-// pod that requests an Egress.
+// needOperator reports whether the cluster needs an operator: it has a node, a VPC, an Egress or a
+// pod that requests an Egress that depends on one.
 func (o objects) needOperator() bool {
 	return len(o.vpcs)+len(o.egresses)+len(o.clients) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode })
 }
@@ -164,7 +164,7 @@ func (o objects) daemonFact(node string) diagnose.Fact[diagnose.Daemon] {
 	return diagnose.Fact[diagnose.Daemon]{Unread: o.unread.why("pods of berthd")}
 }
 
-// operator sets the state of the operator, if anything needs one.
+// operator sets the state of the operator, if the cluster needs one.
 func (s *Status) operator(o objects) {
 	if !o.needOperator() {
 		return
@@ -338,7 +338,7 @@ func (f nodeFacts) daemons(r *Node) {
 	}
 }
 
-// growing is how long the operator may take to give a node the addresses that it needs.
+// growing is how long the operator may take to assign a node the addresses that it needs.
 const growing = 30 * time.Second
 
 func (f nodeFacts) networks(r *Node) {
@@ -390,7 +390,7 @@ func (f nodeFacts) pools(r *Node) {
 	}
 }
 
-// ofNode are the verdicts of NICs whose cause may be the node or the provider's agent on it.
+// ofNode are the verdicts of NICs that may be caused by the node or the provider's agent on it.
 var ofNode = []diagnose.Verdict{
 	diagnose.NotBound, diagnose.BoundElsewhere, diagnose.NotPlugged, diagnose.PlugFailed, diagnose.NotActive, diagnose.PodMissing, diagnose.NotReleased,
 }
@@ -411,7 +411,7 @@ func (f nodeFacts) answers(r *Node) {
 		return
 	}
 	if err := f.answer.err; err != nil {
-		r.bad("berthd could not be asked: %v", err)
+		r.bad("berthd could not be queried: %v", err)
 		return
 	}
 	for _, c := range f.answer.doc.Conditions {

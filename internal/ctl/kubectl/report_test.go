@@ -37,7 +37,7 @@ func TestStatusTables(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := statusOf(o)
 			if s.Healthy != (name == "well") {
-				t.Errorf("healthy: %v", s.Healthy)
+				t.Errorf("healthy = %v, want %v", s.Healthy, name == "well")
 			}
 			golden(t, "status-"+name+".txt", printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) }))
 			golden(t, "status-"+name+"-wide.txt", printed(t, func(p *view.Printer) { writeStatus(p, s, true, false) }))
@@ -48,14 +48,14 @@ func TestStatusTables(t *testing.T) {
 			golden(t, "status-"+name+".yaml", out.String())
 			var again Status
 			if err := yaml.UnmarshalStrict(out.Bytes(), &again); err != nil || len(again.Nodes) != len(s.Nodes) {
-				t.Errorf("YAML: %v, %d nodes", err, len(again.Nodes))
+				t.Errorf("YAML: error %v, %d nodes; want %d", err, len(again.Nodes), len(s.Nodes))
 			}
 		})
 	}
 }
 
-// The table of a large cluster has the nodes with problems, and counts the others.
-func TestStatusOfManyNodes(t *testing.T) {
+// The table of a large cluster lists the nodes with problems and counts the others.
+func TestStatusWithManyNodes(t *testing.T) {
 	o := objects{now: at, daemons: map[string]daemon{}}
 	var pods []corev1.Pod
 	for i := range 3000 {
@@ -69,20 +69,20 @@ func TestStatusOfManyNodes(t *testing.T) {
 	table := printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
 	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 more nodes without problems") ||
 		!strings.Contains(table, "15000 used, 6000 warm, 3000 cooling") {
-		t.Errorf("%d lines:\n%.2000s", n, table)
+		t.Errorf("status has %d lines, want at most 15 with the unhealthy node and the totals:\n%.2000s", n, table)
 	}
 	if every := printed(t, func(p *view.Printer) { writeStatus(p, s, false, true) }); strings.Count(every, "\n") < 3000 {
-		t.Error("--all does not list all")
+		t.Error("--all does not list every node")
 	}
 }
 
-// An IPv6-only subnet is shown with its IPv6 block.
-func TestTopOfIPv6Alone(t *testing.T) {
+// An IPv6-only subnet is shown with its IPv6 CIDR.
+func TestTopOfIPv6OnlySubnet(t *testing.T) {
 	n := network("node-a", 0, 0, 0)
 	n.Status.ENI.ENIs = map[string]v1alpha1.ENI{"eni-1": {DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}}
 	top := topOf(objects{networks: []v1alpha1.NodeNetwork{n}})
 	if len(top.Subnets) != 1 || top.Subnets[0].CIDR != "2001:db8::/64" {
-		t.Errorf("subnets %+v", top.Subnets)
+		t.Errorf("subnets = %+v, want 2001:db8::/64", top.Subnets)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestTopAndPoolTables(t *testing.T) {
 	golden(t, "pools-wide.txt", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
 }
 
-// The view of VPCs has each NIC with a problem and its remedy, and no others.
+// The view of VPCs lists exactly the NICs with problems, each with a remedy.
 func TestVPCs(t *testing.T) {
 	o := portCluster()
 	list := VPCs{VPCs: vpcRows(o)}
@@ -123,19 +123,19 @@ func TestVPCs(t *testing.T) {
 		"moved-eth0": diagnose.BoundElsewhere, "lost-eth0": diagnose.PodMissing,
 	}
 	if diff := cmp.Diff(want, verdicts); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+		t.Errorf("verdicts (-want +got):\n%s", diff)
 	}
 	if blue.NICs != 8 || blue.Phases["Active"] != 3 || blue.Subnets[0].Waiting != 0 || blue.Subnets[1].Waiting != 1 {
-		t.Errorf("%+v", blue)
+		t.Errorf("VPC blue = %+v, want 8 NICs, 3 of them active, and one waiting for the second subnet", blue)
 	}
-	o.pods = nil // then it is not known where pods are
+	o.pods = nil // the pods' nodes are unknown
 	if n := len(vpcRows(o)[0].Troubled); n != 4 {
-		t.Errorf("%d NICs without a look at their pods", n)
+		t.Errorf("%d NICs need attention without pods, want 4", n)
 	}
 }
 
-// Thousands of NICs with the same problem are one line and a bounded table.
-func TestVPCOfManyNICs(t *testing.T) {
+// Thousands of NICs with the same problem take one line and a bounded table.
+func TestVPCWithManyNICs(t *testing.T) {
 	o := portCluster()
 	o.nics = nil
 	for i := range 5000 {
@@ -147,14 +147,14 @@ func TestVPCOfManyNICs(t *testing.T) {
 	prog := &program{Options: Options{Now: func() time.Time { return at }}}
 	out := printed(t, func(p *view.Printer) { writeVPCs(p, VPCs{VPCs: vpcRows(o)}, prog, false, false) })
 	if !strings.Contains(out, "NotBound of 5000 NICs, such as default/web-0000-eth0") || !strings.Contains(out, "4950 more NICs") || strings.Count(out, "\n") > 300 {
-		t.Errorf("%d lines:\n%.3000s", strings.Count(out, "\n"), out)
+		t.Errorf("vpcs has %d lines, want at most 300 with a summary:\n%.3000s", strings.Count(out, "\n"), out)
 	}
 	if s := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) }); strings.Count(s, "\n") > 40 {
 		t.Errorf("status:\n%.3000s", s)
 	}
 }
 
-// The view of Egresses has each problem of an Egress or a client once, with a remedy, and no others.
+// The view of Egresses lists each problem of an Egress or a client once, with a remedy.
 func TestEgresses(t *testing.T) {
 	o := egressCluster()
 	rows := egressRows(o)
@@ -169,32 +169,32 @@ func TestEgresses(t *testing.T) {
 			got[e.Name] = append(got[e.Name], fmt.Sprint(c.Pod, " ", c.Diagnosis.Verdict))
 		}
 		if e.unwell() != (e.Name != "idle") {
-			t.Errorf("%s: %q", e.Name, e.Trouble)
+			t.Errorf("%s: problems = %q", e.Name, e.Trouble)
 		}
 	}
 	want := map[string][]string{"internet": {"failed NotSetUp", "unseen NotLookedAt"}, "none": {"refused EgressRefused"}}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+		t.Errorf("clients with problems (-want +got):\n%s", diff)
 	}
 	others := map[string]diagnose.Verdict{}
 	for _, c := range list.Strays {
 		others[c.Pod] = c.Diagnosis.Verdict
 	}
 	if diff := cmp.Diff(map[string]diagnose.Verdict{"typo": diagnose.EgressRefused, "host": diagnose.EgressRefused}, others); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+		t.Errorf("other clients (-want +got):\n%s", diff)
 	}
-	o.egresses, o.unread = nil, []string{"Egresses: forbidden"} // then it is not known which there are
+	o.egresses, o.unread = nil, []string{"Egresses: forbidden"} // the existing Egresses are unknown
 	list = Egresses{Egresses: egressRows(o), Unread: o.unread}
 	golden(t, "egresses-unread.txt", printed(t, func(p *view.Printer) { writeEgresses(p, list, prog, true, true) }))
 	for _, e := range list.Egresses {
 		if !slices.Equal(e.Trouble, summary(e.Troubled, "pods")) || e.unwell() != (e.Name != "down") {
-			t.Errorf("%s: %q", e.Name, e.Trouble)
+			t.Errorf("%s: problems = %q", e.Name, e.Trouble)
 		}
 	}
 }
 
-// Without any Egress the status still shows pods that name one, and that the operator is missing.
-func TestStatusWithoutTheLastEgress(t *testing.T) {
+// Without any Egress the status still shows pods that name one, and the missing operator.
+func TestStatusWithoutEgresses(t *testing.T) {
 	o := nodeCluster()
 	refused := egressClient("refused", "node-a")
 	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
@@ -203,30 +203,30 @@ func TestStatusWithoutTheLastEgress(t *testing.T) {
 	out := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) })
 	for _, want := range []string{"! Egress egress/none: the Egress does not exist", "no berth-operator pod exists: no pod becomes a client of an Egress", "CLIENTS"} {
 		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
+			t.Errorf("status lacks %q:\n%s", want, out)
 		}
 	}
-	o.clients[0].Spec.Refused[0].Name, o.clients[0].Spec.Refused[0].Reason = "", "Invalid" // then there is no row of an Egress
+	o.clients[0].Spec.Refused[0].Name, o.clients[0].Spec.Refused[0].Reason = "", "Invalid" // no Egress row lists this client
 	o.clients[0].Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", "names nothing", time.Minute)
 	s := statusOf(o)
 	out = printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
 	if len(s.Egresses) > 0 || !strings.Contains(out, "EgressRefused: default/refused: It may not use an Egress (Invalid): names nothing") || !strings.Contains(out, "CLIENTS") {
-		t.Errorf("%+v\n%s", s.Egresses, out)
+		t.Errorf("Egresses = %+v, want none; status:\n%s", s.Egresses, out)
 	}
 }
 
-// A missing operator is no problem of a node.
-func TestNodesAreNotBlamedForTheOperator(t *testing.T) {
+// A missing operator is not a problem of a node.
+func TestMissingOperatorIsNoNodeProblem(t *testing.T) {
 	o := egressCluster()
 	for _, n := range statusOf(o).Nodes {
-		if unwell := len(n.Trouble) > 0; unwell != (n.Name == "node-b") { // whose berthd failed
-			t.Errorf("%s: %q", n.Name, n.Trouble)
+		if unwell := len(n.Trouble) > 0; unwell != (n.Name == "node-b") { // berthd failed there
+			t.Errorf("%s: problems = %q", n.Name, n.Trouble)
 		}
 	}
 }
 
-// The view of a pod that uses Egresses has the gateways of its tunnels.
-func TestTunnelsOfAPod(t *testing.T) {
+// The view of a pod that uses Egresses lists the gateways of its tunnels.
+func TestPodTunnels(t *testing.T) {
 	o := egressClient("web-0", "node-a", "internet")
 	c := clientOf(&o, diagnose.EgressClient(diagnose.ClientFacts{Now: at, Client: &o}))
 	prefixes := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
@@ -247,14 +247,14 @@ func TestTunnelsOfAPod(t *testing.T) {
 	golden(t, "pod-egress.txt", printed(t, func(p *view.Printer) { writePod(p, d, prog, false) }))
 }
 
-func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
+func TestOutputIsEscapedForTerminals(t *testing.T) {
 	check := func(name, out string) {
 		t.Helper()
 		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); i >= 0 {
-			t.Errorf("%s prints %q", name, out[max(0, i-20):min(len(out), i+20)])
+			t.Errorf("%s prints unescaped text: %q", name, out[max(0, i-20):min(len(out), i+20)])
 		}
 		if strings.Contains(out, "\nFORGED") || len(out) < 100 {
-			t.Errorf("%s prints\n%s", name, out)
+			t.Errorf("%s prints a forged line or too little:\n%s", name, out)
 		}
 	}
 	s, top := statusOf(operatorCluster()), topOf(operatorCluster())

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// listed is the number of rows up to which tables list healthy rows too.
+// listed is the maximum number of rows for which tables include healthy rows.
 const listed = 50
 
 // leaseName is the Lease that the leading operator holds.
@@ -48,15 +48,15 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}
-	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
+	cmd.Flags().BoolVar(&details, "details", false, "query the berthd of every node")
 	cmd.Flags().BoolVar(&every, "all", false, "list every node, however many")
-	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not asked by then are marked as such")
+	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not queried by then are marked as such")
 	out.register(cmd)
 	return cmd
 }
 
-// gather reads objects from the API server, and queries the nodes that have none, or with
-// details all nodes.
+// gather reads objects from the API server, and queries the nodes that have none, or all
+// nodes with details.
 func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) (objects, error) {
 	o, err := p.read(ctx)
 	if err != nil {

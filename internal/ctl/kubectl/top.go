@@ -28,8 +28,8 @@ type Top struct {
 	Unread  []string `json:"unread"`
 }
 
-// Subnet is Berth's use of a subnet, as reported by nodes. Only EC2 knows how many
-// addresses others use, and how many are free.
+// Subnet is Berth's use of a subnet, as reported by nodes. Only EC2 knows the addresses that others
+// use and the free ones.
 type Subnet struct {
 	ID        string `json:"id"`
 	CIDR      string `json:"cidr,omitempty"`
@@ -84,7 +84,7 @@ or as many as --most; JSON and YAML have all.`,
 			return out.show(cmd, t, func(pr *view.Printer, wide bool) { writeTop(pr, t, most, wide) })
 		},
 	}
-	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
+	cmd.Flags().BoolVar(&details, "details", false, "query the berthd of every node")
 	cmd.Flags().IntVar(&most, "most", 20, "number of rows of each table")
 	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command")
 	out.register(cmd)
@@ -113,7 +113,7 @@ func topOf(o objects) Top {
 		}
 		return subnets[id]
 	}
-	asked := map[string]bool{} // nodes whose own data counts
+	asked := map[string]bool{} // nodes whose own data takes precedence
 	for name, a := range o.answers {
 		if a.err == nil && len(a.doc.ENIs) > 0 {
 			asked[name] = true
@@ -177,14 +177,14 @@ func prefixesOf(doc introspect.Document) (n int) {
 	return n
 }
 
-// addNetwork adds a NodeNetwork; of a node that was asked, only the CIDRs of subnets.
+// addNetwork adds a NodeNetwork; for a node that was queried, it adds only the CIDRs of subnets.
 func (t *Top) addNetwork(n *v1alpha1.NodeNetwork, asked bool, subnet func(string) *Subnet) {
 	counts, families := enisOf(n), policyOf(n).Families
 	here := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
 		e := n.Status.ENI.ENIs[id]
 		s := subnet(e.SubnetID)
-		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR, strings.Join(e.SubnetIPv6CIDRs, ",")) // an IPv6-only subnet has no other
+		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR, strings.Join(e.SubnetIPv6CIDRs, ",")) // an IPv6-only subnet has no IPv4 CIDR
 		if asked {
 			continue
 		}

@@ -44,7 +44,7 @@ type VPCSubnet struct {
 	ID       string `json:"id"`
 	Name     string `json:"name,omitempty"`
 	CIDR     string `json:"cidr"`
-	IPv6CIDR string `json:"ipv6CIDR,omitempty"` // besides, of a subnet with both families
+	IPv6CIDR string `json:"ipv6CIDR,omitempty"` // the IPv6 CIDR of a dual-stack subnet
 	Gateway  string `json:"gateway,omitempty"`
 	Waiting  int    `json:"waiting"` // NICs that wait because the subnet is full
 }
@@ -94,7 +94,7 @@ func (p *program) vpcList(cmd *cobra.Command, args []string, details bool) (VPCs
 
 func (row VPC) unwell() bool { return len(row.Trouble) > 0 }
 
-// vpcRows returns all VPCs, including those that NICs name and that do not exist, by name.
+// vpcRows returns all VPCs, including missing ones that NICs name, by name.
 func vpcRows(o objects) []VPC {
 	rows := map[string]*VPC{}
 	for i := range o.vpcs {
@@ -130,7 +130,7 @@ func vpcRows(o objects) []VPC {
 	return out
 }
 
-// newVPC returns a row whose lists are empty, not null.
+// newVPC returns a row with empty lists instead of null.
 func newVPC(name string) *VPC {
 	return &VPC{Name: name, Ready: string(metav1.ConditionUnknown), Conditions: []introspect.Condition{}, Phases: map[string]int{}, Subnets: []VPCSubnet{}, Troubled: []NIC{}, Trouble: []string{}}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// supply holds the parts of a node's views that depend on where its addresses come from.
+// supply holds the parts of a node's views that depend on the source of its addresses.
 type supply struct {
 	instances bool   // nodes are EC2 instances
 	capacity  string // format of Totals.Capacity

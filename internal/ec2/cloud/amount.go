@@ -22,7 +22,7 @@ func AmountIn(f ipfamily.Family, addresses, prefixes int) Amount {
 	return Amount{Addresses: addresses, Prefixes: prefixes}
 }
 
-// Of returns the numbers of single addresses and of prefixes of one family.
+// Of returns the numbers of single addresses and of prefixes in one family.
 func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
 	if f == ipfamily.IPv6 {
 		return n.IPv6, n.IPv6Prefixes
@@ -30,13 +30,13 @@ func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
 	return n.Addresses, n.Prefixes
 }
 
-// Has reports whether an amount has any of a family.
+// Has reports whether an amount includes addresses or prefixes of a family.
 func (n Amount) Has(f ipfamily.Family) bool {
 	addresses, prefixes := n.Of(f)
 	return addresses != 0 || prefixes != 0
 }
 
-// Family is the family of an amount that has only one; IPv4 for nothing.
+// Family is the family of a single-family amount; IPv4 for an empty one.
 func (n Amount) Family() ipfamily.Family {
 	if n.Has(ipfamily.IPv6) {
 		return ipfamily.IPv6
@@ -61,7 +61,7 @@ func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// FormatPrefix formats a prefix, and without a length if it has one address only.
+// FormatPrefix formats a prefix, omitting the length of a single-address prefix.
 func FormatPrefix(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
@@ -69,13 +69,13 @@ func FormatPrefix(p netip.Prefix) string {
 	return p.String()
 }
 
-// SortPrefixes sorts a list in place. It returns the list without duplicates.
+// SortPrefixes sorts a list in place and returns it without duplicates.
 func SortPrefixes(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return slices.Compact(list)
 }
 
-// PrefixAround is the delegated prefix that an address would be in: /28 of IPv4, /80 of IPv6 (EC2 User
+// PrefixAround returns the delegated prefix that contains an address: an IPv4 /28 or an IPv6 /80 (EC2 User
 // Guide, "Prefix delegation").
 func PrefixAround(a netip.Addr) netip.Prefix {
 	bits := 80

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-func TestFamiliesOfAmounts(t *testing.T) {
+func TestAmountFamilies(t *testing.T) {
 	for n, want := range map[Amount]struct {
 		four, six bool
 		family    ipfamily.Family
@@ -22,13 +22,13 @@ func TestFamiliesOfAmounts(t *testing.T) {
 		{Prefixes: -1, Addresses: 1}: {true, false, ipfamily.IPv4},
 	} {
 		if n.Has(ipfamily.IPv4) != want.four || n.Has(ipfamily.IPv6) != want.six || n.Family() != want.family {
-			t.Errorf("%+v: has IPv4 %v, IPv6 %v, is of %v; want %+v", n, n.Has(ipfamily.IPv4), n.Has(ipfamily.IPv6), n.Family(), want)
+			t.Errorf("%+v: Has(IPv4) = %v, Has(IPv6) = %v, Family() = %v, want %+v", n, n.Has(ipfamily.IPv4), n.Has(ipfamily.IPv6), n.Family(), want)
 		}
 	}
 }
 
 func TestPrefixAround(t *testing.T) {
 	for addr, want := range map[string]string{"10.0.0.23": "10.0.0.16/28", "10.0.0.16": "10.0.0.16/28", "2001:db8::7": "2001:db8::/80", "2001:db8::1:0:0:7": "2001:db8::1:0:0:0/80"} {
-		check.Equal(t, PrefixAround(netip.MustParseAddr(addr)), netip.MustParsePrefix(want), "around %s", addr)
+		check.Equal(t, PrefixAround(netip.MustParseAddr(addr)), netip.MustParsePrefix(want), "prefix around %s", addr)
 	}
 }

@@ -1,6 +1,6 @@
-// Package cloud is Berth's model of the cloud: network interfaces, subnets and instances, the calls
-// that Berth makes on them, and the classes into which failed calls fall. It depends on neither an SDK
-// nor Kubernetes; cloud/aws implements it for EC2.
+// Package cloud is Berth's model of the cloud: network interfaces, subnets and instances, the calls that
+// Berth makes, and the classes of their errors. It depends on neither an SDK nor Kubernetes; cloud/aws
+// implements it for EC2.
 package cloud
 
 import (
@@ -11,17 +11,17 @@ import (
 	"slices"
 )
 
-// InterfaceType is the type of an ENI in EC2's spelling (EC2 API, NetworkInterface.InterfaceType).
+// InterfaceType is the type of an ENI as EC2 spells it (EC2 API, NetworkInterface.InterfaceType).
 // Berth never uses ENIs of types other than those below.
 type InterfaceType string
 
 // The types that Berth uses.
 const (
 	InterfaceOrdinary InterfaceType = "interface"
-	// InterfaceTrunk is an ENI on whose link branches are VLANs.
+	// InterfaceTrunk is an ENI whose link carries the traffic of its branches as VLANs.
 	InterfaceTrunk InterfaceType = "trunk"
-	// InterfaceBranch is the type of an ordinary ENI while it is associated with a trunk. It has no
-	// attachment then, and its status is "in-use".
+	// InterfaceBranch is the type of an ordinary ENI while it is associated with a trunk. Meanwhile it has no
+	// attachment, and its status is "in-use".
 	InterfaceBranch InterfaceType = "branch"
 )
 
@@ -59,17 +59,17 @@ type Attachment struct {
 	DeleteOnTermination bool
 }
 
-// Subnet is a subnet with its count of free addresses in the cloud's last reply.
+// Subnet is a subnet with the free-address count of the cloud's last reply.
 type Subnet struct {
 	ID    string
 	VPCID string
 	Zone  string
-	CIDR  netip.Prefix // of IPv4; zero with IPv6Native
+	CIDR  netip.Prefix // IPv4; zero if IPv6Native
 	IPv6  []netip.Prefix
 	Free  int // AvailableIpAddressCount: IPv4 addresses
 	Tags  map[string]string
-	// IPv6Native: the subnet is IPv6-only. Its ENIs have no IPv4 address, and are for instances built on
-	// Nitro (Amazon VPC User Guide, "Subnet types").
+	// IPv6Native means that the subnet is IPv6-only. Its ENIs have no IPv4 address, and it accepts only
+	// instances built on Nitro (Amazon VPC User Guide, "Subnet types").
 	IPv6Native bool
 }
 
@@ -81,7 +81,7 @@ type RouteTable struct {
 	Subnets []string // IDs of explicitly associated subnets
 }
 
-// Instance is a virtual machine as the cloud described it.
+// Instance is a virtual machine as the cloud described it at one moment.
 type Instance struct {
 	ID       string
 	Type     string
@@ -95,18 +95,17 @@ type Instance struct {
 	ENIs     []ENI // attached interfaces
 }
 
-// Limits are what an instance type allows. IPv4PerENI and IPv6PerENI count
-// every address slot of an ENI, its primary address included; a prefix takes
-// one slot (EC2 User Guide, "IP addresses per network interface per instance
-// type" and "Assigning prefixes to network interfaces").
+// Limits are the limits of an instance type. IPv4PerENI and IPv6PerENI count all address slots of an ENI,
+// including its primary address; a prefix takes one slot (EC2 User Guide, "IP addresses per network interface
+// per instance type" and "Assigning prefixes to network interfaces").
 type Limits struct {
 	MaxENIs    int // of network card 0
 	IPv4PerENI int
 	IPv6PerENI int  // 0 where IPv6 is not supported
-	Prefixes   bool // Nitro and bare metal: prefixes can be delegated
+	Prefixes   bool // supports delegated prefixes: Nitro and bare metal
 }
 
-// Identity is what the metadata service says about its instance.
+// Identity is the instance's identity according to the metadata service.
 type Identity struct {
 	InstanceID   string
 	InstanceType string
@@ -119,23 +118,23 @@ type Identity struct {
 	VPCCIDRs     []netip.Prefix
 }
 
-// CreateENI is a request for a new ENI. With the same ClientToken, a repeated request returns the ENI of
-// the first one. Node mode stores the request as JSON.
+// CreateENI is a request for a new ENI. Repeating it with the same ClientToken returns the ENI of the first
+// request. Node mode stores the request as JSON.
 type CreateENI struct {
 	SubnetID    string
 	Groups      []string
 	Description string
-	Tags        map[string]string // applied in the creation call itself
+	Tags        map[string]string // applied by the same call
 	ClientToken string
-	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk; empty: an ordinary one
-	Primary     netip.Addr    `json:",omitzero"`  // the requested primary IPv4 address; zero: any of the subnet
-	IPv6Address netip.Addr    `json:",omitzero"`  // a requested IPv6 address, in place of Amount.IPv6
-	Amount                    // to assign at creation; either addresses or prefixes of each family
+	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk, or empty for an ordinary ENI
+	Primary     netip.Addr    `json:",omitzero"`  // requested primary IPv4 address; zero for any in the subnet
+	IPv6Address netip.Addr    `json:",omitzero"`  // requested IPv6 address, instead of Amount.IPv6
+	Amount                    // to assign at creation; addresses or prefixes per family, not both
 }
 
-// Differs compares an ENI that a reply says was created with the request: its type, if both name one,
-// and the requested addresses. It returns the first property that differs, by EC2's name, with both values;
-// empty: none does.
+// Differs compares an ENI returned for the request with the requested type, if both have one, and the
+// requested addresses. It returns the first differing property, by EC2's name, with both values; an empty
+// property means no difference.
 func (q CreateENI) Differs(e ENI) (property, got, want string) {
 	switch {
 	case e.Type != "" && q.Type != "" && e.Type != q.Type:
@@ -152,13 +151,13 @@ func (q CreateENI) Differs(e ENI) (property, got, want string) {
 // all ENIs.
 type ENIFilter struct {
 	IDs         []string
-	InstanceID  string              // attached to this instance; a branch is not attached
+	InstanceID  string              // attached to this instance; branches are not
 	InstanceIDs []string            // attached to one of these instances
 	VPCID       string              //
 	Status      string              // "available": detached
 	Types       []InterfaceType     // one of these types
 	Tags        map[string]string   // all must match exactly
-	Tagged      map[string][]string // by key: the tag has exactly one of these values
+	Tagged      map[string][]string // by tag key: accepted values
 }
 
 // SubnetFilter selects subnets that match all fields. Empty fields match all subnets.
@@ -169,37 +168,34 @@ type SubnetFilter struct {
 	Tags  map[string]string
 }
 
-// API are the calls that Berth makes. Every error is or wraps an *Error: ClassOf gives its class.
+// API is the set of calls that Berth makes. Every error is or wraps an *Error; ClassOf returns its class.
 // Listings are complete, with all their pages. A call that is not idempotent is not repeated when its
 // reply is lost.
 type API interface {
-	// Instance describes one instance with its attached ENIs. An instance
-	// that does not exist is an error of class Gone.
+	// Instance describes an instance with its attached ENIs. An unknown instance is an error of class Gone.
 	Instance(ctx context.Context, id string) (Instance, error)
-	// Instances describes instances by their IDs, without their ENIs. IDs that do not exist are left
-	// out without an error.
+	// Instances describes instances by their IDs, without their ENIs. Unknown IDs are left out without an
+	// error.
 	Instances(ctx context.Context, ids []string) ([]Instance, error)
-	// Limits returns what an instance type allows.
+	// Limits returns the limits of an instance type.
 	Limits(ctx context.Context, instanceType string) (Limits, error)
 	// ENIs lists the interfaces that match.
 	ENIs(ctx context.Context, f ENIFilter) ([]ENI, error)
 	// Subnets lists the subnets that match.
 	Subnets(ctx context.Context, f SubnetFilter) ([]Subnet, error)
-	// SecurityGroups lists the IDs of a VPC's security groups that carry all the
-	// tags, in order.
+	// SecurityGroups lists the IDs of a VPC's security groups that have all the tags, in order.
 	SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error)
-	// RouteTables lists the route tables of a VPC, with their subnets but without
-	// their routes.
+	// RouteTables lists the route tables of a VPC, with their subnets but without their routes.
 	RouteTables(ctx context.Context, vpcID string) ([]RouteTable, error)
 	Changes
 }
 
-// Changes are the calls that change something.
+// Changes are the mutating calls.
 type Changes interface {
 	// CreateENI creates a detached ENI with its addresses and tags in one call.
 	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
-	// AttachENI attaches an ENI at a device index and returns the attachment
-	// ID; the link shows up in the instance later.
+	// AttachENI attaches an ENI at a device index and returns the attachment ID. The link appears in the
+	// instance later.
 	AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (attachmentID string, err error)
 	// DetachENI starts a detachment.
 	DetachENI(ctx context.Context, attachmentID string) error
@@ -207,9 +203,9 @@ type Changes interface {
 	DeleteENI(ctx context.Context, eniID string) error
 	// SetDeleteOnTermination sets whether an ENI is deleted with its instance.
 	SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error
-	// AssignAddresses assigns further addresses or prefixes of one family, chosen by the cloud, and
-	// returns them; an address as its HostPrefix. It is not idempotent: after an error of class
-	// Transient the caller must describe the ENI before it repeats the call.
+	// AssignAddresses assigns more addresses or prefixes of one family, chosen by the cloud, and
+	// returns them, addresses as their HostPrefix. It is not idempotent: after an error of class
+	// Transient the caller must describe the ENI before repeating the call.
 	AssignAddresses(ctx context.Context, eniID string, n Amount) ([]netip.Prefix, error)
 	// UnassignAddresses removes addresses, given as their HostPrefix, or prefixes of one family from an
 	// ENI.
@@ -228,8 +224,8 @@ type Metadata interface {
 // MaxVLAN is the highest VLAN ID; the lowest is 1 (IEEE 802.1Q).
 const MaxVLAN = 4094
 
-// Association makes an ENI a branch of a trunk: what the trunk's link carries with the
-// VLAN's ID (IEEE 802.1Q) is the branch's.
+// Association makes an ENI a branch of a trunk: frames with the VLAN ID (IEEE 802.1Q) on the trunk's link
+// belong to the branch.
 type Association struct {
 	ID       string
 	TrunkID  string
@@ -237,19 +233,18 @@ type Association struct {
 	VLAN     int // 1 to MaxVLAN
 }
 
-// Trunks are the calls about branches of trunks (EC2 API Reference,
-// AssociateTrunkInterface and its like).
+// Trunks are the calls concerning trunks and branches (EC2 API Reference, AssociateTrunkInterface and related
+// actions).
 type Trunks interface {
-	// AssociateBranch makes a detached ordinary ENI a branch of an attached trunk, by
-	// a.TrunkID, a.BranchID and a.VLAN, and returns the association with its ID. The same
-	// clientToken with the same request gives the association that the first call made. A
-	// VLAN that another branch of the trunk has, and a branch that is associated already,
-	// are errors of class Conflict; an instance with as many branches as its type may have
-	// is one of class LimitReached.
+	// AssociateBranch makes a detached ordinary ENI a branch of an attached trunk, by a.TrunkID, a.BranchID
+	// and a.VLAN, and returns the association with its ID. Repeating the request with the same clientToken
+	// returns the association of the first call. The error is of class Conflict if the VLAN is in use on the
+	// trunk or the branch is already associated, and of class LimitReached if the instance has as many
+	// branches as its type allows.
 	AssociateBranch(ctx context.Context, a Association, clientToken string) (Association, error)
-	// DisassociateBranch makes a branch a detached ENI again. An association that there
-	// is not is an error of class Gone.
+	// DisassociateBranch makes a branch a detached ENI again. An unknown association is an error of class
+	// Gone.
 	DisassociateBranch(ctx context.Context, associationID string) error
-	// SetGroups replaces the security groups of an ENI; there must be one at least.
+	// SetGroups replaces the security groups of an ENI; at least one is required.
 	SetGroups(ctx context.Context, eniID string, groups []string) error
 }

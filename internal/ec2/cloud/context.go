@@ -8,16 +8,16 @@ import (
 
 // The context of a call carries options for the rate limiter.
 
-// Priority orders calls that wait for the same rate limit: higher priorities first, equal ones in the
-// order of arrival. The default is 0.
+// Priority orders calls that wait for the same rate limit: higher priorities first, equal ones in order of
+// arrival. The default is 0.
 //
-// The operator uses Begun for calls that finish the work on a node, and the node's deficit in addresses
-// for calls that start it: so it finishes a node before it starts another, and starts the one with the
-// largest deficit first.
+// The operator uses Begun for calls that complete the work on a node, and the number of addresses that the node
+// lacks for calls that start such work: it completes a node before starting another, and starts with the one
+// that lacks most.
 type Priority int
 
 const (
-	// Begun is above every deficit.
+	// Begun is higher than the number of addresses that a node can lack.
 	Begun Priority = 1 << 20
 	// Ahead is the lowest priority, for work ahead of demand.
 	Ahead Priority = -1
@@ -36,19 +36,19 @@ func PriorityOf(ctx context.Context) Priority {
 	return p
 }
 
-// ErrRecalled is in the chain of the error of a recalled call.
-var ErrRecalled = errors.New("recalled: something more urgent came up")
+// ErrRecalled is in the error chain of a recalled call.
+var ErrRecalled = errors.New("recalled in favour of a more urgent call")
 
 type recallKey struct{}
 
-// WithRecall gives up calls with the returned context that still wait for the rate limit when recalled
+// WithRecall cancels calls with the returned context that still wait for the rate limit when recalled
 // is closed. Their error wraps ErrRecalled; it is of class Throttled if no attempt had an effect. Calls
 // in flight are not interrupted.
 func WithRecall(ctx context.Context, recalled <-chan struct{}) context.Context {
 	return context.WithValue(ctx, recallKey{}, recalled)
 }
 
-// Recalled is the channel of WithRecall, for a limiter; nil without one.
+// Recalled returns the channel of WithRecall, for a limiter; nil if not set.
 func Recalled(ctx context.Context) <-chan struct{} {
 	recalled, _ := ctx.Value(recallKey{}).(<-chan struct{})
 	return recalled
@@ -62,7 +62,7 @@ func WithSpare(ctx context.Context, needed <-chan struct{}) context.Context {
 	return context.WithValue(ctx, spareKey{}, needed)
 }
 
-// Spare is the channel of WithSpare, for a limiter; nil if the call is urgent.
+// Spare returns the channel of WithSpare, for a limiter; nil for an urgent call.
 func Spare(ctx context.Context) (needed <-chan struct{}) {
 	needed, _ = ctx.Value(spareKey{}).(<-chan struct{})
 	select {
@@ -80,13 +80,13 @@ type held struct {
 	tell func(op string)
 }
 
-// WithHeld calls tell, once, if a call with the returned context still waits for the rate limit at a
-// time. The goroutine of the call calls it, with the cloud's name for the action.
+// WithHeld sets a callback for calls with the returned context that still wait for the rate limit at a given
+// time. It is called at most once, on the goroutine of the call, with the cloud's name of the action.
 func WithHeld(ctx context.Context, at time.Time, tell func(op string)) context.Context {
 	return context.WithValue(ctx, heldKey{}, &held{at, tell})
 }
 
-// Held are the arguments of WithHeld, for a limiter; false without them.
+// Held returns the arguments of WithHeld, for a limiter; false if not set.
 func Held(ctx context.Context) (at time.Time, tell func(op string), ok bool) {
 	h, ok := ctx.Value(heldKey{}).(*held)
 	if !ok {

@@ -6,33 +6,31 @@ import (
 	"fmt"
 )
 
-// Class sorts failed calls by how to react.
+// Class classifies failed calls by the required reaction.
 type Class int
 
-// The classes, with the reaction to each.
+// The classes, and the reaction to each.
 const (
 	// Unknown: not an error of the cloud. Treated as Transient.
 	Unknown Class = iota
 	// Throttled: too many calls. Wait for the limiter and make the same call again.
 	Throttled
-	// SubnetFull: the subnet has not enough free addresses, no free aligned
-	// prefix, or no block of the family. Try another subnet or smaller unit, and
-	// again later.
+	// SubnetFull: the subnet has too few free addresses, no free aligned prefix, or no block of the family.
+	// Try another subnet or a smaller unit, and this one again later.
 	SubnetFull
-	// LimitReached: the instance, ENI or account has no room for more. Describe it again before the next plan.
+	// LimitReached: a limit of the instance, ENI or account is exhausted. Describe it again before planning.
 	LimitReached
-	// Gone: a resource in the request does not exist (any more). Observe again.
+	// Gone: a resource in the request does not exist, or no longer. Observe again.
 	Gone
-	// Conflict: the state of the resource forbids the call for now (attaching, in use). Observe again,
+	// Conflict: the state of the resource currently forbids the call (attaching, in use). Observe again,
 	// then retry.
 	Conflict
-	// Transient: the call may or may not have taken effect (timeouts, 5xx,
-	// lost replies). Observe before repeating a call that is not idempotent.
+	// Transient: the call may or may not have taken effect (timeout, 5xx, lost reply). Observe before
+	// repeating a call that is not idempotent.
 	Transient
-	// Permission: credentials are missing, expired or lack the action. Report
-	// it; retry slowly.
+	// Permission: credentials are missing, expired or lack the action. Report it and retry slowly.
 	Permission
-	// Bug: the request itself was wrong. Report it; retry slowly.
+	// Bug: the request itself was invalid. Report it and retry slowly.
 	Bug
 )
 
@@ -50,12 +48,12 @@ func (c Class) String() string {
 type Error struct {
 	Class   Class
 	Op      string // the cloud's name for the action, such as AssignPrivateIpAddresses
-	Code    string // the cloud's error code, such as RequestLimitExceeded; empty when no reply came
+	Code    string // the cloud's error code, such as RequestLimitExceeded; empty without a reply
 	Message string
 	Err     error // the SDK's error
 }
 
-// Error reads "EC2 AttachNetworkInterface: AttachmentLimitExceeded: text".
+// Error returns text such as "EC2 AttachNetworkInterface: AttachmentLimitExceeded: text".
 func (e *Error) Error() string {
 	switch {
 	case e.Code != "":
@@ -67,11 +65,11 @@ func (e *Error) Error() string {
 	}
 }
 
-// Unwrap gives the SDK's error.
+// Unwrap returns the SDK's error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ClassOf returns the class of the *Error in err's chain; Transient for the end of a context; Unknown
-// for nil and for all other errors.
+// ClassOf returns the class of the *Error in err's chain, Transient for a canceled or expired context, and
+// Unknown for nil and all other errors.
 func ClassOf(err error) Class {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Class

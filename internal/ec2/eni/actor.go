@@ -20,13 +20,13 @@ var _ = failpoint.Register(
 	"eni.collect.before", "eni.collect.after",
 )
 
-// change makes a change at the cloud between its two failpoints.
+// change makes a change in the cloud between its two failpoints.
 func change(kind plan.Kind, call func() error) error {
 	return failpoint.Around("eni."+string(kind), call)
 }
 
-// actor makes one change at the cloud, and takes its reply: replies judges it, the view takes what it
-// says. Failures are in failures.go. It belongs to the goroutine that reconciles.
+// actor makes changes in the cloud, one at a time, and processes the replies: replies validates them, and the view
+// records them. Failures are in failures.go. It belongs to the reconciler's goroutine.
 type actor struct {
 	cfg       *Config
 	view      *view
@@ -40,10 +40,10 @@ type actor struct {
 	publisher *publisher
 	demand    *demand
 	surplus   *surplus
-	report    func() // renews the status in the middle of a step
+	report    func() // updates the status during a step
 }
 
-// act makes a step's call, and takes its reply for the truth.
+// act makes a step's call, and records its reply as the observed state.
 func (a *actor) act(ctx context.Context, p *step) error {
 	if p.lost {
 		p.priority = cloud.Begun
@@ -86,12 +86,12 @@ func (a *actor) act(ctx context.Context, p *step) error {
 	case plan.SetGroups:
 		return a.setGroups(ctx, k)
 	default:
-		return fmt.Errorf("no such step: %v", p.Action)
+		return fmt.Errorf("unknown step: %v", p.Action)
 	}
 }
 
 func (a *actor) create(ctx context.Context, p *step) error {
-	if p.reserved == nil { // resumed
+	if p.reserved == nil { // resumed after a restart
 		p.reserved = a.subnets().Reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
@@ -106,16 +106,16 @@ func (a *actor) create(ctx context.Context, p *step) error {
 		p.doubtful = made.ID
 		return err
 	}
-	if len(made.Tags) == 0 { // a reply may leave them out
+	if len(made.Tags) == 0 { // the reply may omit them
 		made.Tags = p.intent.Request.Tags
 	}
-	made.Type = cmp.Or(made.Type, p.intent.Request.Type) // likewise
+	made.Type = cmp.Or(made.Type, p.intent.Request.Type) // as above
 	p.reserved.End(p.Weight())
 	a.view.created(factsOf(made, a.cfg.Cluster), a.cfg.Clock.Now())
 	return nil
 }
 
-// attach needs no waiting: the addresses become assignable when the data path reports the link.
+// attach does not wait: the addresses become assignable when the data path reports the link.
 func (a *actor) attach(ctx context.Context, p *step, k *known) error {
 	var id string
 	err := change(plan.Attach, func() (err error) {
@@ -179,7 +179,7 @@ func (a *actor) detach(ctx context.Context, k *known) error {
 }
 
 func (a *actor) delete(ctx context.Context, k *known) error {
-	if !k.listed { // only a reply named it, perhaps wrongly: if it exists and is ours, a listing has it
+	if !k.listed { // known only from a reply, which may be wrong; a listing shows it if it exists and is ours
 		a.forget(k.ID)
 		return nil
 	}
@@ -207,8 +207,8 @@ func (a *actor) tag(ctx context.Context, k *known) error {
 	return nil
 }
 
-// setGroups gives an ENI the primary's security groups. A repeat does no harm, and nothing is recorded
-// before or after.
+// setGroups sets the security groups of an ENI to the primary's. Repeating it is harmless, so nothing is
+// recorded before or after.
 func (a *actor) setGroups(ctx context.Context, k *known) error {
 	primary, ok := a.view.primary()
 	if !ok {

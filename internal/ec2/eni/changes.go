@@ -6,39 +6,39 @@ import (
 	"sync"
 )
 
-// Change is settings that a reconciler is to apply while it runs.
+// Change carries settings for a running reconciler.
 type Change struct {
 	Settings Settings
-	// Fits returns why an instance with this inventory cannot have the settings; nil: it can.
+	// Fits returns why the settings do not suit an instance with this inventory, or nil.
 	Fits func(*Inventory) error
-	// Taken is called once the instance's limits are known: with nil the settings
-	// are applied, otherwise err says why the previous ones still are. If changes
-	// follow each other sooner, it is called for the last one only.
+	// Taken is called once the instance's limits are known: with nil if the settings were applied, otherwise with
+	// the reason why the previous ones remain. If several changes arrive before that, it is called only for the
+	// last one.
 	Taken func(err error)
 }
 
-// changes applies settings that other goroutines hand over, and takes them back when the instance turns
-// out not to fit them.
+// changes applies settings passed by other goroutines, and reverts them if they turn out not to suit the
+// instance.
 type changes struct {
-	// configure applies settings, and publishes what they change, or leaves them as they were.
+	// configure applies settings and publishes the effects, or changes nothing on error.
 	configure func(context.Context, Settings) error
-	current   func() Settings                    // returns those that are applied
-	inventory func() (inv Inventory, known bool) // known: with the instance's limits
+	current   func() Settings                    // returns the applied settings
+	inventory func() (inv Inventory, known bool) // known: includes the instance's limits
 
 	mu   sync.Mutex // guards next
-	next *Change    // the newest that no pass has taken
+	next *Change    // the newest pending change
 
-	trial *trial // belongs to the goroutine that reconciles; nil: none
+	trial *trial // belongs to the reconciler's goroutine; may be nil
 }
 
-// trial is a change of which it is not known yet whether the instance fits it. Nothing is planned
-// meanwhile.
+// trial is an applied change of which it is not yet known whether it suits the instance. Nothing is planned until
+// that is known.
 type trial struct {
 	Change
 	before Settings
 }
 
-// put hands over a change, from any goroutine.
+// put submits a change, from any goroutine.
 func (c *changes) put(n Change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,7 @@ func (c *changes) take() *Change {
 	return n
 }
 
-// apply applies the newest change, and decides on it as soon as the instance's limits are known.
+// apply applies the newest change, and accepts or reverts it as soon as the instance's limits are known.
 func (c *changes) apply(ctx context.Context) {
 	if n := c.take(); n != nil {
 		t := &trial{*n, c.current()}
@@ -78,7 +78,7 @@ func (c *changes) apply(ctx context.Context) {
 	}
 }
 
-// fits returns why the instance is known not to fit the settings on trial.
+// fits returns why the settings on trial are known not to suit the instance.
 func (c *changes) fits() error {
 	inv, known := c.inventory()
 	if !known || c.trial.Fits == nil {
@@ -87,7 +87,7 @@ func (c *changes) fits() error {
 	return c.trial.Fits(&inv)
 }
 
-// end leaves the settings as they are or, after an error, restores the previous ones.
+// end accepts the settings or, after an error, restores the previous ones.
 func (c *changes) end(ctx context.Context, err error) {
 	t := c.trial
 	c.trial = nil
@@ -99,7 +99,7 @@ func (c *changes) end(ctx context.Context, err error) {
 	t.Taken(err)
 }
 
-// Reconfigure has the next pass apply other settings. It may be called by any goroutine, also before
+// Reconfigure makes the next pass apply other settings. It may be called from any goroutine, also before
 // the first pass.
 func (r *Reconciler) Reconfigure(c Change) {
 	r.changes.put(c)

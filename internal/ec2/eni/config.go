@@ -17,41 +17,41 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Settings is what a person may change while a reconciler works.
+// Settings may change while a reconciler runs.
 type Settings struct {
-	InstanceType string // in a Fleet: as configured, until EC2 tells; else as the metadata service says
-	VPCID        string // where subnets and security groups are looked for; empty: the instance's
-	Zone         string // likewise
+	InstanceType string // in a Fleet, as configured until EC2 reports it; otherwise from the metadata service
+	VPCID        string // of subnets and security groups; the instance's if empty
+	Zone         string // of subnets; the instance's if empty
 	Policy       ipam.Policy
 
 	SubnetIDs  []string          // of new ENIs
-	SubnetTags map[string]string // choose subnets of new ENIs in VPC and zone
-	// AnySubnet: without SubnetIDs and SubnetTags every subnet of VPC and zone
-	// may have new ENIs (Cilium, "AWS ENI", "ENI Creation"), rather than only the
-	// primary ENI's.
+	SubnetTags map[string]string // select subnets of new ENIs in VPC and Zone
+	// AnySubnet allows new ENIs in every subnet of VPC and zone if neither SubnetIDs nor SubnetTags is set
+	// (Cilium, "AWS ENI", "ENI Creation"), rather than only in the primary ENI's.
 	AnySubnet bool
 	Groups    []string          // security groups of new ENIs
-	GroupTags map[string]string // choose them in the VPC; with neither: the primary ENI's
-	// FollowGroups: with neither, existing ENIs get the primary's groups whenever these change.
+	GroupTags map[string]string // select groups in the VPC; without Groups and GroupTags, the primary ENI's apply
+	// FollowGroups keeps the groups of existing ENIs equal to the primary's, if neither Groups nor GroupTags is
+	// set.
 	FollowGroups bool
-	KeepENIs     bool // ENIs stay when the instance is terminated (DeleteOnTermination off)
-	// UsePrimaryAddress: pods may also have the primary address of an ENI that serves
-	// pods, the instance's primary ENI excepted.
+	KeepENIs     bool // keep ENIs when the instance is terminated (DeleteOnTermination off)
+	// UsePrimaryAddress also gives pods the primary address of ENIs that serve pods, except that of the
+	// instance's primary ENI.
 	UsePrimaryAddress bool
-	// Trunk: the instance has a trunk, if its type can have branches. The trunk has the
-	// security groups of other new ENIs and is in the subnet of the primary. It is for
-	// nodes of a Fleet only: Intents keeps one creation, that of an ENI for pods.
+	// Trunk gives the instance a trunk, if its type supports branches. The trunk has the security groups of
+	// other new ENIs and is in the subnet of the primary ENI. It works only for nodes of a Fleet: Intents
+	// stores a single creation, that of an ENI for pods.
 	Trunk bool
-	// DrainOutdated: ENIs that differ from the settings are emptied and deleted.
+	// DrainOutdated drains and deletes ENIs that differ from the settings.
 	DrainOutdated bool
 }
 
-// primaryServes reports whether pods may have the primary addresses of ENIs, which are IPv4 addresses.
+// primaryServes reports whether pods may use the primary addresses of ENIs, which are IPv4 addresses.
 func (s Settings) primaryServes() bool {
 	return s.UsePrimaryAddress && s.Policy.Families.Has(ipfamily.IPv4)
 }
 
-// placement returns the part of the settings that decides where new ENIs are created.
+// placement returns the settings that determine where new ENIs are created.
 func (s Settings) placement() placement.Settings {
 	return placement.Settings{
 		VPCID: s.VPCID, Zone: s.Zone, SubnetIDs: s.SubnetIDs, SubnetTags: s.SubnetTags, AnySubnet: s.AnySubnet,
@@ -59,18 +59,18 @@ func (s Settings) placement() placement.Settings {
 	}
 }
 
-// Config is what a Reconciler needs. All interfaces and pointers but Cloud and Node may be nil.
+// Config is the configuration of a Reconciler. All interfaces and pointers except Cloud and Node may be nil.
 type Config struct {
 	Settings
 	InstanceID string
-	Cluster    string // value of TagCluster; only ENIs with it are ever deleted
+	Cluster    string // value of TagCluster; ENIs without it are never deleted
 
 	Cloud cloud.API
 	Node  Node
-	// Fleet is for a process that works for many nodes. Nil: the process works for
-	// this node alone, and runs on its instance.
+	// Fleet is set in a process that serves many nodes. Nil means that the process serves only this node and runs
+	// on its instance.
 	Fleet    *Fleet
-	Shared   *Shared // with the other reconcilers of the process
+	Shared   *Shared // shared with the other reconcilers of the process
 	Intents  Intents
 	Observer Observer
 	Clock    clock.Clock
@@ -81,18 +81,18 @@ type Config struct {
 	process process // chosen by New
 }
 
-// Timing is how often a reconciler acts, and how long it waits. Zero durations take the defaults named.
+// Timing sets intervals and delays of a reconciler. Zero durations mean the defaults noted below.
 type Timing struct {
-	ShrinkDelay     time.Duration // how long excess must persist; 1 min
-	ListingInterval time.Duration // between full observations, for repair; 1 min
-	CollectInterval time.Duration // between looks for orphans; 10 min
-	OrphanAge       time.Duration // of ENIs that others may delete; 15 min
-	Settle          time.Duration // how long a reply outranks a listing; 1 min
+	ShrinkDelay     time.Duration // how long excess must persist before it is released; 1 min
+	ListingInterval time.Duration // between full listings, for repair; 1 min
+	CollectInterval time.Duration // between searches for orphans; 10 min
+	OrphanAge       time.Duration // minimum age of ENIs deleted as orphans; 15 min
+	Settle          time.Duration // how long a reply takes precedence over a listing; 1 min
 	Lag             time.Duration // how long a write may take to show in listings; 5 s
-	SlowRetry       time.Duration // after errors that only a person can resolve; 1 min
+	SlowRetry       time.Duration // after errors that need human intervention; 1 min
 }
 
-// WithDefaults returns t with defaults in place of what is not positive.
+// WithDefaults returns t with defaults for values that are not positive.
 func (t Timing) WithDefaults() Timing {
 	for _, d := range []struct {
 		to  *time.Duration
@@ -109,22 +109,22 @@ func (t Timing) WithDefaults() Timing {
 }
 
 const (
-	callTimeout       = 5 * time.Minute       // of one cloud call, its wait for the limiter included
-	rateLimitPatience = 15 * time.Second      // how long a call waits for its rate limit before the status says so
-	prefixRetry       = 5 * time.Minute       // before prefixes are tried again in a fragmented subnet
-	burstWindow       = 10 * time.Millisecond // without a kick ends a burst
+	callTimeout       = 5 * time.Minute       // of a cloud call, including the wait for the limiter
+	rateLimitPatience = 15 * time.Second      // wait for the rate limit before the status reports it
+	prefixRetry       = 5 * time.Minute       // before prefixes are retried in a fragmented subnet
+	burstWindow       = 10 * time.Millisecond // a pause this long ends a burst of kicks
 )
 
 func (c *Config) withDefaults() error {
 	var errs []error
 	if c.InstanceID == "" {
-		errs = append(errs, errors.New("InstanceID: want the instance to work for"))
+		errs = append(errs, errors.New("InstanceID: required"))
 	}
 	if c.Cluster == "" {
-		errs = append(errs, errors.New("Cluster: want the cluster's name, by which ENIs are known as ours"))
+		errs = append(errs, errors.New("Cluster: required to identify Berth's ENIs"))
 	}
 	if c.Cloud == nil || c.Node == nil {
-		errs = append(errs, errors.New("Cloud, Node: want both"))
+		errs = append(errs, errors.New("Cloud, Node: both required"))
 	}
 	if err := c.Policy.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("Policy: %w", err))
@@ -151,39 +151,38 @@ func (c *Config) withDefaults() error {
 	return errors.Join(errs...)
 }
 
-// jitter spreads d over half to one and a half of it, so that nodes that started together do not call
-// together.
+// jitter spreads d over half to one and a half of it, so that nodes that started at the same time do not call
+// at the same time.
 func (c *Config) jitter(d time.Duration) time.Duration {
 	return retry.Seeded(c.Rand, d)
 }
 
-// acted reports an action that began at start to the Observer.
+// acted reports an action that started at start to the Observer.
 func (c *Config) acted(a plan.Action, err error, start time.Time) {
 	c.Observer.Acted(a, cloud.ClassOf(err), err, c.Clock.Now().Sub(start))
 }
 
-// Shared is what the reconcilers of a process share.
+// Shared is state shared by the reconcilers of a process.
 type Shared struct {
 	Catalog *placement.Catalog
 	outage  *outage
 }
 
-// NewShared returns a Shared that has asked EC2 nothing yet. Answered, which may be nil, is called when
-// EC2 was away and answers again, so that waiting nodes can go on. It is called from the goroutine that
-// reconciles.
+// NewShared returns a Shared without any knowledge of EC2. Answered, which may be nil, is called when EC2
+// responds again after an outage, so that waiting nodes can proceed. It runs on the reconciler's goroutine.
 func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 	return &Shared{placement.NewCatalog(api, c), newOutage(answered)}
 }
 
-// process is what depends on whether a process works for one node or for many.
+// process describes whether a process serves one node or many.
 type process struct {
-	onInstance   bool // it runs on the node's instance, which therefore exists and runs
-	lists        bool // it lists the node's ENIs for repair itself
-	collects     bool // it looks for what vanished instances left
-	yields       bool // calls for a supplied node yield to those of other processes
-	recalls      bool // calls that no pod needs are recalled for pods, as they queue with those of other nodes
-	sharesNode   bool // another process may work for the node too
-	sharesCounts bool // one call for the free counts of subnets serves many nodes
+	onInstance   bool // the process runs on the node's instance, which therefore exists and runs
+	lists        bool // the reconciler lists the node's ENIs for repair itself
+	collects     bool // the reconciler collects orphans of vanished instances
+	yields       bool // calls of a supplied node yield to those of other processes
+	recalls      bool // calls that no pod needs are recalled for pods, because they queue with those of other nodes
+	sharesNode   bool // another process may serve the node, too
+	sharesCounts bool // one call for subnet free counts serves many nodes
 }
 
 var (
@@ -191,30 +190,27 @@ var (
 	ofFleet   = process{recalls: true, sharesNode: true, sharesCounts: true}
 )
 
-// Fleet is what a process that works for many nodes does for the reconciler of each. No field may be
-// nil.
+// Fleet is what a process with many nodes provides to each reconciler. No field may be nil.
 type Fleet struct {
-	// Lister observes the nodes together. The fleet also hands over listings
-	// for repair, by Observed.
+	// Lister observes the nodes together. The fleet also passes on listings for repair, through Observed.
 	Lister Lister
-	// Elsewhere returns the ENI of another node of the process that has part of an
-	// address or prefix of a subnet; empty: none has.
+	// Elsewhere returns the ENI of another node of the process that holds part of an address or prefix of a
+	// subnet; empty if there is none.
 	Elsewhere func(subnetID string, p netip.Prefix) (eniID string)
-	// Committed lists the addresses and prefixes, and the ENIs (without a prefix),
-	// that this process or another that works for the same node recorded as about to
-	// leave, and that have not left yet. None of them is ever restored to the
-	// node: another process may be about to ask the cloud.
+	// Committed lists the addresses and prefixes, and the ENIs (without a prefix), that this process or another
+	// one serving the same node has recorded for release and that have not left yet. They are never restored to
+	// the node: another process may be about to call the cloud.
 	Committed func() []Release
-	// RateLimited is called during a pass in which a step waits for the cloud's rate limit
-	// for longer than rateLimitPatience. Status says so already.
+	// RateLimited is called during a pass in which a step has waited for the cloud's rate limit longer than
+	// rateLimitPatience. Status already reports the wait.
 	RateLimited func()
-	// Beside runs a call that no pass waits for in a goroutine, and has
-	// a pass follow it. The call ends with the pass's context, or with End.
+	// Beside runs a call in a goroutine without delaying a pass, and triggers a pass afterwards. The call's
+	// context ends with the pass's context, or with End.
 	Beside func(call func())
 }
 
-// fleetOfOne returns the Fleet of a process that works for this node alone. Run waits for the calls
-// that it runs beside a pass.
+// fleetOfOne returns the Fleet of a process that serves only this node. Run waits for the calls that it runs
+// beside a pass.
 func (r *Reconciler) fleetOfOne() *Fleet {
 	return &Fleet{
 		Lister:      r.observer.own,

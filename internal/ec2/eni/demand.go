@@ -9,13 +9,12 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// demand compares what pods wait for with what the node has, also while a call is in flight. Its
-// methods belong to the goroutine that reconciles, which has one watch at a time; news may be set by
-// any.
+// demand compares the demand of pods with the supply of the node, also while a call is in flight. Its methods
+// belong to the reconciler's goroutine, which has one watch at a time; any goroutine may set news.
 type demand struct {
 	node    Node
 	process process
-	news    retry.Signal // the node's usage changed; taken by the watch
+	news    retry.Signal // the node's usage changed; consumed by the watch
 }
 
 // of returns how many pods wait for addresses, and how many more pods the node has addresses for.
@@ -27,24 +26,22 @@ func (d *demand) of() (waiting, free int) {
 	return u.Waiting, free
 }
 
-// supplied reports whether the node has a free address, and one for each pod that waits, as pods do
-// until the data path of an address is ready. What it still lacks is less urgent than what nodes
-// without free addresses lack.
+// supplied reports whether the node has a free address, and one for each waiting pod (pods wait until the data
+// path of an address is ready). Any further need is less urgent than that of nodes without free addresses.
 func (d *demand) supplied() bool {
 	waiting, free := d.of()
 	return free >= max(1, waiting)
 }
 
-// mayRecall reports whether a step about a trunk is recalled for pods that come to wait. While some
-// wait already, nothing more can be done for them, and it is not.
+// mayRecall reports whether a trunk step may be recalled for pods that start to wait. If pods are already
+// waiting, a recall would not help them.
 func (d *demand) mayRecall(a plan.Action) bool {
 	waiting, free := d.of()
 	return (a.Kind == plan.CreateTrunk || a.Kind == plan.DetachTrunk) && waiting <= free
 }
 
-// yielding returns a context for the calls of one step: those of a supplied node that has a process of
-// its own yield to those of others, until a pod comes to wait. The caller must call done after the
-// step.
+// yielding returns a context for the calls of one step: in node mode, calls of a supplied node yield to those of
+// other processes until a pod starts to wait. The caller must call done after the step.
 func (d *demand) yielding(ctx context.Context) (call context.Context, done func()) {
 	if !d.process.yields || !d.supplied() {
 		return ctx, func() {}
@@ -53,9 +50,9 @@ func (d *demand) yielding(ctx context.Context) (call context.Context, done func(
 	return cloud.WithSpare(ctx, needed), done
 }
 
-// recallable returns a context for a call that no pod needs, of a node whose calls queue with those of
-// other nodes. Since nothing else is done for the node before the call has ended, it is given up when
-// more pods wait than there are free addresses. The caller must call done after the call.
+// recallable returns a context for a call that no pod needs, of a node whose calls queue with those of other
+// nodes. Because the call blocks all other work for the node, it is recalled when more pods wait than there are
+// free addresses. The caller must call done after the call.
 func (d *demand) recallable(ctx context.Context) (call context.Context, done func()) {
 	if !d.process.recalls {
 		return ctx, func() {}
@@ -64,7 +61,7 @@ func (d *demand) recallable(ctx context.Context) (call context.Context, done fun
 	return cloud.WithRecall(ctx, recalled), done
 }
 
-// until closes came once a condition holds, which is checked after each piece of news.
+// until returns a channel that is closed once a condition holds. The condition is checked after each change.
 func (d *demand) until(so func() bool) (came <-chan struct{}, done func()) {
 	c, over := make(chan struct{}), make(chan struct{})
 	var watch sync.WaitGroup
@@ -80,6 +77,6 @@ func (d *demand) until(so func() bool) (came <-chan struct{}, done func()) {
 	})
 	return c, func() {
 		close(over)
-		watch.Wait() // else it might take the news that the next step's watch is for
+		watch.Wait() // otherwise it might consume news meant for the next step's watch
 	}
 }

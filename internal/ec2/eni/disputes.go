@@ -12,18 +12,18 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// An address belongs to one ENI, and an ENI keeps its MAC and primary address for life. A description
-// that says otherwise is wrong, or part of it is older than the rest: what is listed twice stays with
-// the ENI that is known to have it, and serves nobody else until descriptions agree.
+// An address belongs to one ENI, and an ENI keeps its MAC and primary address for life. A description that
+// contradicts this is wrong or partly outdated: a disputed address stays with the ENI known to have it and is
+// not used on any other until descriptions agree.
 
-// assignment is one of an address or prefix to an ENI, as listed by EC2.
+// assignment is an address or prefix of an ENI, as listed by EC2.
 type assignment struct {
 	prefix  netip.Prefix
 	eni     string
-	primary bool // the ENI's own
+	primary bool // the ENI's own address
 }
 
-// assignments returns the assignments of all ENIs, by address, with a prefix before what it contains.
+// assignments returns the assignments of all ENIs, sorted by address, a prefix before its addresses.
 func assignments(enis []facts) []assignment {
 	var out []assignment
 	for _, e := range enis {
@@ -38,16 +38,15 @@ func assignments(enis []facts) []assignment {
 	return out
 }
 
-// dispute is an assignment that is not used, because other ENIs are listed with the same address or
-// prefix.
+// dispute is an assignment that is not used because other ENIs are listed with the same address or prefix.
 type dispute struct {
 	assignment
-	among []string // all ENIs that are listed with it
+	among []string // all ENIs listed with it
 }
 
-// disputes returns the addresses and prefixes that several ENIs have, or one has twice. Before is what
-// was known of the ENIs. An ENI's own primary address wins, then the ENI that had the address before.
-// If neither applies, no assignment is used.
+// disputes returns the addresses and prefixes listed for several ENIs, or twice for one. Before is the previous
+// knowledge of the ENIs. An ENI's own primary address takes precedence, then the ENI that had the address
+// before. Otherwise no assignment is used.
 func disputes(before, now []facts) []dispute {
 	var out []dispute
 	all := assignments(now)
@@ -64,8 +63,8 @@ func disputes(before, now []facts) []dispute {
 	return out
 }
 
-// losers returns the assignments of one group that are not used: all but the winner, if there is one,
-// and but primary addresses.
+// losers returns the assignments of a group that are not used: all except the winner, if there is one, and
+// primary addresses.
 func losers(before []facts, group []assignment) []dispute {
 	known := func(a assignment) bool {
 		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.prefix) })
@@ -87,7 +86,7 @@ func losers(before []facts, group []assignment) []dispute {
 	return out
 }
 
-// doubles returns the ENIs whose MAC, primary address or device index another ENI has too, except the
+// doubles returns the ENIs that share their MAC, primary address or device index with another ENI, except the
 // one that had it before.
 func doubles(before, now []facts) []string {
 	var out []string
@@ -102,10 +101,10 @@ func doubles(before, now []facts) []string {
 	return out
 }
 
-// sameness reports whether two ENIs share a property that each ENI has for itself.
+// sameness reports whether two ENIs share a property that must be unique.
 type sameness func(x, y facts) bool
 
-// unique are the properties that each ENI of a node has for itself.
+// unique lists the properties that no two ENIs of a node may share.
 var unique = []sameness{
 	func(x, y facts) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
 	func(x, y facts) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
@@ -117,8 +116,7 @@ func samePlace(x, y *cloud.Attachment) bool {
 	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
 }
 
-// arbitrate removes disputed addresses from the view. Before is what was known of the ENIs before the
-// listing.
+// arbitrate removes disputed addresses from the view. Before is the knowledge of the ENIs before the listing.
 func (v *view) arbitrate(before []facts) {
 	clear(v.contradictions)
 	now := make([]facts, 0, len(v.enis))
@@ -135,7 +133,7 @@ func (v *view) arbitrate(before []facts) {
 		k := v.enis[d.eni]
 		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.prefix}))
 		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.prefix })
-		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", cloud.FormatPrefix(d.prefix), k.ID)] = d.among
+		v.contradictions[fmt.Sprintf("%s is listed for %s and other ENIs", cloud.FormatPrefix(d.prefix), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
 		v.enis[id].ambiguous = true
@@ -148,21 +146,21 @@ func without[T any](list []T, gone func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(list), gone)
 }
 
-// keepForLife keeps the MAC and the primary address of a known ENI, whatever a listing says.
+// keepForLife keeps the MAC and primary address of a known ENI regardless of a listing.
 func (k *known) keepForLife(e *facts) {
 	k.contradiction = ""
 	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
-		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
+		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, but has %v", k.ID, e.MAC, k.MAC)
 		e.MAC = k.MAC
 	}
 	if k.Primary.IsValid() && e.Primary.IsValid() && k.Primary != e.Primary {
-		k.contradiction = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
+		k.contradiction = fmt.Sprintf("%s is listed with the primary address %v, but has %v", k.ID, e.Primary, k.Primary)
 		e.Primary = k.Primary
 	}
 }
 
-// unlogged returns the contradictions of the last listing that the one before did not have, and
-// schedules lookups of all ENIs concerned.
+// unlogged returns the contradictions of the last listing that its predecessor did not have, and schedules
+// lookups of all ENIs concerned.
 func (v *view) unlogged(soon time.Time) []string {
 	var out []string
 	for what, ids := range v.contradictions {
@@ -181,10 +179,10 @@ func (v *view) unlogged(soon time.Time) []string {
 	return out
 }
 
-// Undisputed returns a listing of the ENIs of many nodes without the addresses that it assigns to ENIs
-// of several nodes. Such an address or prefix stays with the ENI that had it, according to had, or with
-// none. Lost describes what was removed. Addresses that several ENIs of one node dispute are left to
-// its reconciler. Owner returns the instance of an ENI.
+// Undisputed returns a listing of the ENIs of many nodes without the addresses that it assigns to ENIs of several
+// nodes. Such an address or prefix stays with the ENI that had it, according to had; if none had it, it is not
+// used. Lost describes what was removed. Disputes among the ENIs of one node are left to its reconciler. Owner
+// returns the instance of an ENI.
 func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.ENI, netip.Prefix) bool) (out []cloud.ENI, lost []string) {
 	byVPC, byID := map[string][]facts{}, map[string]int{}
 	for i, e := range list {
@@ -194,7 +192,7 @@ func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.E
 	out = list
 	for _, enis := range byVPC {
 		found := disputes(nil, enis)
-		if len(found) == 0 { // as nearly always
+		if len(found) == 0 { // nearly always
 			continue
 		}
 		var before []facts

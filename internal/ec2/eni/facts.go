@@ -11,25 +11,25 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// facts are what EC2, or a stored inventory, says of one ENI.
+// facts is the state of one ENI according to EC2 or a stored inventory.
 type facts struct {
 	ID                    string
 	MAC                   net.HardwareAddr
 	VPCID, Zone, SubnetID string
 	Groups                []string
 	Primary               netip.Addr        // the ENI's own address
-	held                  []netip.Prefix    // for pods, in order, addresses as prefixes of full length
-	ownIPv6               int               // IPv6 addresses that the instance itself uses
-	Attachment            *cloud.Attachment // nil: detached
+	held                  []netip.Prefix    // for pods, sorted, addresses as single-address prefixes
+	ownIPv6               int               // IPv6 addresses used by the instance itself
+	Attachment            *cloud.Attachment // nil if detached
 
-	trunk bool // it has branches rather than addresses for pods
+	trunk bool // has branches rather than addresses for pods
 	owner ownership
 }
 
-// factsOf reads EC2's description of an ENI.
+// factsOf converts EC2's description of an ENI.
 func factsOf(e cloud.ENI, cluster string) facts {
 	own := 0
-	if primary(e.Attachment) { // EC2 does not tell which of them the instance's system uses
+	if primary(e.Attachment) { // EC2 does not report which of them the operating system uses
 		own, e.IPv6 = len(e.IPv6), nil
 	}
 	return facts{
@@ -39,7 +39,7 @@ func factsOf(e cloud.ENI, cluster string) facts {
 	}
 }
 
-// facts returns what a stored inventory says of an ENI, which was attached to an instance.
+// facts converts a stored inventory of an ENI that was attached to an instance.
 func (e ENI) facts(instance string) facts {
 	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == cloud.HostPrefix(e.PrimaryIPv4) }
 	return facts{
@@ -87,17 +87,17 @@ func split(held []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix, ip
 	return addrs, prefixes, ipv6, ipv6Prefixes
 }
 
-// The tags by which Berth knows its ENIs, set in the creation call itself.
+// The tags that identify Berth's ENIs, set by the creation call itself.
 const (
 	TagCluster    = "berth.dev/cluster"
 	TagInstanceID = "berth.dev/instance-id"
 	TagOwner      = "berth.dev/owner"
-	// TagCreatedAt is when Berth created an ENI, in RFC 3339; EC2 keeps no such time.
+	// TagCreatedAt is the time when Berth created an ENI, in RFC 3339; EC2 does not report it.
 	TagCreatedAt = "berth.dev/created-at"
-	// TagUnmanaged, with any value but "false", has Berth leave an ENI alone.
+	// TagUnmanaged, with any value but "false", makes Berth leave an ENI alone.
 	TagUnmanaged = "berth.dev/unmanaged"
-	// TagNIC is on an ENI that is, or will be, a branch. It has the address of a pod's
-	// NIC, is created and deleted with the NIC, and is never treated as an orphan.
+	// TagNIC marks an ENI that is, or will be, a branch. Its value identifies a pod's NIC. The ENI is created and
+	// deleted with the NIC, and is never treated as an orphan.
 	TagNIC = "berth.dev/nic"
 )
 
@@ -119,18 +119,18 @@ func (c *Config) creationTags(now time.Time) map[string]string {
 	}
 }
 
-// ownership is what shows whose an ENI is.
+// ownership is the evidence of who owns an ENI.
 type ownership struct {
 	instanceTag string // the value of TagInstanceID
-	createdTag  string // likewise of TagCreatedAt
-	tagged      bool   // it has the tags of this cluster and of Berth
-	described   bool   // its description is one of Berth's
-	excluded    bool   // Berth leaves it alone: its type, a NIC, or TagUnmanaged
+	createdTag  string // the value of TagCreatedAt
+	tagged      bool   // has the tags of this cluster and of Berth
+	described   bool   // has a description in Berth's format
+	excluded    bool   // left alone because of its type, TagNIC or TagUnmanaged
 }
 
 func ownershipOf(e cloud.ENI, cluster string) ownership {
 	unmanaged, ok := e.Tags[TagUnmanaged]
-	// A branch has no attachment, and is not detached by its status either.
+	// A branch has no attachment, and its status is not that of a detached ENI.
 	branch := e.Type == cloud.InterfaceBranch || e.Attachment == nil && e.Status == "in-use"
 	other := e.Type != "" && e.Type != cloud.InterfaceOrdinary && e.Type != cloud.InterfaceTrunk
 	return ownership{
@@ -141,7 +141,7 @@ func ownershipOf(e cloud.ENI, cluster string) ownership {
 	}
 }
 
-// createdAt returns when Berth created the ENI; zero: not known.
+// createdAt returns when Berth created the ENI; zero if unknown.
 func (o ownership) createdAt() time.Time {
 	t, err := time.Parse(time.RFC3339, o.createdTag)
 	if err != nil {
@@ -150,10 +150,9 @@ func (o ownership) createdAt() time.Time {
 	return t
 }
 
-// ours reports whether Berth may change an ENI: one on the first network card that is the primary, or
-// has the tags of this cluster and of Berth. A detached ENI, which could be deleted, and a trunk need a
-// description of Berth's too. EFA interfaces, branches, ENIs that others created and unmanaged ones are
-// only observed.
+// ours reports whether Berth may change an ENI: it must be on the first network card, and be the primary or have
+// the tags of this cluster and of Berth. A detached ENI, which could be deleted, and a trunk also need a
+// description in Berth's format. EFA interfaces, branches, foreign and unmanaged ENIs are only observed.
 func (f facts) ours() bool {
 	switch {
 	case f.owner.excluded, f.trunk && !f.owner.described:
@@ -165,12 +164,12 @@ func (f facts) ours() bool {
 	}
 }
 
-// primary reports whether an attachment is that of the ENI that came with the instance.
+// primary reports whether an attachment is that of the instance's primary ENI.
 func primary(a *cloud.Attachment) bool {
 	return a != nil && a.DeviceIndex == 0 && a.NetworkCard == 0
 }
 
-// hasPrimary reports whether the ENI that came with the instance is in a list.
+// hasPrimary reports whether a list contains the instance's primary ENI.
 func hasPrimary(list []cloud.ENI) bool {
 	return slices.ContainsFunc(list, func(e cloud.ENI) bool { return primary(e.Attachment) })
 }

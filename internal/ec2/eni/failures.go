@@ -9,12 +9,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// try makes a step and handles its failure. It always leaves something changed, or an activity backing
-// off, so that the pass goes on without spinning.
+// try makes a step and handles its failure. It always leaves something changed, or an activity in backoff, so
+// that the pass does not spin.
 func (a *actor) try(ctx context.Context, p *step) {
 	start := a.cfg.Clock.Now()
 	err := a.act(cloud.WithHeld(ctx, start.Add(rateLimitPatience), func(op string) { a.rateLimited(p.Action, op) }), p)
-	a.publisher.flush(ctx) // first, as other nodes' replies are compared with what is published
+	a.publisher.flush(ctx) // first, because other nodes' replies are compared with the published inventory
 	a.cfg.acted(p.Action, err, start)
 	now := a.cfg.Clock.Now()
 	class, g := cloud.ClassOf(err), activityOf[p.Kind]
@@ -26,8 +26,8 @@ func (a *actor) try(ctx context.Context, p *step) {
 	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled) && !p.lost:
 		a.recalled(p)
 	case class == cloud.Throttled:
-		// Neither another step nor another ENI: the same call, later. Asking
-		// for free counts, routes or groups is no step: growth goes on with those it has.
+		// Retry the same call later, instead of another step or another ENI. Fetching free counts, routes or groups
+		// is an exception: growth continues with the known ones.
 		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes && p.Kind != plan.FindGroups {
 			a.retries.put(p)
 		}
@@ -50,9 +50,9 @@ func (a *actor) try(ctx context.Context, p *step) {
 	}
 }
 
-// recalled takes a step whose call was given up for pods before it was sent.
+// recalled handles a step whose call was recalled for pods before it was sent.
 func (a *actor) recalled(p *step) {
-	a.retries.forget(activityOf[p.Kind]) // it says that the step waits
+	a.retries.forget(activityOf[p.Kind]) // clears the report that the step waits
 	if p.creates() {
 		a.creations.end()
 	} else if p.Kind == plan.Assign {
@@ -60,7 +60,7 @@ func (a *actor) recalled(p *step) {
 	}
 }
 
-// rateLimited reports, in the middle of a step, that it waits for the cloud's rate limit.
+// rateLimited reports that a step in progress waits for the cloud's rate limit.
 func (a *actor) rateLimited(action plan.Action, op string) {
 	a.retries.limited(action.Kind, op)
 	a.cfg.Logger.Warn("step waits for the rate limit", "step", action.String(), "action", op, "since", rateLimitPatience.String())
@@ -68,8 +68,8 @@ func (a *actor) rateLimited(action plan.Action, op string) {
 	a.cfg.Fleet.RateLimited()
 }
 
-// subnetFull takes the subnet, or prefixes in it, out of the plans for a while: the next plan falls
-// back to single addresses or another subnet.
+// subnetFull excludes the subnet, or prefixes in it, from plans for a while: the next plan falls back to single
+// addresses or another subnet.
 func (a *actor) subnetFull(p *step, err error, now time.Time) {
 	id := p.Subnet
 	if k, ok := a.view.enis[p.ENI]; ok {
@@ -85,14 +85,14 @@ func (a *actor) subnetFull(p *step, err error, now time.Time) {
 		a.placement.RefusedIPv6(id, until)
 	case p.Prefixes > 0:
 		a.placement.RefusedPrefix(id, until)
-	default: // of a new ENI's families IPv4 is the one that runs out
+	default: // for a dual-stack ENI, IPv4 is the family that runs out
 		a.placement.Refused(id, p.Weight(), now)
 	}
-	a.retries.fail(p.Kind, err, now, 0) // another way is open: nothing backs off
+	a.retries.fail(p.Kind, err, now, 0) // no backoff, because there is an alternative
 }
 
-// failed handles what a failed step leaves open. Calls that may have taken effect are followed by a
-// look at the ENI before anything is repeated.
+// failed cleans up after a failed step. Calls that may have taken effect are followed by a lookup of the ENI
+// before anything is repeated.
 func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
 	a.observer.contradicted(class, p.attaches(), now)
 	lost := class == cloud.Transient || class == cloud.Unknown
@@ -111,7 +111,7 @@ func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
 	case plan.Assign:
 		a.view.lookups.schedule(p.ENI, now)
 		if lost {
-			p.reserved.End(p.Weight()) // perhaps; the next count tells
+			p.reserved.End(p.Weight()) // assume that it took effect; the next count shows
 			if k, ok := a.view.enis[p.ENI]; ok {
 				a.view.lookups.assignmentLost(k, now.Add(a.cfg.Lag))
 			}
@@ -128,18 +128,18 @@ func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
 	}
 }
 
-// createFailed handles a creation that failed. Lost says that it may have taken effect.
+// createFailed handles a failed creation. Lost means that it may have taken effect.
 func (a *actor) createFailed(p *step, class cloud.Class, lost bool, now time.Time) {
 	switch {
-	case p.doubtful != "": // a repeat would get the same answer
+	case p.doubtful != "": // repeating the request would get the same reply
 		p.reserved.End(p.Weight())
 		a.view.lookups.creationDoubtful(p.doubtful, now, now.Add(a.cfg.Lag))
 	case lost:
 		p.lost = true
-		a.retries.put(p) // the token makes the repeat return what the first try made
+		a.retries.put(p) // with the same client token, EC2 returns the ENI of the first attempt
 		return
 	case class == cloud.Gone:
-		a.placement.SubnetGone(now) // perhaps: another may do
+		a.placement.SubnetGone(now) // possibly; try another one
 	}
 	a.creations.end()
 }

@@ -8,19 +8,19 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// freshness decides whether the view is fresh enough to be planned on and to be published.
+// freshness decides whether the view is fresh enough to plan on and to publish.
 type freshness struct {
-	lag time.Duration // how long a reply may take to show in listings
+	lag time.Duration // how long a change may take to show in listings
 
-	replied   time.Time // when a reply last gave the node an address or an attachment
-	confirmed time.Time // when the last full observation was made
-	observeAt time.Time // when the next is due, for repair; zero: at once, or someone else lists for that
+	replied   time.Time // last reply that gave the node an address or an attachment
+	confirmed time.Time // time of the last full observation
+	observeAt time.Time // when the next one is due for repair; zero for now, or if the fleet makes these listings
 
-	stale      bool      // the cloud contradicted the view: nothing is planned before the next observation
-	staleSince time.Time // only observations as of then or later count
+	stale      bool      // the cloud contradicted the view: no planning before the next observation
+	staleSince time.Time // earlier observations do not count
 
-	publishHeld      bool      // someone else wrote what was published: nothing is published before the next observation
-	observeNotBefore time.Time // when every reply so far shows in listings
+	publishHeld      bool      // someone else wrote the published state: no publishing before the next observation
+	observeNotBefore time.Time // time at which all replies so far are visible in listings
 
 	invalidated atomic.Bool // set by any goroutine: see Reconciler.Invalidate
 }
@@ -28,13 +28,13 @@ type freshness struct {
 // given records that a reply gave the node an address or an attachment.
 func (c *freshness) given(at time.Time) { c.replied = at }
 
-// repairAt sets when the next observation is due for repair.
+// repairAt sets when the next observation for repair is due.
 func (c *freshness) repairAt(at time.Time) { c.observeAt = at }
 
-// onlySince has only observations as of then or later count.
+// onlySince disregards observations from before at.
 func (c *freshness) onlySince(at time.Time) { c.staleSince = at }
 
-// markStale has the cloud observed before anything is planned.
+// markStale requires an observation before anything is planned.
 func (c *freshness) markStale(now time.Time) { c.stale, c.staleSince = true, now }
 
 // applyInvalidation applies a call of Invalidate, and reports whether there was one.
@@ -50,23 +50,23 @@ func (c *freshness) applyInvalidation(now time.Time) bool {
 	return true
 }
 
-// outdated reports whether a listing is older than what is known.
+// outdated reports whether a listing is older than the known state.
 func (c *freshness) outdated(at time.Time) bool {
 	return at.Before(c.confirmed) || at.Before(c.staleSince) || at.Before(c.observeNotBefore)
 }
 
-// mayObserve reports whether every reply so far shows in a listing made now.
+// mayObserve reports whether a listing made now shows every reply so far.
 func (c *freshness) mayObserve(now time.Time) bool { return !c.observeNotBefore.After(now) }
 
-// releasePublish ends the effect of Invalidate: the cloud was observed.
+// releasePublish ends the effect of Invalidate after an observation.
 func (c *freshness) releasePublish() { c.publishHeld, c.observeNotBefore = false, time.Time{} }
 
-// observed records a full listing, and when the next one is due for repair.
+// observed records a full listing, and when the next one for repair is due.
 func (c *freshness) observed(at, next time.Time) {
 	c.confirmed, c.stale, c.observeAt = at, false, next
 }
 
-// unconfirmed reports whether there was no full observation yet.
+// unconfirmed reports whether there has been no full observation yet.
 func (c *freshness) unconfirmed() bool { return c.confirmed.IsZero() }
 
 // confirmedLater reports whether the last observation was made at least d after t.
@@ -74,7 +74,7 @@ func (c *freshness) confirmedLater(t time.Time, d time.Duration) bool {
 	return c.confirmed.Sub(t) >= d
 }
 
-// mayPublish returns nil when what is known may be published.
+// mayPublish returns nil if the known state may be published.
 func (c *freshness) mayPublish() error {
 	if c.publishHeld || c.invalidated.Load() {
 		return errors.New("the view is stale until EC2 has been observed")
@@ -82,7 +82,7 @@ func (c *freshness) mayPublish() error {
 	return nil
 }
 
-// due returns when an observation that must wait may be made, or one for repair is due.
+// due returns when a delayed observation may be made, or one for repair is due.
 func (c *freshness) due(now time.Time) time.Time {
 	return retry.Earliest(now, c.observeNotBefore, c.observeAt)
 }

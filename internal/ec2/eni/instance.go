@@ -8,31 +8,30 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// instance is what is known of the instance itself: whether it exists and runs, and what its type
-// allows. EC2 may answer from a replica that trails the others, so an answer that does not know the
-// instance decides nothing: it is asked again after a while.
+// instance is the known state of the instance: whether it exists and runs, and the limits of its type. EC2 may
+// reply from a lagging replica, so a single reply without the instance decides nothing: EC2 is asked again later.
 type instance struct {
-	lag time.Duration // how long an answer may trail the truth
+	lag time.Duration // how long a reply may lag behind the actual state
 
 	typ       string
 	typeKnown bool         // the type is from the cloud, or from the instance itself
 	limits    cloud.Limits // of the type, as of limitsOf
-	limitsOf  string       // the type whose limits the cloud named
+	limitsOf  string       // the type whose limits the cloud returned
 
 	missing      int       // listings in a row without its primary ENI
-	missingSince time.Time // when the first of them was made
-	unknownSince time.Time // when the cloud first did not know it; zero: it does
-	vanished     bool      // the cloud says that it does not exist
-	stopped      bool      // ... that it does not run
-	uncertain    bool      // it may be stopped, or run again
-	suspectedAt  time.Time // when someone last said so
-	askAt        time.Time // when it is asked for again, as the last answer may trail; zero: not scheduled
+	missingSince time.Time // time of the first such listing
+	unknownSince time.Time // when the cloud first did not know the instance; zero if it does
+	vanished     bool      // the instance does not exist according to the cloud
+	stopped      bool      // the instance does not run according to the cloud
+	uncertain    bool      // the instance may have been stopped or started
+	suspectedAt  time.Time // time of the last such suspicion
+	askAt        time.Time // when to ask again because the last reply may lag; zero if not scheduled
 
 	suspected atomic.Bool // see Reconciler.CheckInstance
 }
 
-// applySuspicion applies a call of CheckInstance, and reports whether there was one: the last answer no
-// longer counts.
+// applySuspicion applies a call of CheckInstance, and reports whether there was one. It invalidates the last
+// reply.
 func (i *instance) applySuspicion(now time.Time) bool {
 	if !i.suspected.Swap(false) {
 		return false
@@ -41,8 +40,7 @@ func (i *instance) applySuspicion(now time.Time) bool {
 	return true
 }
 
-// listed takes a listing with the instance's primary ENI, and reports whether earlier listings lacked
-// it.
+// listed records a listing with the instance's primary ENI, and reports whether earlier listings lacked it.
 func (i *instance) listed() (missed bool) {
 	if !i.unknownSince.IsZero() {
 		i.unknownSince, i.askAt = time.Time{}, time.Time{}
@@ -52,8 +50,8 @@ func (i *instance) listed() (missed bool) {
 	return missed
 }
 
-// unlisted takes a listing without the instance's primary ENI, and reports whether the instance is to
-// be asked for. A listing may trail a new instance, so the first one decides nothing.
+// unlisted records a listing without the instance's primary ENI, and reports whether to describe the instance. A
+// listing may lag behind a new instance, so the first one decides nothing.
 func (i *instance) unlisted(at time.Time) (ask bool) {
 	if i.missing++; i.missing == 1 {
 		i.missingSince = at
@@ -61,8 +59,8 @@ func (i *instance) unlisted(at time.Time) (ask bool) {
 	return i.missing > 1 && at.Sub(i.missingSince) >= i.lag
 }
 
-// askDue reports whether the instance is to be asked for now: someone doubts that it runs, or the last
-// answer may have trailed a change. Waits says that a recent question failed.
+// askDue reports whether to describe the instance now: it may not be running, or the last reply may have lagged
+// behind a change. Waits means that a recent request failed.
 func (i *instance) askDue(now time.Time, waits bool) bool {
 	if !i.askAt.IsZero() {
 		return !i.askAt.After(now)
@@ -70,18 +68,18 @@ func (i *instance) askDue(now time.Time, waits bool) bool {
 	return (i.uncertain || i.stopped) && !waits
 }
 
-// instanceState is what an answer of the cloud says of the instance.
+// instanceState is the state of the instance according to a reply.
 type instanceState int
 
 const (
-	instanceUnanswered instanceState = iota // an error: nothing follows
-	instanceUnknown                         // the cloud does not know it, and is asked again
+	instanceUnanswered instanceState = iota // an error, which decides nothing
+	instanceUnknown                         // unknown to the cloud, which is asked again
 	instanceGone
 	instanceStopped
 	instanceRuns
 )
 
-// answered takes the cloud's answer to a question that was sent at asked.
+// answered records the reply to a request sent at asked.
 func (i *instance) answered(in cloud.Instance, err error, asked time.Time) instanceState {
 	state := instanceRuns
 	i.askAt = time.Time{}
@@ -102,19 +100,18 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 		state = instanceStopped
 	}
 	if state == instanceUnknown || state == instanceUnanswered {
-		i.uncertain = true // the question is still open
+		i.uncertain = true // still unresolved
 		return state
 	}
 	if err == nil {
 		i.unknownSince = time.Time{}
 		if in.Type != "" {
-			i.hasType(in.Type) // a stopped instance may have been given another
+			i.hasType(in.Type) // the type of a stopped instance may have changed
 		}
 	}
 	i.vanished = i.vanished || state == instanceGone
 	halted := state == instanceStopped
-	// An answer without a change, soon after someone reported a change,
-	// may trail it.
+	// Without a change, soon after someone reported one, the reply may lag behind it.
 	if visible := i.suspectedAt.Add(i.lag); halted == i.stopped && state != instanceGone && asked.Before(visible) {
 		i.askAt = visible
 	}
@@ -122,30 +119,29 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 	return state
 }
 
-// doubt has the instance asked for, since an error may mean that it does not run.
+// doubt schedules a description of the instance, because an error may mean that it does not run.
 func (i *instance) doubt() { i.uncertain = true }
 
-// hasType records the type that EC2, or the instance itself, named; empty: it named none.
+// hasType records the type that EC2, or the instance itself, reported; empty if none was.
 func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, typ != "" }
 
-// retype has the type asked for again: another one was configured.
+// retype requires the type to be determined again, because another one was configured.
 func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }
 
-// seed takes the limits of a stored inventory, unless the instance is known to be of another type by
-// now.
+// seed takes the limits from a stored inventory, unless the instance is already known to have another type.
 func (i *instance) seed(typ string, l cloud.Limits) {
 	if i.limits == (cloud.Limits{}) && (!i.typeKnown || typ == i.typ) {
 		i.limits, i.typ = l, typ
 	}
 }
 
-// limitsKnown reports whether EC2 has said what the type allows.
+// limitsKnown reports whether EC2 has returned the limits of the type.
 func (i *instance) limitsKnown() bool { return i.limitsOf != "" && i.limitsOf == i.typ }
 
-// learned takes the limits of a type.
+// learned records the limits of a type.
 func (i *instance) learned(typ string, l cloud.Limits) {
 	i.typ, i.typeKnown, i.limitsOf, i.limits = typ, true, typ, l
 }
 
-// due returns when the instance is asked for again.
+// due returns when to describe the instance again.
 func (i *instance) due(now time.Time) time.Time { return retry.Earliest(now, i.askAt) }

@@ -13,27 +13,25 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// Inventory is what the cloud has confirmed of a node: the ENIs whose addresses serve pods, or could.
-// It is published after every change, and kept in a file so that a node can serve while the cloud is
-// away.
+// Inventory is the confirmed state of a node: the ENIs whose addresses serve pods, or could. It is published after
+// every change, and stored in a file so that a node can work while the cloud is unreachable.
 type Inventory struct {
 	InstanceID   string       `json:"instanceID"`
 	InstanceType string       `json:"instanceType"`
-	Families     ipfamily.Set `json:"families,omitempty"` // of which new pods get addresses
+	Families     ipfamily.Set `json:"families,omitempty"` // address families of new pods
 	Limits       cloud.Limits `json:"limits"`
 	ENIs         []ENI        `json:"enis"` // by device index
-	// Releasing are addresses and prefixes that the cloud was asked to take
-	// lately, or is about to be. Whatever a listing says for a while, no pod may
-	// get them.
+	// Releasing lists addresses and prefixes whose release from the ENI has recently been requested, or is about
+	// to be. No pod may get them, whatever a listing says for a while.
 	Releasing []Release `json:"releasing,omitempty"`
-	// Leaving are ENIs that are being detached; they are not in ENIs.
+	// Leaving lists ENIs that are being detached; they are not in ENIs.
 	Leaving []Leave `json:"leaving,omitempty"`
-	// Usable: an address was assignable on this instance once.
+	// Usable means that an address has been assignable on this instance at least once.
 	Usable bool      `json:"usable,omitempty"`
-	At     time.Time `json:"at"` // when a reply last added to it; listings may trail that
+	At     time.Time `json:"at"` // when a reply last added to it; listings may lag behind
 }
 
-// ENI is an attached ENI of ours, with what the data path needs to know.
+// ENI is an attached ENI of Berth's, with the data that the data path needs.
 type ENI struct {
 	ID          string         `json:"id"`
 	MAC         mac.Addr       `json:"mac"`
@@ -45,8 +43,8 @@ type ENI struct {
 	SubnetIPv6  []netip.Prefix `json:"subnetIPv6,omitempty"`
 	PrimaryIPv4 netip.Addr     `json:"primaryIPv4,omitzero"` // none in an IPv6-only subnet
 	Groups      []string       `json:"groups,omitempty"`     // security groups; nothing on the node depends on them
-	// For pods. The single IPv6 addresses of the primary ENI are the instance's own
-	// and not here: EC2 does not tell which of them its system uses.
+	// For pods. The primary ENI's single IPv6 addresses belong to the instance and are not included: EC2 does
+	// not report which of them the operating system uses.
 	Addresses    []netip.Addr   `json:"addresses,omitempty"`
 	Prefixes     []netip.Prefix `json:"prefixes,omitempty"`
 	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
@@ -61,25 +59,25 @@ func (e ENI) Equal(o ENI) bool {
 		slices.Equal(e.IPv6, o.IPv6) && slices.Equal(e.IPv6Prefixes, o.IPv6Prefixes)
 }
 
-// Release is one address (as a /32 or /128) or prefix that is being released.
+// Release is an address (as a /32 or /128) or prefix that is being released.
 type Release struct {
 	Prefix netip.Prefix `json:"prefix"`
 	ENI    string       `json:"eni"`
 	Since  time.Time    `json:"since"`
 }
 
-// Leave is one ENI that is being detached.
+// Leave is an ENI that is being detached.
 type Leave struct {
 	ENI         string    `json:"eni"`
 	DeviceIndex int       `json:"deviceIndex"`
 	Since       time.Time `json:"since"`
-	// Attached: the cloud is about to be asked to detach it, or was asked and did not
-	// confirm that.
+	// Attached means that the detachment is about to be requested, or was requested and is not yet
+	// confirmed.
 	Attached bool `json:"attached,omitempty"`
 }
 
-// DecodeInventory reads an inventory from JSON and rejects an invalid one: without an instance, with
-// invalid addresses, or with an address of two ENIs.
+// DecodeInventory decodes an inventory from JSON and rejects an invalid one: without an instance, with invalid
+// addresses, or with an address on two ENIs.
 func DecodeInventory(data []byte) (Inventory, error) {
 	var inv Inventory
 	if err := statefile.Decode(data, &inv); err != nil {
@@ -93,13 +91,13 @@ func DecodeInventory(data []byte) (Inventory, error) {
 
 func (inv Inventory) validate() error {
 	if inv.InstanceID == "" {
-		return errors.New("instanceID: want the instance that it is of")
+		return errors.New("instanceID: required")
 	}
 	seen := map[netip.Prefix]string{}
 	ids := map[string]bool{}
 	for _, e := range inv.ENIs {
 		if e.ID == "" || ids[e.ID] {
-			return fmt.Errorf("enis: ID %q: want each once", e.ID)
+			return fmt.Errorf("enis: ID %q: want no duplicates", e.ID)
 		}
 		ids[e.ID] = true
 		if e.DeviceIndex < 0 {
@@ -107,10 +105,10 @@ func (inv Inventory) validate() error {
 		}
 		for _, p := range e.held() {
 			if !p.IsValid() || p != p.Masked() {
-				return fmt.Errorf("enis: %s: %v is no address or aligned prefix", e.ID, p)
+				return fmt.Errorf("enis: %s: %v is not an address or aligned prefix", e.ID, p)
 			}
 			if other, ok := seen[p]; ok {
-				return fmt.Errorf("enis: %v is of %s and of %s", p, other, e.ID)
+				return fmt.Errorf("enis: %v is on both %s and %s", p, other, e.ID)
 			}
 			seen[p] = e.ID
 		}
@@ -125,7 +123,7 @@ func (inv Inventory) validate() error {
 	}
 	for _, r := range inv.Releasing {
 		if !r.Prefix.IsValid() {
-			return fmt.Errorf("releasing: %v is no address or prefix", r.Prefix)
+			return fmt.Errorf("releasing: %v is not an address or prefix", r.Prefix)
 		}
 	}
 	return nil

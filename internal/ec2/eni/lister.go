@@ -10,28 +10,28 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
-// Listing is what the cloud showed of one node at one moment.
+// Listing is the cloud's description of a node at one moment.
 type Listing struct {
-	At   time.Time   // when the call began that showed it
-	ENIs []cloud.ENI // the part of them that Of names
+	At   time.Time   // start of the call
+	ENIs []cloud.ENI // the node's ENIs in the part named by Of
 	Of   Part
 
-	InstanceType string // empty, like those below, if the listing does not have it
+	InstanceType string // like those below, empty if not in the listing
 	VPCID, Zone  string
 }
 
-// Part is which of a node's ENIs a listing has.
+// Part says which of a node's ENIs a listing covers.
 type Part int
 
 // The parts.
 const (
 	OnInstance Part = 1 << iota
-	Detached        // detached ENIs of ours with the tag of the instance
+	Detached        // Berth's detached ENIs with the tag of the instance
 
 	Whole = OnInstance | Detached
 )
 
-// covers reports whether the listing would have an ENI that exists as known.
+// covers reports whether the listing would include an ENI in its known state.
 func (l Listing) covers(k *known) bool {
 	if k.Attachment == nil {
 		return l.Of&Detached != 0
@@ -39,37 +39,35 @@ func (l Listing) covers(k *known) bool {
 	return l.Of&OnInstance != 0
 }
 
-// since reports whether there is a listing, and it is not older than any of some times.
+// since reports whether there is a listing, and it is not older than any of the given times.
 func (l Listing) since(times ...time.Time) bool {
 	return !l.At.IsZero() && !slices.ContainsFunc(times, l.At.Before)
 }
 
-// Lister asks the cloud what a reconciler needs to know. In node mode each method makes a call; in a
-// process that works for many nodes they share calls. Errors are the cloud's, wrapped.
+// Lister makes the observations of a reconciler. In node mode each method makes a call; in a process that serves
+// many nodes they share calls. Errors wrap those of the cloud.
 type Lister interface {
 	// List lists the ENIs of an instance, as of since or later.
 	List(ctx context.Context, instanceID string, since time.Time) (Listing, error)
-	// Look describes one ENI, as of the call or later. One that does not exist
-	// is an empty list.
+	// Look describes one ENI, as of the call or later. The list is empty if the ENI does not exist.
 	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)
-	// Instance describes an instance; one that does not exist is of class Gone.
+	// Instance describes an instance; the error is of class Gone if it does not exist.
 	Instance(ctx context.Context, id string) (cloud.Instance, error)
-	// Subnets updates the free counts in the catalog, and returns as of when
-	// they are.
+	// Subnets updates the free counts in the catalog, and returns the time as of which they are valid.
 	Subnets(ctx context.Context, q placement.Query) (at time.Time, err error)
 }
 
-// ownLister makes a call for each question: there is one node.
+// ownLister makes a call for each request, because there is only one node.
 type ownLister struct {
 	cfg            *Config
-	first          cloud.Instance // its description, if any; its type and place never change
-	listedDetached bool           // detached ENIs were listed once
-	kept           Listing        // the first one, while a further call that it needs fails
+	first          cloud.Instance // description of the instance, if any; its type and location never change
+	listedDetached bool           // detached ENIs have been listed
+	kept           Listing        // the first listing, while another call that it needs fails
 }
 
-// List implements Lister. At a cold start, where many nodes may ask at once, it lists only what is on
-// the instance, until the reconciler has called listDetached. The instance itself is described only
-// while its type is not known, and when a listing lacks its primary ENI: it may not exist.
+// List implements Lister. At a cold start, when many nodes may call simultaneously, it lists only the ENIs attached
+// to the instance, until the reconciler has called listDetached. It describes the instance only while its type is
+// unknown, or when a listing lacks its primary ENI: the instance may not exist.
 func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l Listing, err error) {
 	l = Listing{At: o.cfg.Clock.Now(), Of: OnInstance}
 	ask := o.cfg.InstanceType == "" && o.first.ID != instanceID
@@ -97,7 +95,7 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 	return l, nil
 }
 
-// listDetached lists the detached ENIs of ours with the tag of the instance.
+// listDetached lists Berth's detached ENIs with the tag of the instance.
 func (o *ownLister) listDetached(ctx context.Context, instanceID string) (Listing, error) {
 	l := Listing{At: o.cfg.Clock.Now(), Of: Detached}
 	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}

@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// observer asks the cloud for the node's ENIs, and for the instance where a listing lacks it, and
-// brings the view up to date. It belongs to the goroutine that reconciles.
+// observer lists the node's ENIs, describes the instance if a listing lacks it, and updates the view. It belongs to
+// the reconciler's goroutine.
 type observer struct {
 	cfg       *Config
 	view      *view
@@ -20,12 +20,12 @@ type observer struct {
 	placement *placement.Selector
 	releases  *releases
 	publisher *publisher
-	own       *ownLister // used if process.lists; else nil
+	own       *ownLister // nil unless process.lists
 }
 
-// observe lists everything of this node: the instance's ENIs, and detached ones of ours. At the start
-// of a process for one node the detached ones are listed separately and later: only new ENIs wait for
-// them. EC2 is the authority; the metadata service is never asked.
+// observe lists everything of this node: the instance's ENIs, and Berth's detached ones. When a process for one node
+// starts, the detached ENIs are listed separately and later, because only new ENIs wait for them. EC2 is the
+// authority; the metadata service is never asked.
 func (o *observer) observe(ctx context.Context) {
 	start := o.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
@@ -42,8 +42,7 @@ func (o *observer) observe(ctx context.Context) {
 	}
 }
 
-// list asks for what is to be known next, unless the first listing, which was not used, is recent
-// enough.
+// list makes the next listing, unless the first one, which was not used, is recent enough.
 func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 	if o.cfg.process.lists {
 		l := o.own.kept
@@ -58,8 +57,7 @@ func (o *observer) list(ctx context.Context, now time.Time) (Listing, error) {
 	return o.cfg.Fleet.Lister.List(ctx, o.cfg.InstanceID, o.view.freshness.staleSince)
 }
 
-// observed takes a listing that was made for many nodes. One that is older than what is known is
-// ignored.
+// observed processes a listing made for many nodes. It ignores one older than the known state.
 func (o *observer) observed(ctx context.Context, l Listing) {
 	if o.view.freshness.outdated(l.At) {
 		return
@@ -69,13 +67,13 @@ func (o *observer) observed(ctx context.Context, l Listing) {
 	}
 }
 
-// failed delays the next observation, and tells the node.
+// failed delays the next observation, and informs the node.
 func (o *observer) failed(err error) {
 	o.retries.backOff(plan.Observe, err, o.cfg.Clock.Now())
 	o.cfg.Node.ObserveFailed(err)
 }
 
-// take draws the conclusions from a listing.
+// take processes a listing.
 func (o *observer) take(ctx context.Context, l Listing) error {
 	if l.Of == Detached {
 		o.merge(l.ENIs, l.At, l.covers)
@@ -114,7 +112,7 @@ func (o *observer) take(ctx context.Context, l Listing) error {
 	return nil
 }
 
-// merge takes a listing of some of the node's ENIs into the view.
+// merge updates the view with a listing of some of the node's ENIs.
 func (o *observer) merge(list []cloud.ENI, at time.Time, scope func(*known) bool) {
 	o.retries.succeed(activityObserve)
 	o.view.merge(o.ofInstance(list), at, scope)
@@ -122,24 +120,24 @@ func (o *observer) merge(list []cloud.ENI, at time.Time, scope func(*known) bool
 	o.publisher.changed()
 }
 
-// logContradictions logs, once, what a listing says that cannot be true.
+// logContradictions logs new contradictions of a listing, once each.
 func (o *observer) logContradictions() {
 	for _, what := range o.view.unlogged(o.cfg.Clock.Now().Add(o.cfg.Lag)) {
-		o.cfg.Logger.Warn("EC2 describes what cannot be true: not used until its descriptions agree", "enis", o.view.contradictions[what], "what", what)
+		o.cfg.Logger.Warn("EC2's descriptions contradict each other: not used until they agree", "enis", o.view.contradictions[what], "what", what)
 	}
 }
 
-// repairDue reports whether the node's ENIs are to be listed for repair by this reconciler.
+// repairDue reports whether this reconciler must list the node's ENIs for repair.
 func (o *observer) repairDue(now time.Time) bool {
 	return o.cfg.process.lists && !o.view.freshness.observeAt.After(now)
 }
 
-// detachedUnknown reports that it is not known yet which ENIs of the node are detached: one of them may
-// be attached in place of a new one.
+// detachedUnknown reports whether the node's detached ENIs are not yet known: one of them may be attached instead
+// of a new one.
 func (o *observer) detachedUnknown() bool { return o.cfg.process.lists && !o.own.listedDetached }
 
-// nextRepair returns when to list for repair after a listing of some part: at once if it was not the
-// last part.
+// nextRepair returns when to list for repair after a listing of some part: immediately if it was not the last
+// part.
 func (o *observer) nextRepair(listed Part) time.Time {
 	switch now := o.cfg.Clock.Now(); {
 	case !o.cfg.process.lists:
@@ -151,8 +149,8 @@ func (o *observer) nextRepair(listed Part) time.Time {
 	}
 }
 
-// ofInstance leaves out what is on another instance, whatever its device index, or is detached and was
-// created for another.
+// ofInstance omits ENIs that are attached to another instance, whatever their device index, or are detached and were
+// created for another instance.
 func (o *observer) ofInstance(list []cloud.ENI) (out []facts) {
 	for _, e := range list {
 		of := e.Tags[TagInstanceID]
@@ -186,8 +184,8 @@ func (o *observer) lookUp(ctx context.Context, id string) {
 	o.view.conclude(id, at, o.cfg.Lag, o.cfg.process.sharesNode)
 }
 
-// contradicted takes what the class of a step's error says of the view. An index that is taken, by
-// which an attachment conflicts, is that of an ENI that came since the last listing.
+// contradicted updates the view from the error class of a failed step. If an attachment fails because the device
+// index is in use, an ENI was attached there since the last listing.
 func (o *observer) contradicted(class cloud.Class, attaches bool, now time.Time) {
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && attaches {
 		o.view.freshness.markStale(now)
@@ -197,8 +195,8 @@ func (o *observer) contradicted(class cloud.Class, attaches bool, now time.Time)
 	}
 }
 
-// present reports by its error whether a listing lacks the instance. After two listings without it the
-// instance itself is asked for.
+// present returns an error if a listing lacks the instance. After two such listings the instance itself is
+// described.
 func (o *observer) present(ctx context.Context, l Listing) error {
 	if o.cfg.process.onInstance {
 		return nil
@@ -216,7 +214,7 @@ func (o *observer) present(ctx context.Context, l Listing) error {
 	now := o.cfg.Clock.Now()
 	o.view.freshness.markStale(now)
 	if !ask {
-		return gone("DescribeNetworkInterfaces", "instance %s has no ENI yet", o.cfg.InstanceID)
+		return gone("DescribeNetworkInterfaces", "instance %s does not have an ENI yet", o.cfg.InstanceID)
 	}
 	if !o.instance.askAt.After(now) {
 		o.askInstance(ctx)
@@ -225,19 +223,19 @@ func (o *observer) present(ctx context.Context, l Listing) error {
 		return b.err
 	}
 	if !o.instance.unknownSince.IsZero() {
-		return gone("DescribeInstances", "instance %s has no ENI, and EC2 did not know it when asked: asking again", o.cfg.InstanceID)
+		return gone("DescribeInstances", "instance %s has no ENI, and EC2 does not know the instance: asking again", o.cfg.InstanceID)
 	}
 	return gone("DescribeNetworkInterfaces", "instance %s exists and has no ENI", o.cfg.InstanceID)
 }
 
-// askInstance finds out whether the instance exists and runs. Nothing is changed while it does not.
+// askInstance finds out whether the instance exists and runs. Otherwise nothing is changed.
 func (o *observer) askInstance(ctx context.Context) {
 	start := o.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	in, err := o.cfg.Fleet.Lister.Instance(call, o.cfg.InstanceID)
 	cancel()
 	state := o.instance.answered(in, err, start)
-	if state != instanceUnanswered { // that it does not exist is an answer too
+	if state != instanceUnanswered { // a reply that it does not exist counts, too
 		err = nil
 	}
 	o.cfg.acted(plan.Action{Kind: plan.FindInstance}, err, start)
@@ -255,8 +253,8 @@ func (o *observer) askInstance(ctx context.Context) {
 	}
 }
 
-// stoppedRetry returns when a stopped instance is asked for again, unless someone says that it runs:
-// nodes of one process ask at the same moment, by shared calls.
+// stoppedRetry returns the delay until a stopped instance is described again, unless it is reported to run: the nodes
+// of one process ask at the same time, with shared calls.
 func (o *observer) stoppedRetry(now time.Time) time.Duration {
 	if o.cfg.process.onInstance {
 		return o.cfg.jitter(o.cfg.SlowRetry)
@@ -268,8 +266,8 @@ func (o *observer) limitsDue(now time.Time) bool {
 	return !o.instance.limitsKnown() && !o.retries.blocked(activityLimits, now)
 }
 
-// findLimits asks what the instance type allows, and first for the type, unless the cloud has named it:
-// whoever asks for ENIs does not decide how many there may be.
+// findLimits fetches the limits of the instance type, and first the type unless the cloud has reported it: the
+// settings, which request ENIs, must not decide how many are allowed.
 func (o *observer) findLimits(ctx context.Context) {
 	start := o.cfg.Clock.Now()
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)

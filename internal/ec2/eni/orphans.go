@@ -14,24 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// ENIs that an instance left behind when it vanished in the middle of a change are orphans: every node
-// of the cluster looks for them now and then, at its own random times, and deletes those that it has
-// seen detached for long enough. The tag with their time of creation is not used, since anyone can
-// write it.
+// ENIs left behind by an instance that vanished during a change are orphans. Every node of the cluster searches for
+// them regularly, at random times, and deletes those that it has seen detached for long enough. The tag with their
+// creation time is not used, because anyone can write it.
 
-// collectPause is how long the collection of orphans is postponed for pods that wait for addresses.
+// collectPause is how long the collection of orphans is postponed while pods wait for addresses.
 const collectPause = 10 * time.Second
 
-// orphans is when a node looks for them, and what it has seen. It belongs to the goroutine that
-// reconciles.
+// orphans schedules the searches of a node, and remembers their findings. It belongs to the reconciler's goroutine.
 type orphans struct {
 	cfg     *Config
 	retries *retries
-	at      time.Time // zero: never
-	seen    Sightings // detached ENIs of others
+	at      time.Time // zero means never
+	seen    Sightings // detached ENIs of other instances
 }
 
-// begin schedules the first look after the first observation of the node.
+// begin schedules the first search after the first observation of the node.
 func (o *orphans) begin(observed time.Time) {
 	if o.cfg.process.collects && o.at.IsZero() && !observed.IsZero() {
 		o.at = observed.Add(time.Duration(o.cfg.Rand.Int64N(int64(o.cfg.CollectInterval))))
@@ -42,10 +40,10 @@ func (o *orphans) collectDue(now time.Time) bool {
 	return !o.at.IsZero() && !o.at.After(now) && !o.retries.blocked(activityCollect, now)
 }
 
-// due returns when to look next.
+// due returns when to search next.
 func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at) }
 
-// collect looks for orphans once.
+// collect searches for orphans once.
 func (o *orphans) collect(ctx context.Context) {
 	cfg, start := o.cfg, o.cfg.Clock.Now()
 	o.at = start.Add(cfg.jitter(cfg.CollectInterval))
@@ -78,28 +76,28 @@ func (o *orphans) collect(ctx context.Context) {
 	}
 }
 
-// Collector deletes what vanished instances of a cluster left behind.
+// Collector deletes the ENIs left behind by vanished instances of a cluster.
 type Collector struct {
 	Cloud   cloud.API
 	Cluster string
-	MinAge  time.Duration              // how long ENIs that are deleted were seen detached
-	Seen    Sightings                  // by earlier looks of this process; kept up to date
-	Alive   func(instance string) bool // instances known to exist; the cloud is asked for the others
-	Pause   func() bool                // reports whether to stop here; nil: never
+	MinAge  time.Duration              // minimum time that an ENI was seen detached before it is deleted
+	Seen    Sightings                  // from earlier searches of this process; updated
+	Alive   func(instance string) bool // reports instances known to exist; others are described
+	Pause   func() bool                // reports whether to stop the search; may be nil
 }
 
-// Collected is the result of a look for orphans. It counts the detached ENIs that Berth created in this
-// cluster and that belong to no instance known to exist.
+// Collected is the result of a search for orphans. It counts the detached ENIs that Berth created in this cluster
+// and that belong to no instance known to exist.
 type Collected struct {
-	Known   bool // the next three are valid: EC2 answered, and the look did not end early
-	Waiting int  // not seen detached for MinAge yet
-	Kept    int  // seen for MinAge, but one of their instances exists after all, for example stopped
+	Known   bool // the next three are valid: EC2 replied, and the search did not end early
+	Waiting int  // not yet seen detached for MinAge
+	Kept    int  // seen for MinAge, but one of their instances still exists, for example stopped
 	Refused int  // could not be deleted
 	Deleted int
-	Paused  bool // the look ended early
+	Paused  bool // the search ended early
 }
 
-// ByState returns the numbers of those that are left, for metrics; nil if they are not known.
+// ByState returns the numbers of those left, for metrics; nil if unknown.
 func (c Collected) ByState() map[string]int {
 	if !c.Known {
 		return nil
@@ -107,8 +105,8 @@ func (c Collected) ByState() map[string]int {
 	return map[string]int{"waiting": c.Waiting, "kept": c.Kept, "refused": c.Refused}
 }
 
-// Collect looks for orphans once, and deletes those that are old enough. It goes on after one that
-// cannot be deleted, and returns the first such error.
+// Collect searches for orphans once, and deletes those that are old enough. It continues after one that cannot be
+// deleted, and returns the first such error.
 func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected, err error) {
 	list, err := c.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{TagCluster: c.Cluster}})
 	if err != nil {
@@ -150,16 +148,16 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected,
 	return found, first
 }
 
-// orphanable reports whether an ENI may be an orphan: detached, with the tags and the description of
-// Berth, and of instances that are not known to exist.
+// orphanable reports whether an ENI may be an orphan: detached, with Berth's tags and description, and with no
+// instance known to exist.
 func (c Collector) orphanable(e cloud.ENI) bool {
 	of := instances(e)
 	return factsOf(e, c.Cluster).ours() && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
 }
 
-// instances returns the instances that have to be gone before a detached ENI is an orphan: the one that
-// it was created for, by its description, and the one that had it last, by its tag. They differ if
-// someone attached the ENI elsewhere. Nil if one of them is missing.
+// instances returns the instances that must be gone before a detached ENI is an orphan: the one it was created for,
+// according to its description, and the last one that had it, according to its tag. They differ if someone attached
+// the ENI elsewhere. The result is nil if either is missing.
 func instances(e cloud.ENI) []string {
 	last := e.Tags[TagInstanceID]
 	first, end := strings.CutSuffix(strings.TrimPrefix(e.Description, descriptionStart), ")")
@@ -169,10 +167,10 @@ func instances(e cloud.ENI) []string {
 	return []string{first, last}
 }
 
-// Sightings are detached ENIs with the time at which a process first saw them detached.
+// Sightings maps detached ENIs to the time at which a process first saw them detached.
 type Sightings map[string]time.Time
 
-// note takes the detached ENIs that were found now, and forgets the others.
+// note records the detached ENIs found now, and forgets the others.
 func (s Sightings) note(list []cloud.ENI, now time.Time) {
 	there := make(map[string]bool, len(list))
 	for _, e := range list {
@@ -184,7 +182,7 @@ func (s Sightings) note(list []cloud.ENI, now time.Time) {
 	maps.DeleteFunc(s, func(id string, _ time.Time) bool { return !there[id] })
 }
 
-// Due returns when the next sighting will be older than age; zero: there is none.
+// Due returns when the next sighting will be older than age; zero if there is none.
 func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	for _, at := range s {
 		first = retry.Earliest(now, first, at.Add(age))
@@ -192,8 +190,8 @@ func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	return first
 }
 
-// alive returns which of the ENIs' instances still exist. A stopped instance does: it may start again,
-// and whoever works for it handles its ENIs.
+// alive returns which of the ENIs' instances still exist. A stopped instance counts: it may start again, and the
+// process that serves it handles its ENIs.
 func (c Collector) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
 	var ids []string
 	for _, e := range enis {

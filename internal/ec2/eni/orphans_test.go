@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// leftovers is a cloud with detached ENIs and two instances, one of which has ended.
+// leftovers is a cloud with detached ENIs and two instances, one of which is terminated.
 type leftovers struct {
 	cloud.API
 	enis map[string]cloud.ENI
@@ -36,8 +36,8 @@ func (l *leftovers) DeleteENI(_ context.Context, id string) error {
 	return nil
 }
 
-// An ENI is an orphan only if it has all tags and the description that Berth writes, and only once this
-// process has seen it detached for long enough: anyone can write the tag with its age.
+// An ENI is an orphan only if it has all tags and the description that Berth writes, and this process has seen it
+// detached for long enough: anyone can write the tag with its age.
 func TestOnlyOrphansAreCollected(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	one := func(change func(*cloud.ENI)) cloud.ENI {
@@ -51,28 +51,28 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 		return e
 	}
 	cl := &leftovers{enis: map[string]cloud.ENI{
-		"orphan":                one(func(*cloud.ENI) {}),
-		"without an age":        one(func(e *cloud.ENI) { delete(e.Tags, TagCreatedAt) }),
-		"no description":        one(func(e *cloud.ENI) { e.Description = "" }),
-		"another description":   one(func(e *cloud.ENI) { e.Description = "database" }),
-		"adopted":               one(func(e *cloud.ENI) { e.Description = Description("i-ended") }),
-		"made for one of ours":  one(func(e *cloud.ENI) { e.Description = Description("i-alive") }),
-		"made for one asleep":   one(func(e *cloud.ENI) { e.Description = Description("i-asleep") }),
-		"adopted by one alive":  one(func(e *cloud.ENI) { e.Tags[TagInstanceID] = "i-alive" }),
-		"adopted by one asleep": one(func(e *cloud.ENI) { e.Tags[TagInstanceID] = "i-asleep" }),
-		"half a description":    one(func(e *cloud.ENI) { e.Description = "Berth (i-gone" }),
-		"an empty description":  one(func(e *cloud.ENI) { e.Description = Description("") }),
-		"another owner":         one(func(e *cloud.ENI) { e.Tags[TagOwner] = "somebody" }),
-		"another's in capital":  one(func(e *cloud.ENI) { e.Tags[TagOwner] = "Berth" }),
-		"another cluster":       one(func(e *cloud.ENI) { e.Tags[TagCluster] = "other" }),
-		"unmanaged":             one(func(e *cloud.ENI) { e.Tags[TagUnmanaged] = "true" }),
-		"no instance":           one(func(e *cloud.ENI) { delete(e.Tags, TagInstanceID) }),
-		"of a living instance":  one(func(e *cloud.ENI) { e.Tags[TagInstanceID], e.Description = "i-alive", Description("i-alive") }),
-		"no orphan any more":    one(func(*cloud.ENI) {}),
-		"a trunk":               one(func(e *cloud.ENI) { e.Type = cloud.InterfaceTrunk }),
-		"a branch":              one(func(e *cloud.ENI) { e.Type, e.Status = cloud.InterfaceBranch, "in-use" }),
-		"a branch by its state": one(func(e *cloud.ENI) { e.Status = "in-use" }),
-		"to be a branch":        one(func(e *cloud.ENI) { e.Tags[TagNIC] = "0a1b2c3d" }),
+		"orphan":              one(func(*cloud.ENI) {}),
+		"no creation time":    one(func(e *cloud.ENI) { delete(e.Tags, TagCreatedAt) }),
+		"no description":      one(func(e *cloud.ENI) { e.Description = "" }),
+		"another description": one(func(e *cloud.ENI) { e.Description = "database" }),
+		"adopted":             one(func(e *cloud.ENI) { e.Description = Description("i-ended") }),
+		"created for live":    one(func(e *cloud.ENI) { e.Description = Description("i-alive") }),
+		"created for stopped": one(func(e *cloud.ENI) { e.Description = Description("i-asleep") }),
+		"adopted by live":     one(func(e *cloud.ENI) { e.Tags[TagInstanceID] = "i-alive" }),
+		"adopted by stopped":  one(func(e *cloud.ENI) { e.Tags[TagInstanceID] = "i-asleep" }),
+		"cut description":     one(func(e *cloud.ENI) { e.Description = "Berth (i-gone" }),
+		"empty description":   one(func(e *cloud.ENI) { e.Description = Description("") }),
+		"another owner":       one(func(e *cloud.ENI) { e.Tags[TagOwner] = "somebody" }),
+		"capitalized owner":   one(func(e *cloud.ENI) { e.Tags[TagOwner] = "Berth" }),
+		"another cluster":     one(func(e *cloud.ENI) { e.Tags[TagCluster] = "other" }),
+		"unmanaged":           one(func(e *cloud.ENI) { e.Tags[TagUnmanaged] = "true" }),
+		"no instance":         one(func(e *cloud.ENI) { delete(e.Tags, TagInstanceID) }),
+		"live instance":       one(func(e *cloud.ENI) { e.Tags[TagInstanceID], e.Description = "i-alive", Description("i-alive") }),
+		"reattached":          one(func(*cloud.ENI) {}),
+		"trunk":               one(func(e *cloud.ENI) { e.Type = cloud.InterfaceTrunk }),
+		"branch":              one(func(e *cloud.ENI) { e.Type, e.Status = cloud.InterfaceBranch, "in-use" }),
+		"branch by status":    one(func(e *cloud.ENI) { e.Status = "in-use" }),
+		"future branch":       one(func(e *cloud.ENI) { e.Tags[TagNIC] = "0a1b2c3d" }),
 	}}
 	for id, e := range cl.enis {
 		e.ID = id
@@ -88,43 +88,42 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 		}
 		found, err := c.Collect(t.Context(), t0.Add(after))
 		if err != nil || !found.Known {
-			t.Fatalf("%+v, %v", found, err)
+			t.Fatalf("Collect() = %+v, %v, want known counts", found, err)
 		}
 		last = found
 		return found.Deleted
 	}
 	if n := look(0); n != 0 {
-		t.Fatalf("%d deleted at first sight", n)
+		t.Fatalf("%d ENIs deleted when first seen", n)
 	}
 	if due := seen.Due(t0, 15*time.Minute); !due.Equal(t0.Add(15 * time.Minute)) {
-		t.Errorf("due at %v", due)
+		t.Errorf("Due() = %v, want 15 minutes after the first sighting", due)
 	}
-	back := cl.enis["no orphan any more"] // attached, and detached again
+	back := cl.enis["reattached"] // attached, and detached again
 	delete(cl.enis, back.ID)
 	look(10 * time.Minute)
 	cl.enis[back.ID] = back
 	if n := look(14 * time.Minute); n != 0 {
-		t.Fatalf("%d deleted before they are old enough", n)
+		t.Fatalf("%d ENIs deleted before the minimum age", n)
 	}
 	if last.Waiting == 0 || last.Kept+last.Refused != 0 {
-		t.Errorf("before they are old enough: %+v", last)
+		t.Errorf("counts before the minimum age = %+v, want only waiting ENIs", last)
 	}
 	if n := look(15 * time.Minute); n != 4 || len(cl.enis) != 18 {
-		t.Errorf("%d deleted, left are %v", n, slices.Sorted(maps.Keys(cl.enis)))
+		t.Errorf("%d ENIs deleted, want 4; left: %v", n, slices.Sorted(maps.Keys(cl.enis)))
 	}
-	// Those of the instance that sleeps are kept, the one that came back is too young.
+	// ENIs of the stopped instance are kept, and the reattached one is too young.
 	if states := last.ByState(); last.Kept != 2 || states["kept"] != 2 || states["waiting"] != 1 || states["refused"] != 0 {
-		t.Errorf("%+v", last)
+		t.Errorf("counts after the minimum age = %+v, want 2 kept and 1 waiting", last)
 	}
-	for _, id := range []string{"orphan", "without an age", "adopted", "a trunk"} {
+	for _, id := range []string{"orphan", "no creation time", "adopted", "trunk"} {
 		if _, ok := cl.enis[id]; ok {
-			t.Errorf("the ENI %q is left", id)
+			t.Errorf("orphan %q was not deleted", id)
 		}
 	}
 }
 
-// Orphans that EC2 refuses to delete are counted; nothing is counted if EC2 could not be asked about
-// all.
+// Orphans that EC2 refuses to delete are counted; nothing is counted if EC2 could not be asked about all of them.
 func TestOrphansThatStay(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	orphan := func(id string) cloud.ENI {
@@ -137,15 +136,15 @@ func TestOrphansThatStay(t *testing.T) {
 	check.Equal(t, found, Collected{Known: true, Refused: 1, Deleted: 2}, "found")
 	c.Pause = func() bool { return true }
 	if found, err = c.Collect(t.Context(), t0); err != nil || found != (Collected{Paused: true}) {
-		t.Errorf("paused: %+v, %v", found, err)
+		t.Errorf("paused search: Collect() = %+v, %v, want only Paused", found, err)
 	}
 	refuses.away = true
 	if found, err = c.Collect(t.Context(), t0); err == nil || found.ByState() != nil {
-		t.Errorf("EC2 is away: %+v, %v", found, err)
+		t.Errorf("EC2 unreachable: Collect() = %+v, %v, want an error and no counts", found, err)
 	}
 }
 
-// refusing deletes all ENIs but one.
+// refusing is a cloud that deletes all ENIs but one.
 type refusing struct {
 	leftovers
 	id   string

@@ -8,27 +8,27 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// While pods wait, calls that failed for no reason of their own (timeouts, 5xx) are tried again before
-// the backoff of their activity is over.
+// While pods wait, calls that failed because of an outage (timeouts, 5xx) are retried before the backoff of their
+// activity ends.
 const (
 	probeAway = 3 * time.Second         // from a failure to the probe of a node, on average
-	probeGap  = 1500 * time.Millisecond // from the end of a process's probe to the next, at least
-	probeTime = 5 * time.Second         // after which a probe without an answer no longer delays the next
+	probeGap  = 1500 * time.Millisecond // minimum time between two probes of a process
+	probeTime = 5 * time.Second         // after which a probe without a reply no longer delays the next
 )
 
-// outage lets the nodes of a process find out together whether a cloud that failed answers again: one
-// of them at a time probes, and when it has an answer, all nodes go on whose calls failed in the same
-// way before. All reconcilers of a process share one.
+// outage lets the nodes of a process detect together whether a failed cloud responds again: one node at a time
+// probes, and when it gets a reply, all nodes proceed whose calls failed in the same way before. All reconcilers of
+// a process share one.
 type outage struct {
 	over func()
 
 	mu     sync.Mutex             // guards all below; never held during a call
-	prober *retries               // the node whose turn it is; nil: none
-	last   time.Time              // when the last turn began, or ended
-	ended  map[activity]time.Time // when a probe last had an answer
+	prober *retries               // the node whose turn it is, or nil
+	last   time.Time              // start or end of the last turn
+	ended  map[activity]time.Time // when a probe last got a reply
 }
 
-// newOutage returns the state without an outage. Over is as in NewShared.
+// newOutage returns a state without an outage. Over is as in NewShared.
 func newOutage(over func()) *outage {
 	if over == nil {
 		over = func() {}
@@ -51,7 +51,7 @@ func (o *outage) take(t *retries, now time.Time) bool {
 	return true
 }
 
-// leave ends the turn of a node, if it has it.
+// leave ends the turn of a node that has it.
 func (o *outage) leave(t *retries, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -60,7 +60,7 @@ func (o *outage) leave(t *retries, now time.Time) {
 	}
 }
 
-// answered records that a call of an activity had an answer, if the node has the turn.
+// answered records that a call of an activity got a reply, if the node has the turn.
 func (o *outage) answered(t *retries, g activity, now time.Time) {
 	o.mu.Lock()
 	mine := o.prober == t
@@ -73,7 +73,7 @@ func (o *outage) answered(t *retries, g activity, now time.Time) {
 	}
 }
 
-// endedAfter reports whether a probe of an activity had an answer since a failure.
+// endedAfter reports whether a probe of an activity got a reply since a failure.
 func (o *outage) endedAfter(g activity, failed time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -83,8 +83,8 @@ func (o *outage) endedAfter(g activity, failed time.Time) bool {
 // away reports whether an error may mean that the cloud is unreachable.
 func away(class cloud.Class) bool { return class == cloud.Transient || class == cloud.Unknown }
 
-// probeOutage ends the backoff of activities that a probe has shown to be answered again and, if it is
-// this node's turn to probe, of all of them.
+// probeOutage ends the backoff of activities that get replies again according to a probe and, if it is this node's
+// turn to probe, of all activities.
 func (t *retries) probeOutage(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {
@@ -111,19 +111,19 @@ func (t *retries) probeOutage(now time.Time) {
 	}
 }
 
-// probePause is between two probes of a node for pods that come to wait.
+// probePause is the minimum time between two probes of a node for new waiting pods.
 const probePause = 10 * time.Second
 
-// podProbe decides when trouble that only a person can resolve, and may have resolved by now, is tried
-// before its time because a pod came to wait.
+// podProbe decides when to retry an error that needs human intervention, and may have been resolved, ahead of its
+// backoff because a new pod waits.
 type podProbe struct {
-	waiting int       // pods that waited when this was last looked at
-	last    time.Time // when the last one was
-	at      time.Time // when the next is; zero: none is due
+	waiting int       // waiting pods at the last check
+	last    time.Time // time of the last probe
+	at      time.Time // time of the next probe; zero for none
 }
 
-// next reports whether to probe now, when so many pods wait: at once when there are more than before,
-// but not twice within probePause.
+// next reports whether to probe now, with the given number of waiting pods: immediately if there are more than
+// before, but not twice within probePause.
 func (p *podProbe) next(waiting int, now time.Time) bool {
 	if waiting > p.waiting && p.at.IsZero() {
 		p.at = now
@@ -142,11 +142,11 @@ func (p *podProbe) next(waiting int, now time.Time) bool {
 	return true
 }
 
-// probed are the activities that keep pods waiting.
+// probed lists the activities that keep pods waiting.
 var probed = [...]activity{activityGrow, activitySubnets, activityLimits, activityObserve, activityInstance}
 
-// probeForPods ends the backoff of activities that wait for a person, such as for a missing permission,
-// if a pod came to wait since.
+// probeForPods ends the backoff of activities that need human intervention, such as a missing permission, if a pod
+// has started to wait since.
 func (t *retries) probeForPods(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// Settings are applied at once, and taken back when the instance does not fit them, which may
-// only show once its limits are known.
+// Settings are applied immediately, and reverted if they do not suit the instance, which may only become known with
+// its limits.
 func TestChanges(t *testing.T) {
 	unfit := func(inv *Inventory) error {
 		if inv.Limits.MaxENIs < 3 {
@@ -24,16 +24,16 @@ func TestChanges(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name      string
-		limits    []int // ENIs of the instance type before each pass; 0: not known
+		limits    []int // ENI limit before each pass; 0 if unknown
 		configure error
-		want      string // "": applied
-		passes    int    // until Taken is called
+		want      string // error; empty if applied
+		passes    int    // passes until Taken is called
 	}{
-		{"it fits", []int{3}, nil, "", 1},
-		{"it does not fit", []int{2}, nil, "too small", 1},
-		{"it fits, as is known later", []int{0, 0, 3}, nil, "", 3},
-		{"it does not fit, as is known later", []int{0, 2}, nil, "too small", 2},
-		{"the settings are invalid", []int{0}, errors.New("Policy: odd"), "Policy: odd", 1},
+		{"accepted", []int{3}, nil, "", 1},
+		{"rejected", []int{2}, nil, "too small", 1},
+		{"accepted once limits are known", []int{0, 0, 3}, nil, "", 3},
+		{"rejected once limits are known", []int{0, 2}, nil, "too small", 2},
+		{"invalid settings", []int{0}, errors.New("Policy: odd"), "Policy: odd", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			applied, known := Settings{Zone: "old"}, 0
@@ -52,23 +52,23 @@ func TestChanges(t *testing.T) {
 					got = err.Error()
 				}
 			}
-			r.put(Change{Settings: Settings{Zone: "older"}, Taken: func(error) { t.Error("an overtaken change was taken") }})
+			r.put(Change{Settings: Settings{Zone: "older"}, Taken: func(error) { t.Error("Taken called for a superseded change") }})
 			r.put(Change{Settings: Settings{Zone: "new"}, Fits: unfit, Taken: taken})
 			for pass, n := range c.limits {
 				known = n
 				if r.apply(t.Context()); (calls > 0) != (pass+1 >= c.passes) {
-					t.Errorf("pass %d: taken %d times", pass+1, calls)
+					t.Errorf("pass %d: Taken called %d times", pass+1, calls)
 				}
 			}
 			if want := map[bool]string{true: "new", false: "old"}[c.want == ""]; applied.Zone != want || got != c.want || calls != 1 {
-				t.Errorf("zone %s, error %q, taken %d times; want %s, %q, once", applied.Zone, got, calls, want, c.want)
+				t.Errorf("zone = %s, error = %q, Taken called %d times; want %s, %q, once", applied.Zone, got, calls, want, c.want)
 			}
 		})
 	}
 }
 
-// An ENI that EC2 refuses to attach is given up after some tries; from the second on no other is
-// attached for a while.
+// An ENI that EC2 refuses to attach is given up after several attempts. After the second such ENI, none is attached
+// for a while.
 func TestRefusedAttachments(t *testing.T) {
 	r, _ := New(Config{InstanceID: "i-1", Cluster: "test", Cloud: struct{ cloud.API }{}, Node: struct{ Node }{}, Clock: clock.NewFake(unix(0))})
 	f := &r.refusals
@@ -82,28 +82,28 @@ func TestRefusedAttachments(t *testing.T) {
 		return counted
 	}
 	if n := refuse("eni-0", cloud.LimitReached, 9) + refuse("eni-0", cloud.Permission, 9); n > 0 || f.pods.abandoned > 0 {
-		t.Errorf("%d refusals that are not about the ENI were counted", n)
+		t.Errorf("%d refusals unrelated to the ENI were counted", n)
 	}
 	if refuse("eni-1", cloud.Bug, attachTries); f.pods.abandoned != 1 || f.pods.full(unix(1)) {
-		t.Errorf("after one ENI: %+v", f.pods)
+		t.Errorf("refusals after one ENI = %+v, want one ENI given up and attaching still allowed", f.pods)
 	}
 	if refuse("eni-2", cloud.Conflict, attachTries); !f.pods.stuck(unix(1)) || f.trunk.full(unix(1)) {
-		t.Errorf("after two: %+v, the trunk %+v", f.pods, f.trunk)
+		t.Errorf("refusals after two ENIs = %+v, of the trunk %+v, want only attaching for pods stopped", f.pods, f.trunk)
 	}
 	if f.attached(plan.Attach); f.pods.stuck(unix(1)) {
-		t.Error("still stuck once one was attached")
+		t.Error("attaching is still stopped after a success")
 	}
 	k := newKnown(facts{ID: "eni-3"})
 	k.attachReplyLost = unix(0)
 	if _, ok := f.attach(k, plan.Attach, cloud.Conflict, unix(1)); ok || k.refusals > 0 {
-		t.Error("a conflict soon after a lost reply counts, and may say that the ENI is attached")
+		t.Error("conflict soon after a lost reply was counted, although the ENI may be attached")
 	}
 	if f.trunkBusy(plan.Detach, cloud.Conflict, unix(0)) || !f.trunkBusy(plan.DetachTrunk, cloud.Conflict, unix(0)) || !f.trunkBusyUntil.After(unix(0)) {
-		t.Errorf("the trunk is busy until %v", f.trunkBusyUntil)
+		t.Errorf("trunkBusyUntil = %v, want it set only by DetachTrunk", f.trunkBusyUntil)
 	}
 }
 
-// A recorded creation is repeated unless its ENI is in view, it is another instance's, or old.
+// A recorded creation is repeated unless its ENI is in view, it belongs to another instance, or it is too old.
 func TestResumedCreation(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -113,8 +113,8 @@ func TestResumedCreation(t *testing.T) {
 		want     bool
 	}{
 		{"lost", "i-1", time.Minute, false, true},
-		{"its ENI is in view", "i-1", time.Minute, true, false},
-		{"of another instance", "i-2", time.Minute, false, false},
+		{"ENI in view", "i-1", time.Minute, true, false},
+		{"another instance", "i-2", time.Minute, false, false},
 		{"too old", "i-1", 2 * time.Hour, false, false},
 	} {
 		cfg := &Config{InstanceID: c.instance, Cluster: "test", Intents: &MemoryIntents{}, Clock: clock.NewFake(unix(0).Add(c.age))}
@@ -128,15 +128,15 @@ func TestResumedCreation(t *testing.T) {
 		again := &creations{cfg: cfg, view: v}
 		p := again.resume()
 		if got := p != nil; got != c.want || c.want && (p.Index != 2 || !p.lost || p.intent.Request.ClientToken != i.Request.ClientToken) {
-			t.Errorf("%s: %+v", c.name, p)
+			t.Errorf("%s: resume() = %+v", c.name, p)
 		}
 		if _, kept, _ := cfg.Intents.Load(); kept != c.want || !again.resumed {
-			t.Errorf("%s: recorded %v", c.name, kept)
+			t.Errorf("%s: intent still recorded = %v", c.name, kept)
 		}
 	}
 }
 
-// publishedNode has its first publications fail, and keeps what was published.
+// publishedNode keeps all publications, and fails the first ones.
 type publishedNode struct {
 	Node
 	fail      int
@@ -153,7 +153,7 @@ func (n *publishedNode) Publish(_ context.Context, inv Inventory) error {
 	return nil
 }
 
-// publishing returns a reconciler that knows one ENI, attached and of Berth.
+// publishing returns a reconciler with one known ENI, attached and owned by Berth.
 func publishing(t *testing.T, cfg Config) (*Reconciler, *known) {
 	cfg.InstanceID, cfg.Cluster, cfg.Clock = "i-1", "test", clock.NewFake(unix(0))
 	r := check.Must(New(cfg))(t)
@@ -163,9 +163,8 @@ func publishing(t *testing.T, cfg Config) (*Reconciler, *known) {
 	return r, k
 }
 
-// An ENI whose detachment could not be recorded is the node's again before anything else is asked of
-// the cloud.
-func TestDetachmentThatIsNotRecorded(t *testing.T) {
+// If a detachment cannot be recorded, the ENI is returned to the node before any other cloud call.
+func TestUnrecordedDetachment(t *testing.T) {
 	for name, prepare := range map[string]func(*Reconciler, *step, *known) bool{
 		"first": func(r *Reconciler, p *step, _ *known) bool {
 			return r.actor.releases.prepare(t.Context(), p, unix(1))
@@ -178,15 +177,15 @@ func TestDetachmentThatIsNotRecorded(t *testing.T) {
 		n := &publishedNode{fail: 1}
 		r, k := publishing(t, Config{Cloud: struct{ cloud.API }{}, Node: n})
 		if prepare(r, &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}, k) {
-			t.Errorf("%s: the call may be made", name)
+			t.Errorf("%s: prepare permits the call", name)
 		}
 		if len(n.published) != 2 || len(n.published[0].ENIs) != 0 || len(n.published[1].ENIs) != 1 {
-			t.Errorf("%s: published %+v, want first without the ENI and then with it", name, n.published)
+			t.Errorf("%s: published %+v, want one inventory without the ENI, then one with it", name, n.published)
 		}
 	}
 }
 
-// assigning is a cloud that assigns an address, and an observer that sees what was published by then.
+// assigning is a cloud that assigns an address, and an observer that records the publications so far.
 type assigning struct {
 	cloud.API
 	noObserver
@@ -202,17 +201,17 @@ func (c *assigning) Acted(plan.Action, cloud.Class, error, time.Duration) {
 	c.acted = len(c.node.published)
 }
 
-// What a reply gave is the node's at once: until then the reply to another node may name it too.
+// A newly assigned address is published immediately: otherwise the reply to another node could name it, too.
 func TestReplyIsPublishedFirst(t *testing.T) {
 	c := &assigning{node: &publishedNode{}}
 	r, k := publishing(t, Config{Cloud: c, Node: c.node, Observer: c})
 	r.actor.try(t.Context(), &step{Action: plan.Action{Kind: plan.Assign, ENI: k.ID, Amount: cloud.Amount{Addresses: 1}}})
 	if c.acted != 1 || len(c.node.published) != 1 || len(c.node.published[0].ENIs[0].Addresses) != 1 {
-		t.Errorf("%d published when the step was reported, of %+v", c.acted, c.node.published)
+		t.Errorf("%d inventories published before the step was reported, want 1; all: %+v", c.acted, c.node.published)
 	}
 }
 
-// Settings are published before it is recorded that they are applied.
+// Settings are published before they are reported as applied.
 func TestChangeIsPublishedFirst(t *testing.T) {
 	n, published := &publishedNode{}, 0
 	r, _ := publishing(t, Config{Cloud: struct{ cloud.API }{}, Node: n})
@@ -222,6 +221,6 @@ func TestChangeIsPublishedFirst(t *testing.T) {
 	s.Policy.FirstInterfaceIndex = 2
 	r.Reconfigure(Change{Settings: s, Taken: func(error) { published = len(n.published) }})
 	if r.takeNews(t.Context(), unix(1)); published != 1 || n.published[0].ENIs[0].Serves {
-		t.Errorf("%d published when the settings were taken, of %+v", published, n.published)
+		t.Errorf("%d inventories published before Taken, want 1; all: %+v", published, n.published)
 	}
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// planning makes plans on the view and chooses the next step of a plan. It belongs to the goroutine
-// that reconciles.
+// planning makes plans from the view and chooses the next step of a plan. It belongs to the reconciler's goroutine.
 type planning struct {
 	cfg          *Config
 	view         *view
@@ -31,18 +30,18 @@ type planning struct {
 	demand       *demand
 
 	surplus     surplus
-	last        *evaluation // nil: something may have changed since
-	trunkReason string      // why the trunk is not as configured, as logged last
+	last        *evaluation // nil if something may have changed since
+	trunkReason string      // last logged reason why the trunk is not as configured
 }
 
-// evaluation is a state and what the plan made of it.
+// evaluation is a state and its plan.
 type evaluation struct {
 	state  plan.State
 	plan   plan.Plan
-	routes placement.Routes // what the plan knew of the subnets' routes
+	routes placement.Routes // the plan's knowledge of the subnets' routes
 }
 
-// reset has the next evaluation look at the view again.
+// reset makes the next evaluation use the current view.
 func (p *planning) reset() { p.last = nil }
 
 // evaluate returns the current state with its plan, for the status.
@@ -57,10 +56,10 @@ func (p *planning) evaluate(now time.Time) *evaluation {
 	return e
 }
 
-// decide makes the plan and reserves what its first step of growth takes.
+// decide makes the plan and reserves the addresses of its first growth step.
 func (p *planning) decide(now time.Time) (e *evaluation, reserved *placement.Reservation) {
 	e = &evaluation{state: p.state(now)}
-	if p.cfg.DrainOutdated { // an ENI drains only while another one can have its addresses
+	if p.cfg.DrainOutdated { // an ENI drains only while another one can take over its addresses
 		e.state.Subnets = p.placement.Subnets(now)
 	}
 	p.surplus.allow(p.instance.limits, p.cfg.Policy, &e.state, p.cfg.DrainOutdated, now)
@@ -81,7 +80,7 @@ func (p *planning) decide(now time.Time) (e *evaluation, reserved *placement.Res
 	return e, reserved
 }
 
-// state returns the view as a plan sees it.
+// state returns the view in the form for plans.
 func (p *planning) state(now time.Time) plan.State {
 	u := p.cfg.Node.Usage()
 	p.view.missingLinks(u.MissingLinks, now)
@@ -96,7 +95,7 @@ func (p *planning) state(now time.Time) plan.State {
 	desired := p.placement.Desired()
 	for _, k := range p.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
-			continue // its device index and the limits are not those of the first card
+			continue // device index and limits apply per card
 		}
 		e := p.eniState(k, u.ENIs[k.ID], now)
 		if mine := e.Ours && !e.Primary && !e.Trunk; mine {
@@ -109,7 +108,7 @@ func (p *planning) state(now time.Time) plan.State {
 	return s
 }
 
-// eniState returns one ENI as a plan sees it, without what depends on the settings of new ones.
+// eniState returns one ENI in the form for plans, without what depends on the settings of new ones.
 func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
@@ -120,19 +119,19 @@ func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 		Refused: k.refusals >= attachTries, NoLink: p.view.lookups.links.ignoresAddresses(k.ID, now),
 	}
 	if _, ok := p.view.detaching[k.ID]; ok && e.Phase == plan.Attached {
-		e.Phase = plan.Detaching // its detachment may be in flight: no supply, and not asked for twice
+		e.Phase = plan.Detaching // the detachment may be in flight: no supply, and not requested twice
 	}
 	if k.Attachment != nil && k.Attachment.ID != "" {
 		e.WrongDeleteOnTermination = k.Attachment.DeleteOnTermination == p.cfg.KeepENIs
 		e.WrongTags = k.owner.instanceTag != p.cfg.InstanceID
 	}
-	// Another process that works for this node may be about to attach it.
+	// Another process that serves this node may be about to attach it.
 	e.JustMade = p.cfg.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.owner.createdAt()) < p.cfg.Settle
 	return e
 }
 
-// choose returns the first step of the current plan that can be made now; nil: none. The addresses that
-// a step of growth takes are reserved in the moment in which it is chosen.
+// choose returns the first step of the current plan that can be made now; nil if there is none. The addresses of a
+// growth step are reserved when it is chosen.
 func (p *planning) choose(ctx context.Context, now time.Time) *step {
 	if !p.instance.limitsKnown() || p.instance.stopped {
 		return nil
@@ -141,7 +140,7 @@ func (p *planning) choose(ctx context.Context, now time.Time) *step {
 		return s
 	}
 	e, reserved := p.decide(now)
-	defer func() { reserved.End(0) }() // if no step takes it
+	defer func() { reserved.End(0) }() // unless a step takes it
 	growing := e.plan.Exhausted || p.growthWaits() || p.refusals.pods.stuck(now)
 	p.retries.forgetUnwanted(e.plan.Actions, growing, p.refusals.trunk.full(now), now)
 	p.terminations.set(ctx, e.plan.Actions, now)
@@ -170,8 +169,8 @@ func (p *planning) choose(ctx context.Context, now time.Time) *step {
 		}
 		s.reserved.End(0)
 	}
-	p.last = e // none of its actions is for now
-	// A full subnet is asked about again, however little the plan can do.
+	p.last = e // none of its actions can be made now
+	// Counts of a full subnet are fetched again, even if the plan has no other action.
 	if e.plan.Exhausted && p.countsDue(now) {
 		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
 	}
@@ -183,31 +182,30 @@ func (p *planning) choose(ctx context.Context, now time.Time) *step {
 	return nil
 }
 
-// takes reports whether an action takes addresses of a subnet, or finishes what did.
+// takes reports whether an action takes addresses of a subnet, or completes one that did.
 func takes(a plan.Action) bool {
 	return activityOf[a.Kind] == activityGrow || a.Kind == plan.CreateTrunk
 }
 
-// countsDue reports whether to ask for the free counts of subnets.
+// countsDue reports whether to fetch the free counts of subnets.
 func (p *planning) countsDue(now time.Time) bool {
 	return p.placement.CountsStale(now) && !p.retries.blocked(activitySubnets, now)
 }
 
-// waits reports whether an action of the plan cannot be made now. A new ENI waits until it is known
-// which ENIs are detached: they are listed next.
+// waits reports whether an action of the plan cannot be made now. A new ENI waits until the node's detached ENIs are
+// known: they are listed next.
 func (p *planning) waits(a plan.Action, now time.Time) bool {
 	return a.Kind == plan.SetDeleteOnTermination || p.retries.blocked(activityOf[a.Kind], now) ||
 		takes(a) && p.growthWaits() || a.Kind == plan.Create && p.observer.detachedUnknown()
 }
 
-// growthWaits reports whether an unfinished step of growth must be resolved before more addresses are
-// asked for.
+// growthWaits reports whether an unfinished growth step must be resolved before more addresses are requested.
 func (p *planning) growthWaits() bool {
 	return p.view.lookups.blockGrowth() || p.retries.toRepeat(activityGrow) != nil
 }
 
-// prepare readies a step: what leaves is withdrawn from the node first, a creation is recorded first.
-// It reports whether the call can be made now.
+// prepare readies a step: releases are first withdrawn from the node, creations are first recorded. It reports
+// whether the call can be made now.
 func (p *planning) prepare(ctx context.Context, s *step, now time.Time) bool {
 	switch s.Kind {
 	case plan.Unassign, plan.Detach:
@@ -227,8 +225,8 @@ func (p *planning) prepare(ctx context.Context, s *step, now time.Time) bool {
 	return true
 }
 
-// prepareAgain readies a throttled step for another try. It is false if an observation since made the
-// step pointless.
+// prepareAgain readies a throttled step for another attempt. It is false if an observation since has made the step
+// pointless.
 func (p *planning) prepareAgain(ctx context.Context, s *step, now time.Time) bool {
 	switch s.Kind {
 	case plan.Create, plan.CreateTrunk, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
@@ -248,14 +246,14 @@ func (p *planning) prepareAgain(ctx context.Context, s *step, now time.Time) boo
 // due returns when a part of the excess will have lasted for long enough.
 func (p *planning) due(now time.Time) time.Time { return p.surplus.due(now) }
 
-// priority returns the priority of the call that an action makes. Calls that finish something come
-// first, then those of the node that lacks most.
+// priority returns the priority of an action's call. Calls that complete earlier work come first, then those of the
+// node that lacks most.
 func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	switch a.Kind {
 	case plan.Attach, plan.AttachTrunk, plan.Retag:
 		return cloud.Begun
 	case plan.CreateTrunk:
-		return 1 // after what nodes lack for pods, before what is released
+		return 1 // below demand of pods, above releases
 	case plan.Assign, plan.Create:
 		return min(cloud.Priority(p.Needed), cloud.Begun-1)
 	default:
@@ -263,11 +261,10 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	}
 }
 
-// trunk returns the state of the trunk; nil: none is configured, and none is there.
+// trunk returns the state of the trunk; nil if none is configured and none exists.
 //
-// A trunk has no address that a pod or the node's daemon knows of. It comes and goes without being
-// published, since the node does not have to release any of it. Branches use it, and while it has any
-// EC2 does not detach it.
+// No pod or daemon knows of the trunk's addresses. It is attached and detached without being published, because the
+// node does not have to release anything. Branches use it, and EC2 does not detach it while it has any.
 func (p *planning) trunk(s plan.State) *Trunk {
 	var t Trunk
 	for _, e := range s.ENIs {
@@ -287,18 +284,18 @@ func (p *planning) trunk(s plan.State) *Trunk {
 	return &t
 }
 
-// surplus measures for how long a node has had more than its policy keeps, or outdated ENIs.
+// surplus measures how long a node has had an excess, or outdated ENIs.
 type surplus struct {
-	delay   time.Duration // for which it must last
+	delay   time.Duration // how long a surplus must last
 	excess  plan.Lasting  // addresses
-	movable plan.Lasting  // 1 while the others could take over an ENI's addresses
+	movable plan.Lasting  // 1 while other ENIs could take over an ENI's addresses
 
-	outdated plan.Lasting // 1 while there is an outdated ENI that is to be drained
-	drains   bool         // it has lasted
+	outdated plan.Lasting // 1 while there is an outdated ENI to drain
+	drains   bool         // outdated has lasted
 }
 
-// allow sets in a state which part of its excess may be released now and, with drain, whether outdated
-// ENIs may be drained.
+// allow sets in a state which part of its excess may be released now and, if drain is set, whether outdated ENIs may
+// be drained.
 func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool, now time.Time) {
 	outdated := 0
 	if drain && slices.ContainsFunc(s.ENIs, func(e plan.ENI) bool { return e.Outdated }) {
@@ -315,7 +312,7 @@ func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool
 	s.Moves = u.movable.Allow(movable, movable, now, u.delay) > 0
 }
 
-// rest restarts the time for which an ENI must have been dispensable before it is emptied.
+// rest restarts the time for which an ENI must be dispensable before it is emptied.
 func (u *surplus) rest() { u.movable = plan.Lasting{} }
 
 // due returns when excess will have lasted.

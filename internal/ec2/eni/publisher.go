@@ -10,32 +10,31 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// publisher gives the node the inventory that follows from the view. It belongs to the goroutine that
-// reconciles.
+// publisher passes the inventory to the node, as derived from the view. It belongs to the reconciler's goroutine.
 //
-// There are two ways. What is about to leave is recorded before the cloud is asked to take it: record
-// returns the error, and without the record there is no call. Whatever else changed is published once the
-// call that changed it was answered, before anything follows from that.
+// There are two ways. Releases are recorded before the cloud is called: record returns an error, and without the
+// record there is no call. All other changes are published after the reply to the call that made them, before
+// anything depends on them.
 type publisher struct {
 	cfg      *Config
 	view     *view
 	instance *instance
 	ended    func() bool
 
-	due bool // something changed since the last inventory
+	due bool // the inventory has changed since the last publication
 }
 
-// changed has the next flush publish.
+// changed makes the next flush publish.
 func (p *publisher) changed() { p.due = true }
 
-// flush publishes what changed. A failure is logged; the next change or observation publishes again.
+// flush publishes changes. A failure is logged; the next change or observation publishes again.
 func (p *publisher) flush(ctx context.Context) {
 	if p.due {
 		_ = p.record(ctx)
 	}
 }
 
-// record publishes what is known now. A failure is logged.
+// record publishes the current inventory. A failure is logged.
 func (p *publisher) record(ctx context.Context) error {
 	p.due = false
 	if p.ended() {
@@ -45,7 +44,7 @@ func (p *publisher) record(ctx context.Context) error {
 		return fmt.Errorf("record the inventory: %w", err)
 	}
 	if err := p.cfg.Node.Publish(ctx, p.inventory()); err != nil {
-		if ctx.Err() == nil { // else the program ends: the next one records it
+		if ctx.Err() == nil { // otherwise the program is ending, and the next one records it
 			p.cfg.Logger.Error("inventory not recorded", "err", err)
 		}
 		return fmt.Errorf("record the inventory: %w", err)
@@ -53,7 +52,7 @@ func (p *publisher) record(ctx context.Context) error {
 	return nil
 }
 
-// inventory returns the view as a Node sees it.
+// inventory returns the view in the form for a Node.
 func (p *publisher) inventory() Inventory {
 	cfg, now := p.cfg, p.cfg.Clock.Now()
 	inv := Inventory{InstanceID: cfg.InstanceID, InstanceType: p.instance.typ, Families: cfg.Policy.Families, Limits: p.instance.limits, At: p.view.freshness.replied}
@@ -78,7 +77,7 @@ func (p *publisher) inventory() Inventory {
 	return inv
 }
 
-// published returns an ENI as a Node sees it.
+// published returns an ENI in the form for a Node.
 func (p *publisher) published(k *known) ENI {
 	e := ENI{
 		ID: k.ID, MAC: mac.Addr(k.MAC), DeviceIndex: k.index(), Primary: primary(k.Attachment),

@@ -12,10 +12,9 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Reconciler brings one node's ENIs to its policy. It decides what comes next; its parts do it, each
-// with a state of its own. Reconcile (or Run) is called by one goroutine at a time, to which all parts
-// belong but for the fields that say otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance
-// and End may be called by any.
+// Reconciler reconciles one node's ENIs with its policy. It decides what to do next; its parts do it, each with its
+// own state. Reconcile (or Run) is called by one goroutine at a time, to which all parts belong except the fields
+// marked otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance and End may be called from any goroutine.
 type Reconciler struct {
 	cfg     Config
 	loop    loop
@@ -37,12 +36,12 @@ type Reconciler struct {
 	status reporter
 }
 
-// loop is what wakes a reconciler and ends it.
+// loop wakes and ends a reconciler.
 type loop struct {
 	kick   retry.Signal
-	ended  context.Context // with End or Close
+	ended  context.Context // canceled by End or Close
 	end    context.CancelFunc
-	beside sync.WaitGroup // calls that no pass waits for; of fleetOfOne
+	beside sync.WaitGroup // calls that no pass waits for; used by fleetOfOne
 }
 
 // New checks the configuration and returns a reconciler that has observed nothing yet.
@@ -58,7 +57,7 @@ func New(cfg Config) (*Reconciler, error) {
 		r.cfg.process = ofOneNode
 		r.observer.own = &ownLister{cfg: &r.cfg}
 		r.cfg.Fleet = r.fleetOfOne()
-		r.instance.hasType(cfg.InstanceType) // of this very instance, as its metadata service says
+		r.instance.hasType(cfg.InstanceType) // from the metadata service of this instance
 	}
 	r.demand = demand{node: cfg.Node, process: r.cfg.process, news: retry.NewSignal()}
 	r.retries = newRetries(&r.cfg)
@@ -93,7 +92,7 @@ func New(cfg Config) (*Reconciler, error) {
 			}
 			serves := before.Policy.FirstInterfaceIndex != s.Policy.FirstInterfaceIndex || before.primaryServes() != s.primaryServes()
 			if serves && !r.view.freshness.unconfirmed() {
-				p.changed() // else the next observation is published
+				p.changed() // otherwise the next observation is published
 				p.flush(ctx)
 			}
 			return nil
@@ -109,28 +108,28 @@ func New(cfg Config) (*Reconciler, error) {
 	return r, nil
 }
 
-// Kick says that something may have to be done now: pods wait or ended, a withdrawal was confirmed. It
-// never blocks.
+// Kick reports that there may be something to do now: pods wait or have ended, a withdrawal was confirmed. It never
+// blocks.
 func (r *Reconciler) Kick() {
 	r.loop.kick.Set()
 	r.demand.news.Set()
 }
 
-// Invalidate says that what was published may not be what the cloud has: nothing is published or
-// planned before the next observation, late enough for every reply so far to show. It may be called by
-// any goroutine, and from Publish.
+// Invalidate reports that the published inventory may differ from the cloud: nothing is published or planned before
+// the next observation, which is made late enough to show every reply so far. It may be called from any goroutine,
+// and from Publish.
 func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
 
-// CheckInstance says that the instance may have been stopped, or may run again. It is asked for before
-// anything else is planned. It may be called by any goroutine.
+// CheckInstance reports that the instance may have been stopped or started. It is described before anything else is
+// planned. It may be called from any goroutine.
 func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
 
-// ObserveSince has only observations as of then or later count. It is called before the first pass,
-// when someone else worked for the node until then.
+// ObserveSince disregards observations from before at. It is called before the first pass if another process has
+// served the node until then.
 func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.onlySince(at) }
 
-// Observed takes a listing that was made for many nodes, in the goroutine that reconciles. One that is
-// older than what is known is ignored.
+// Observed processes a listing made for many nodes, on the reconciler's goroutine. It ignores one older than the
+// known state.
 func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 	if r.Ended() {
 		return
@@ -139,13 +138,12 @@ func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 	r.observer.publisher.flush(ctx)
 }
 
-// VPCs returns where the node's ENIs are; none while that is not known. It is called from the goroutine
-// that reconciles.
+// VPCs returns the VPCs of the node's ENIs; none while unknown. It is called from the reconciler's goroutine.
 func (r *Reconciler) VPCs() []string { return r.placement.VPCs() }
 
-// Configure applies other settings; what is known of the node stays. What waits for a person is tried
-// again at once. It is called from the goroutine that reconciles. The error names the field, and leaves
-// the settings as they were.
+// Configure applies other settings and keeps the known state of the node. Errors that needed human intervention are
+// retried immediately. It is called from the reconciler's goroutine. The error names the field, and leaves the
+// settings unchanged.
 func (r *Reconciler) Configure(s Settings) error {
 	before := r.cfg.Settings
 	if reflect.DeepEqual(s, before) {
@@ -161,7 +159,7 @@ func (r *Reconciler) Configure(s Settings) error {
 	r.placement.Configure(s.placement())
 	r.retries.forgetConfigured()
 	for _, g := range [...]activity{activityGrow, activityTrunk} {
-		if p := r.retries.dropRefused(g); p != nil { // another may be needed now
+		if p := r.retries.dropRefused(g); p != nil { // another step may be needed now
 			p.reserved.End(0)
 			if p.creates() {
 				r.actor.creations.end()
@@ -171,22 +169,21 @@ func (r *Reconciler) Configure(s Settings) error {
 	return nil
 }
 
-// End has a pass that is under way do nothing after its present call, and publish nothing. Calls beside
-// passes are cancelled. It may be called by any goroutine.
+// End makes a running pass stop after its current call and publish nothing. Calls beside passes are canceled. It may
+// be called from any goroutine.
 func (r *Reconciler) End() { r.loop.end() }
 
 // Ended reports whether End or Close was called.
 func (r *Reconciler) Ended() bool { return r.loop.ended.Err() != nil }
 
-// Close ends the reservations that the reconciler holds in what it shares with others. It is called
-// once no pass is under way, and none follows.
+// Close ends the reservations that the reconciler holds in shared state. It is called when no pass is running and
+// none will follow.
 func (r *Reconciler) Close() {
 	r.loop.end()
 	r.retries.close()
 }
 
-// Run reconciles whenever kicked and whenever something is due, until ctx ends. Nothing is in flight
-// when it returns.
+// Run reconciles whenever kicked and whenever something is due, until ctx ends. No call is in flight when it returns.
 func (r *Reconciler) Run(ctx context.Context) error {
 	defer r.loop.beside.Wait()
 	for {
@@ -203,8 +200,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// gather waits for a burst of pods to be over, so that one call asks for all of them: until no kick
-// came for burstWindow, and at most ten times as long.
+// gather waits for the end of a burst of pods, so that one call requests addresses for all of them: until no kick has
+// come for burstWindow, and at most ten times as long.
 func (l *loop) gather(ctx context.Context, c clock.Clock) error {
 	latest := c.Now().Add(10 * burstWindow)
 	for {
@@ -221,10 +218,10 @@ func (l *loop) gather(ctx context.Context, c clock.Clock) error {
 	}
 }
 
-// maxSteps bounds one pass; what is left continues with the next.
+// maxSteps bounds one pass; the rest is left to the next pass.
 const maxSteps = 256
 
-// Reconcile does everything that can be done now, and returns when to come back at the latest.
+// Reconcile does everything that can be done now, and returns the time until it must be called again.
 func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	start := r.cfg.Clock.Now()
 	for range maxSteps {
@@ -246,9 +243,9 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	return r.wake(now)
 }
 
-// next does the one most urgent thing that is due, and reports whether there may be more. A plan on a
-// guess is a wrong plan, so observing comes first while the view is known to be wrong. A listing for
-// repair comes last and keeps nobody waiting, also while EC2 refuses it.
+// next does the most urgent thing that is due, and reports whether there may be more. A plan based on a wrong view is
+// wrong, so observing comes first while the view is known to be wrong. A listing for repair comes last and blocks
+// nothing, even while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
 	r.planning.reset()
@@ -294,7 +291,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	return true
 }
 
-// tidy does what keeps no pod waiting.
+// tidy does the work that keeps no pod waiting.
 func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
 	if r.observer.repairDue(now) && mayObserve {
 		return r.observe(ctx)
@@ -310,7 +307,7 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 	return false
 }
 
-// takeNews applies what other goroutines said since the last step.
+// takeNews applies the news from other goroutines since the last step.
 func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 	if r.view.freshness.applyInvalidation(now) {
 		r.retries.drop(activityShrink) // the next plan decides again
@@ -324,8 +321,8 @@ func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 	r.terminations.take()
 }
 
-// learnPrerequisites does what must be known before anything is planned, and reports whether there was
-// something: limits, the instance's state, what the last process began.
+// learnPrerequisites fetches what must be known before planning, and reports whether anything was missing: limits,
+// the state of the instance, the last process's creation in flight.
 func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.observer.limitsDue(now):
@@ -342,22 +339,21 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 	return true
 }
 
-// timed is a part of the reconciler that has something to do at a time of its own, without an event.
+// timed is a part of the reconciler that may have work at certain times, without an event.
 type timed interface {
-	// due returns the first moment after now at which there may be something to do;
-	// zero: there is none.
+	// due returns the first moment after now at which there may be something to do; zero if there is none.
 	due(now time.Time) time.Time
 }
 
-// timers returns all parts that have times of their own (TestEveryTimedPartIsAmongTheTimers).
+// timers returns all timed parts (TestEveryTimedPartIsAmongTheTimers).
 func (r *Reconciler) timers() []timed {
 	return []timed{&r.instance, &r.retries, &r.refusals, &r.planning, &r.orphans}
 }
 
-// idle is how long a reconciler rests that someone else wakes.
+// idle is how long a reconciler sleeps if other events wake it.
 const idle = 24 * time.Hour
 
-// wake returns how long nothing needs to be done.
+// wake returns the time until there may be something to do.
 func (r *Reconciler) wake(now time.Time) time.Duration {
 	if r.instance.vanished {
 		return idle

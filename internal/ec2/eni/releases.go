@@ -10,12 +10,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// releases takes addresses and ENIs back from the node before the cloud is asked to take them: the node
-// withdraws them, the inventory records that they are about to leave, then the call is made. It belongs
-// to the goroutine that reconciles.
+// releases takes addresses and ENIs from the node before the cloud is called: the node withdraws them, the inventory
+// records the release, then the call is made. It belongs to the reconciler's goroutine.
 //
-// Where several processes may work for one node, whoever recorded a release may be stopped before its
-// call is sent, and go on much later. What is recorded there is never restored to the node: whichever
+// If several processes may serve a node, a process that recorded a release may be stopped before its call is sent,
+// and continue much later. Recorded releases are therefore never restored to the node: whichever process serves the
+// node repeats the call until the release is done.
 // process works for the node asks the cloud until the release is done.
 type releases struct {
 	cfg       *Config
@@ -24,7 +24,8 @@ type releases struct {
 	retries   *retries
 }
 
-// prepare withdraws what a step of kind Unassign or Detach takes, and records it. It reports whether
+// prepare withdraws the addresses or the ENI of an Unassign or Detach step, and records the release. It reports
+// whether
 // the call can be made now.
 func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 	if p.Kind == plan.Unassign {
@@ -36,7 +37,7 @@ func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 	s.view.detachBegan(p.ENI, now)
 	if err := s.publisher.record(ctx); err != nil {
 		s.cancelDetach(p.ENI)
-		s.publisher.flush(ctx) // the plan goes on with other steps, whose calls may take long
+		s.publisher.flush(ctx) // the plan continues with other steps, whose calls may take long
 		s.retries.fail(plan.Detach, err, now, s.cfg.SlowRetry)
 		return false
 	}
@@ -47,7 +48,7 @@ func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 func (s *releases) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	k := s.view.enis[p.ENI]
 	p.withdrawn = s.cfg.Node.Withdraw(p.ENI, p.Amount)
-	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
+	if k != nil && k.Primary.IsValid() { // the primary address cannot be released
 		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == cloud.HostPrefix(k.Primary) })
 	}
 	if k == nil || len(p.withdrawn) == 0 {
@@ -63,12 +64,12 @@ func (s *releases) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	return true
 }
 
-// prepareAgain prepares a step that was throttled once more: what is about to leave is recorded as of
-// now. It is false if an observation since made the step pointless.
+// prepareAgain prepares a throttled step for another attempt: the release is recorded as of now. It is false if an
+// observation since has made the step pointless.
 func (s *releases) prepareAgain(ctx context.Context, p *step, k *known, now time.Time) bool {
 	if p.Kind == plan.Detach {
 		if !s.cfg.Node.WithdrawENI(p.ENI) {
-			return false // a listing restored it meanwhile, and pods came
+			return false // a listing restored it meanwhile, and pods use it
 		}
 		s.view.detachBegan(p.ENI, now)
 	} else if !k.releaseRepeated(p.withdrawn, now) {
@@ -82,7 +83,7 @@ func (s *releases) prepareAgain(ctx context.Context, p *step, k *known, now time
 	return true
 }
 
-// undo restores what a step withdrew, when the cloud surely took nothing.
+// undo restores the withdrawals of a step if the cloud certainly released nothing.
 func (s *releases) undo(p *step) {
 	if p.Kind == plan.Detach {
 		s.cancelDetach(p.ENI)
@@ -91,8 +92,7 @@ func (s *releases) undo(p *step) {
 	}
 }
 
-// restore undoes withdraw. If the release is recorded for other processes to see, the next plan adopts
-// it again.
+// restore undoes withdraw. If the release is recorded for other processes, the next plan adopts it again.
 func (s *releases) restore(p *step) {
 	k := s.view.enis[p.ENI]
 	if k == nil {
@@ -108,7 +108,7 @@ func (s *releases) cancelDetach(id string) {
 	s.publisher.changed()
 }
 
-// cancelForPods cancels a throttled step that would take what pods are waiting for by now.
+// cancelForPods cancels a throttled step that would release what pods now wait for.
 func (s *releases) cancelForPods() {
 	if s.retries.toRepeat(activityShrink) == nil || s.cfg.process.sharesNode || s.cfg.Node.Usage().Waiting == 0 {
 		return
@@ -116,8 +116,8 @@ func (s *releases) cancelForPods() {
 	s.undo(s.retries.take(activityShrink))
 }
 
-// unassignFailed keeps what was withdrawn out of use while the call may have taken effect: until now,
-// whenever it was sent. A denied call surely has not.
+// unassignFailed keeps withdrawn addresses out of use while the call may have taken effect: up to now, whenever it
+// was sent. A denied call certainly has not.
 func (s *releases) unassignFailed(p *step, class cloud.Class, now time.Time) {
 	if class == cloud.Permission && !s.cfg.process.sharesNode {
 		s.restore(p)
@@ -129,7 +129,7 @@ func (s *releases) unassignFailed(p *step, class cloud.Class, now time.Time) {
 	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
 }
 
-// detachFailed does the same for an ENI.
+// detachFailed is unassignFailed for an ENI.
 func (s *releases) detachFailed(p *step, class cloud.Class, now time.Time) {
 	if (class == cloud.Permission || class == cloud.Bug) && !s.cfg.process.sharesNode {
 		s.cancelDetach(p.ENI)
@@ -140,9 +140,9 @@ func (s *releases) detachFailed(p *step, class cloud.Class, now time.Time) {
 	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
 }
 
-// overdue handles what should have left and is there still, according to a listing that cannot be older
-// than the call. Where others may work for the node, it returns the step that asks the cloud once more;
-// elsewhere the node gets it back.
+// overdue handles releases that should be done according to a listing that cannot be older than the call, but are
+// not. If other processes may serve the node, it returns the step that repeats the call; otherwise the node gets the
+// addresses back.
 func (s *releases) overdue(ctx context.Context, now time.Time) *step {
 	if !s.cfg.process.sharesNode {
 		s.restoreOverdue()
@@ -160,7 +160,7 @@ func (s *releases) overdue(ctx context.Context, now time.Time) *step {
 	return nil
 }
 
-// adoptCommitted takes over what other processes recorded.
+// adoptCommitted takes over the releases recorded by other processes.
 func (s *releases) adoptCommitted(now time.Time) {
 	for _, c := range s.cfg.Fleet.Committed() {
 		k := s.view.enis[c.ENI]
@@ -179,7 +179,7 @@ func (s *releases) adoptCommitted(now time.Time) {
 	}
 }
 
-// overdueOf returns the step that asks for what should have left an ENI long ago; nil: nothing.
+// overdueOf returns the step that repeats an ENI's overdue releases; nil if there are none.
 func (s *releases) overdueOf(k *known) *step {
 	if k.phase() != plan.Attached {
 		return nil
@@ -201,7 +201,7 @@ func (s *releases) overdueOf(k *known) *step {
 		}
 	}
 	list := singles
-	if len(list) == 0 { // one call takes either
+	if len(list) == 0 { // a call accepts only one kind
 		list = prefixes
 	}
 	if len(list) == 0 {
@@ -210,12 +210,12 @@ func (s *releases) overdueOf(k *known) *step {
 	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: cloud.AmountOf(list)}, withdrawn: list}
 }
 
-// overdueSince reports whether the last listing cannot be older than a call made at a time.
+// overdueSince reports whether the last listing cannot be older than a call made at the given time.
 func (s *releases) overdueSince(since time.Time) bool {
 	return s.view.freshness.confirmedLater(since, s.cfg.Settle)
 }
 
-// restoreOverdue restores addresses to the node whose release is overdue.
+// restoreOverdue restores addresses with an overdue release to the node.
 func (s *releases) restoreOverdue() {
 	for _, k := range s.view.enis {
 		var back []netip.Prefix

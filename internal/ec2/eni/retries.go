@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// An activity is a group of steps that back off together after a failure, so that trouble with one kind
-// of step does not stop another, and that growth which was refused in one way is not tried in another.
+// An activity is a group of steps with a common backoff, so that failures of one kind of step do not stop another,
+// and growth that was refused in one way is not attempted in another.
 type activity string
 
 const (
@@ -30,7 +30,7 @@ const (
 	activityInstance activity = "find-instance"
 )
 
-// activities are all activities, the one whose trouble matters most to pods first.
+// activities lists all activities, starting with those that affect pods most.
 var activities = [...]activity{activityInstance, activityLimits, activityGrow, activityObserve, activitySubnets, activityRoutes, activityGroups, activityTrunk, activityShrink, activityDelete, activityFollow, activityRepair, activityCollect}
 
 var activityOf = map[plan.Kind]activity{
@@ -41,12 +41,12 @@ var activityOf = map[plan.Kind]activity{
 	plan.FindSubnets: activitySubnets, plan.FindRoutes: activityRoutes, plan.FindGroups: activityGroups, plan.FindLimits: activityLimits, plan.FindInstance: activityInstance,
 }
 
-// retries is what backs off after failures, why, and until when. It belongs to the goroutine that
-// reconciles.
+// retries tracks which activities are in backoff after failures, why, and until when. It belongs to the reconciler's
+// goroutine.
 type retries struct {
 	cfg      *Config
 	failed   map[activity]*backoff
-	repeat   map[activity]*step // the next of each activity, as it was: throttled, its reply lost, or resumed
+	repeat   map[activity]*step // the step to repeat unchanged, by activity: throttled, reply lost, or resumed
 	podProbe podProbe
 }
 
@@ -54,21 +54,21 @@ func newRetries(cfg *Config) retries {
 	return retries{cfg: cfg, failed: map[activity]*backoff{}, repeat: map[activity]*step{}}
 }
 
-// backoff is how long an activity waits, and why.
+// backoff is the backoff of an activity, and its cause.
 type backoff struct {
-	at       time.Time // of the last failure
+	at       time.Time // time of the last failure
 	until    time.Time
-	probe    time.Time // when it may end for pods that wait; see outage
-	failures int       // in a row
+	probe    time.Time // when it may end early for waiting pods; see outage
+	failures int       // failures in a row
 	kind     plan.Kind
 	class    cloud.Class
 	err      error
 }
 
-// permanent reports whether only a person can resolve what failed.
+// permanent reports whether the failure needs human intervention.
 func (b *backoff) permanent() bool { return b.class == cloud.Permission || b.class == cloud.Bug }
 
-// of returns an activity's backoff, and adds one if there is none.
+// of returns an activity's backoff, creating it if necessary.
 func (t *retries) of(g activity) *backoff {
 	if t.failed[g] == nil {
 		t.failed[g] = &backoff{}
@@ -76,13 +76,13 @@ func (t *retries) of(g activity) *backoff {
 	return t.failed[g]
 }
 
-// blocked reports whether an activity backs off.
+// blocked reports whether an activity is in backoff.
 func (t *retries) blocked(g activity, now time.Time) bool {
 	until, failed := t.until(g)
 	return failed && until.After(now)
 }
 
-// until returns when an activity that failed may be tried again.
+// until returns when a failed activity may be retried.
 func (t *retries) until(g activity) (at time.Time, failed bool) {
 	if b := t.failed[g]; b != nil {
 		return b.until, true
@@ -90,7 +90,7 @@ func (t *retries) until(g activity) (at time.Time, failed bool) {
 	return time.Time{}, false
 }
 
-// fail has the activity of a kind of step back off for wait.
+// fail puts the activity of a kind of step into backoff for wait.
 func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Duration) {
 	g := activityOf[kind]
 	b := t.of(g)
@@ -105,13 +105,13 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "err", err, "retryIn", wait.String())
 }
 
-// backOff is fail with the wait that follows from the class of the error and the number of failures.
+// backOff is fail with a wait derived from the class of the error and the number of failures.
 func (t *retries) backOff(kind plan.Kind, err error, now time.Time) {
 	t.fail(kind, err, now, t.wait(activityOf[kind], cloud.ClassOf(err)))
 }
 
-// wait returns how long an activity backs off after an error of a class: long where only a person can
-// resolve it, else doubling up to half a minute.
+// wait returns the backoff of an activity after an error of a class: long if it needs human intervention, otherwise
+// doubling up to half a minute.
 func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 	n := 0
 	if b := t.failed[g]; b != nil {
@@ -127,13 +127,13 @@ func (t *retries) wait(g activity, class cloud.Class) time.Duration {
 	}
 }
 
-// limited records, in the middle of a step, that the step waits for the cloud's rate limit: nothing
-// failed, but it may be minutes before the step succeeds.
+// limited records that a step in progress waits for the cloud's rate limit: nothing failed, but the step may take
+// minutes.
 func (t *retries) limited(kind plan.Kind, op string) {
 	b := t.of(activityOf[kind])
 	b.kind, b.class = kind, cloud.Throttled
 	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
-		"not sent for %v, as EC2, or a ceiling that is configured, lets few calls of this action through", rateLimitPatience)}
+		"not sent for %v: EC2 or a configured ceiling limits the rate of this action", rateLimitPatience)}
 }
 
 // retryNow ends the backoff of an activity.
@@ -143,17 +143,17 @@ func (t *retries) retryNow(g activity, now time.Time) {
 	}
 }
 
-// succeed ends an activity's trouble.
+// succeed clears an activity's failure.
 func (t *retries) succeed(g activity) {
 	delete(t.failed, g)
 	t.cfg.Shared.outage.answered(t, g, t.cfg.Clock.Now())
 }
 
-// forget drops an activity's trouble although no step succeeded.
+// forget clears an activity's failure although no step succeeded.
 func (t *retries) forget(g activity) { delete(t.failed, g) }
 
-// forgetUnwanted drops trouble with steps that are no longer needed: neither for these actions, nor for
-// growth or a trunk that waits for something else.
+// forgetUnwanted clears failures of steps that are no longer needed: neither for these actions, nor for growth or a
+// trunk that waits for something else.
 func (t *retries) forgetUnwanted(actions []plan.Action, growing, trunk bool, now time.Time) {
 	needed := map[activity]bool{activityGrow: growing, activityTrunk: trunk}
 	for _, a := range actions {
@@ -168,7 +168,7 @@ func (t *retries) forgetUnwanted(actions []plan.Action, growing, trunk bool, now
 	}
 }
 
-// forgetConfigured drops trouble that other settings may resolve.
+// forgetConfigured clears failures that other settings may resolve.
 func (t *retries) forgetConfigured() {
 	for g, b := range t.failed {
 		if b.permanent() || b.class == cloud.Gone {
@@ -177,21 +177,21 @@ func (t *retries) forgetConfigured() {
 	}
 }
 
-// put has a step made again, before any other of its activity.
+// put schedules a step to be repeated before any other of its activity.
 func (t *retries) put(p *step) { t.repeat[activityOf[p.Kind]] = p }
 
-// toRepeat returns the step of an activity that is to be made again; nil: none.
+// toRepeat returns the step of an activity to be repeated; nil if there is none.
 func (t *retries) toRepeat(g activity) *step { return t.repeat[g] }
 
-// take removes and returns the step of an activity that is to be made again; nil: none.
+// take removes and returns the step of an activity to be repeated; nil if there is none.
 func (t *retries) take(g activity) *step {
 	p := t.repeat[g]
 	delete(t.repeat, g)
 	return p
 }
 
-// drop removes and returns the step of an activity that is to be made again, unless its call may have
-// taken effect; nil: none.
+// drop removes and returns the step of an activity to be repeated, unless its call may have taken effect; nil if
+// there is none.
 func (t *retries) drop(g activity) *step {
 	if p := t.repeat[g]; p == nil || p.lost {
 		return nil
@@ -199,14 +199,14 @@ func (t *retries) drop(g activity) *step {
 	return t.take(g)
 }
 
-// close ends the reservations of the steps that are not made again.
+// close ends the reservations of steps that will not be repeated.
 func (t *retries) close() {
 	for _, p := range t.repeat {
 		p.reserved.End(0)
 	}
 }
 
-// again removes and returns a step that may be made again now, growth first; nil: none.
+// again removes and returns a step that may be repeated now, growth first; nil if there is none.
 func (t *retries) again(now time.Time) *step {
 	for _, g := range [...]activity{activityGrow, activityShrink, activityDelete, activityRepair, activityTrunk} {
 		if t.repeat[g] != nil && !t.blocked(g, now) {
@@ -216,7 +216,7 @@ func (t *retries) again(now time.Time) *step {
 	return nil
 }
 
-// worst returns the trouble that matters most to pods; nil: none.
+// worst returns the failure that affects pods most; nil if there is none.
 func (t *retries) worst() *backoff {
 	for _, g := range activities {
 		if b := t.failed[g]; b != nil {
@@ -226,7 +226,7 @@ func (t *retries) worst() *backoff {
 	return nil
 }
 
-// due returns when a backoff ends, or may end for pods that wait.
+// due returns when a backoff ends, or may end early for waiting pods.
 func (t *retries) due(now time.Time) (first time.Time) {
 	first = retry.Earliest(now, t.podProbe.at)
 	for _, b := range t.failed {
@@ -235,7 +235,7 @@ func (t *retries) due(now time.Time) (first time.Time) {
 	return first
 }
 
-// dropRefused is drop, and ends the activity's trouble if there was such a step.
+// dropRefused is drop, and clears the activity's failure if there was such a step.
 func (t *retries) dropRefused(g activity) *step {
 	p := t.drop(g)
 	if p != nil {
@@ -244,7 +244,7 @@ func (t *retries) dropRefused(g activity) *step {
 	return p
 }
 
-// routes returns the trouble with questions for route tables.
+// routes returns the failures to fetch route tables.
 func (t *retries) routes(now time.Time) placement.Trouble {
 	b := t.failed[activityRoutes]
 	if b == nil {

@@ -10,44 +10,44 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// Status is how a reconciler is doing.
+// Status is the status of a reconciler.
 type Status struct {
 	Confirmed bool // the cloud has been observed by this process
-	Trouble        // the worst current one; the zero value: none
+	Trouble        // the most severe failure; zero if there is none
 
-	Available   int      // addresses that pods may have, used ones included
-	Used        int      // of those
-	Needed      int      // addresses that the policy wants beyond Available
-	AtCapacity  bool     // the instance, its policy's caps or its subnets allow no more
+	Available   int      // addresses for pods, including used ones
+	Used        int      // used addresses
+	Needed      int      // addresses that the policy requires beyond Available
+	AtCapacity  bool     // the instance, the policy's caps or the subnets allow no more
 	Outdated    int      // ENIs that serve pods and differ from the settings
-	OtherGroups []string // ENIs that are to have the primary's security groups, and have others
-	Vanished    bool     // the cloud says that the instance does not exist or is terminated
+	OtherGroups []string // ENIs that should have the primary's security groups, but have others
+	Vanished    bool     // the instance does not exist, or is terminated, according to the cloud
 
-	Trunk *Trunk // nil: none is configured, and none is there, or that is not known yet
+	Trunk *Trunk // nil if none is configured and none exists, or if this is not yet known
 
-	InstanceType string // as the cloud says; empty until then
+	InstanceType string // as reported by the cloud; empty until then
 
-	Shortage    string // why waiting pods, or a warm target, get nothing although nothing failed: a Reason
-	Explanation string // the same in a sentence
+	Shortage    string // a Reason why waiting pods or a warm target get no addresses although nothing failed
+	Explanation string // Shortage as a sentence
 }
 
-// Trouble is what keeps a reconciler from its goal.
+// Trouble describes what keeps a reconciler from its goal.
 type Trouble struct {
-	LastError string // what failed, and what to do about it; empty: nothing
+	LastError string // failure and remedy; empty if nothing failed
 	Class     cloud.Class
 	Err       error
 	Kind      plan.Kind // the step that failed
-	Grows     bool      // it keeps the node from growing
-	NextTry   time.Time // when the step is tried again at the latest; zero without trouble
+	Grows     bool      // the failure keeps the node from growing
+	NextTry   time.Time // latest time of the next attempt; zero without a failure
 }
 
 // Trunk is the state of a node's trunk.
 type Trunk struct {
-	ID          string // of the ENI; empty: none is attached
+	ID          string // ENI ID; empty if none is attached
 	MAC         mac.Addr
 	DeviceIndex int
-	Reason      string // why it is not there, or still is: one of package plan; empty: as configured
-	Message     string // the same in a sentence
+	Reason      string // a Reason of package plan why it is missing or still present; empty if as configured
+	Message     string // Reason as a sentence
 }
 
 // reporter keeps the status for other goroutines.
@@ -63,7 +63,7 @@ func (r *Reconciler) Status() Status {
 	return r.status.status
 }
 
-// report renews the status.
+// report updates the status.
 func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
 	s := Status{Confirmed: !r.view.freshness.unconfirmed(), Trouble: r.retries.trouble(), Vanished: r.instance.vanished}
@@ -96,7 +96,7 @@ func (r *Reconciler) report() {
 	r.status.status = s
 }
 
-// trouble returns the trouble that matters most to pods.
+// trouble returns the failure that affects pods most.
 func (t *retries) trouble() Trouble {
 	b := t.worst()
 	if b == nil {
@@ -113,7 +113,7 @@ func (t *retries) trouble() Trouble {
 	return out
 }
 
-// advice returns what a person can do about a class of trouble.
+// advice returns the remedy for a class of failures.
 func advice(c cloud.Class, k plan.Kind) string {
 	if k == plan.FindLimits && c == cloud.Bug {
 		return "correct the instance type"
@@ -123,17 +123,17 @@ func advice(c cloud.Class, k plan.Kind) string {
 	}
 	switch c {
 	case cloud.Throttled:
-		return "the same call is made again; ask for a higher EC2 API rate if this lasts"
+		return "retrying the same call; request a higher EC2 API rate limit if this persists"
 	case cloud.SubnetFull:
 		return "free addresses in the subnet, or configure a further subnet"
 	case cloud.LimitReached:
 		return "use a larger instance type, or detach other ENIs"
 	case cloud.Permission:
-		return "allow the action to the role that Berth runs with"
+		return "allow the action in the IAM role that Berth uses"
 	case cloud.Bug, cloud.Gone:
 		return "check the configured subnets and security groups"
 	case cloud.Transient, cloud.Unknown:
-		return "is the EC2 endpoint reachable from here?"
+		return "check that the EC2 endpoint is reachable"
 	default:
 		return ""
 	}

@@ -11,17 +11,16 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// step is an action with everything that its cloud call takes, so that a throttled one can be made
-// again exactly as it was.
+// step is an action with all inputs of its cloud call, so that a throttled one can be repeated exactly.
 type step struct {
 	plan.Action
-	withdrawn []netip.Prefix         // Unassign: what was withdrawn
+	withdrawn []netip.Prefix         // Unassign: the withdrawn addresses
 	intent    Intent                 // Create, CreateTrunk
-	reserved  *placement.Reservation // those, Assign: the addresses of the subnet; nil: none
-	priority  cloud.Priority         // of its call
-	tidies    bool                   // no pod needs it: a move's Assign, or what a trunk takes
+	reserved  *placement.Reservation // Create, CreateTrunk, Assign: addresses reserved in the subnet; may be nil
+	priority  cloud.Priority         // priority of the call
+	tidies    bool                   // no pod needs it: part of a move, or for a trunk
 	lost      bool                   // Create, CreateTrunk: the reply of an earlier call was lost
-	doubtful  string                 // Create, CreateTrunk: the ENI that a reply named which does not fit
+	doubtful  string                 // Create, CreateTrunk: ENI ID in an impossible reply
 }
 
 // creates reports whether a step creates an ENI.
@@ -33,15 +32,15 @@ func (p *step) attaches() bool { return p.Kind == plan.Attach || p.Kind == plan.
 // returns reports whether a step takes something from the node.
 func (p *step) returns() bool { return p.Kind == plan.Unassign || p.Kind == plan.Detach }
 
-// creations keeps the creation that is in flight recorded until its result is known, so that neither a
-// lost reply nor a crash leaves an ENI behind. It belongs to the goroutine that reconciles.
+// creations keeps the creation in flight recorded until its result is known, so that neither a lost reply nor a crash
+// leaks an ENI. It belongs to the reconciler's goroutine.
 type creations struct {
 	cfg     *Config
 	view    *view
-	resumed bool // what the last process recorded was looked for
+	resumed bool // the last process's record has been read
 }
 
-// begin records the request for a new ENI: all tags and addresses in the one call.
+// begin records the request for a new ENI, with all tags and addresses in one call.
 func (c *creations) begin(a plan.Action, groups []string, now time.Time) (Intent, error) {
 	q := cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(c.cfg.InstanceID),
@@ -65,9 +64,9 @@ func (c *creations) end() {
 	}
 }
 
-// resume returns the step that repeats a creation of the last process; nil: there is none, or its ENI
-// is in view. The token makes the repeat return the ENI of the first call. Intents older than an hour
-// are dropped: listings do not trail that long, and tokens expire.
+// resume returns the step that repeats a creation of the last process; nil if there is none, or its ENI is in view.
+// With the same client token, EC2 returns the ENI of the first call. Intents older than an hour are dropped: listings
+// do not lag that long, and tokens expire.
 func (c *creations) resume() *step {
 	now := c.cfg.Clock.Now()
 	intent, ok, err := c.cfg.Intents.Load()

@@ -8,23 +8,23 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// No pod waits for an ENI's DeleteOnTermination. The call that sets it therefore yields to what other
-// nodes lack, and no pass waits for it: while it waits for the rate limit, its node goes on, and the
-// call keeps its place in the limiter's queue.
+// No pod waits for an ENI's DeleteOnTermination. The call that sets it therefore yields to the needs of other nodes,
+// and no pass waits for it: while it waits for the rate limit, its node continues, and the call keeps its place in
+// the limiter's queue.
 
-// deleteOnTerminationYields is for how long a call that sets DeleteOnTermination yields. If the
-// instance ends before, its ENI is collected as an orphan.
+// deleteOnTerminationYields is how long a call that sets DeleteOnTermination yields. If the instance ends before, its
+// ENI is collected as an orphan.
 const deleteOnTerminationYields = 2 * time.Minute
 
-// terminations sets DeleteOnTermination by calls that no pass waits for. It belongs to the goroutine
-// that reconciles; what its calls run in goroutines touches nothing of it.
+// terminations sets DeleteOnTermination with calls that no pass waits for. It belongs to the reconciler's goroutine;
+// the goroutines of its calls do not access it.
 type terminations struct {
 	cfg      *Config
 	view     *view
 	observer *observer
 	retries  *retries
 	ended    context.Context             // cancels the calls
-	calls    map[string]*terminationCall // in flight, by ENI
+	calls    map[string]*terminationCall // calls in flight, by ENI
 }
 
 type terminationCall struct {
@@ -32,13 +32,12 @@ type terminationCall struct {
 	attachment string
 	on         bool
 	start      time.Time
-	done       chan error // its outcome; never blocks the sender
+	done       chan error // result; never blocks the sender
 	drop       context.CancelFunc
 }
 
-// deleteOnTerminationPriority returns the priority of a call that sets DeleteOnTermination and has been
-// due for some time, and for how long it waits with that priority. It yields at first, and then goes
-// before calls that begin something new.
+// deleteOnTerminationPriority returns the priority of a call that sets DeleteOnTermination and has been due for some
+// time, and how long it waits with that priority. It yields at first, and then goes before calls that start new work.
 func deleteOnTerminationPriority(due, timeout time.Duration) (cloud.Priority, time.Duration) {
 	if left := deleteOnTerminationYields - due; left > 0 {
 		return 0, left
@@ -46,22 +45,21 @@ func deleteOnTerminationPriority(due, timeout time.Duration) (cloud.Priority, ti
 	return cloud.Begun, timeout
 }
 
-// deleteOnTerminationOf returns the ENIs whose DeleteOnTermination a plan sets and that it does not
-// detach.
+// deleteOnTerminationOf returns the ENIs whose DeleteOnTermination a plan sets and that it does not detach.
 func deleteOnTerminationOf(actions []plan.Action) (ids []string) {
 	leaves := map[string]bool{}
 	for _, a := range actions {
 		switch {
 		case a.Kind == plan.Detach:
 			leaves[a.ENI] = true
-		case a.Kind == plan.SetDeleteOnTermination && !leaves[a.ENI]: // tidying is the last part of a plan
+		case a.Kind == plan.SetDeleteOnTermination && !leaves[a.ENI]: // tidying comes last in a plan
 			ids = append(ids, a.ENI)
 		}
 	}
 	return ids
 }
 
-// set begins the calls that a plan needs, and cancels those in flight that it does not need any more.
+// set starts the calls that a plan needs, and cancels calls in flight that it no longer needs.
 func (t *terminations) set(ctx context.Context, actions []plan.Action, now time.Time) {
 	needed := map[string]bool{}
 	for _, id := range deleteOnTerminationOf(actions) {
@@ -82,7 +80,7 @@ func (t *terminations) set(ctx context.Context, actions []plan.Action, now time.
 	}
 }
 
-// begin begins the call for one ENI.
+// begin starts the call for one ENI.
 func (t *terminations) begin(ctx context.Context, k *known, now time.Time) {
 	due := k.deletionDue(now)
 	ctx, drop := context.WithCancel(ctx)
@@ -99,8 +97,8 @@ func (t *terminations) begin(ctx context.Context, k *known, now time.Time) {
 	})
 }
 
-// ask makes the call, with a higher priority once it has yielded for long enough. It touches nothing of
-// the node.
+// ask makes the call, with a higher priority once it has yielded for long enough. It does not access the node's
+// state.
 func (c *terminationCall) ask(ctx context.Context, cfg *Config, due time.Time) error {
 	for {
 		priority, timeout := deleteOnTerminationPriority(cfg.Clock.Now().Sub(due), callTimeout)
@@ -114,7 +112,7 @@ func (c *terminationCall) ask(ctx context.Context, cfg *Config, due time.Time) e
 	}
 }
 
-// take takes the replies of the calls that have ended.
+// take processes the replies of completed calls.
 func (t *terminations) take() {
 	for id, c := range t.calls {
 		select {

@@ -13,39 +13,39 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// view is what is known of one node's ENIs: the last listing, corrected by the replies of calls since.
-// Listings may trail the truth (EC2 Developer Guide, "Eventual consistency"), so what a reply said
-// outranks them for a while. It belongs to the goroutine that reconciles.
+// view is the known state of one node's ENIs: the last listing, corrected by later replies. Listings may lag (EC2
+// Developer Guide, "Eventual consistency"), so replies take precedence over them for a while. It belongs to the
+// reconciler's goroutine.
 type view struct {
-	settle    time.Duration // how long a reply outranks a listing
+	settle    time.Duration // how long a reply takes precedence over a listing
 	enis      map[string]*known
-	deleted   map[string]time.Time // ENIs that a reply said were deleted
-	detaching map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
+	deleted   map[string]time.Time // ENIs deleted according to a reply
+	detaching map[string]time.Time // ENIs withdrawn from the node, with an unconfirmed detachment
 
-	freshness freshness // whether plans may be made on it
-	lookups   lookups   // what is to be described next
+	freshness freshness // whether the view may be used for plans
+	lookups   lookups   // ENIs to be described
 
-	// contradictions are what listings say that cannot be true, with the ENIs concerned.
+	// contradictions describes impossible statements of listings, with the ENIs concerned.
 	contradictions map[string][]string
-	logged         map[string]bool // those that were logged
+	logged         map[string]bool // contradictions already logged
 }
 
-// known is one ENI. Like the view's maps, its fields are written in view.go and disputes.go alone.
+// known is one ENI. Like the view's maps, its fields are written only in view.go and disputes.go.
 type known struct {
 	facts
-	listed                 bool                       // a listing had it; else it is as a reply or the stored inventory says
-	replied                time.Time                  // when a reply last changed its attachment, or created it
-	refusals               int                        // attachments that EC2 refused because of this ENI
-	attachReplyLost        time.Time                  // when a reply to attaching it was last lost
+	listed                 bool                       // seen in a listing; otherwise known from a reply or the stored inventory
+	replied                time.Time                  // last reply that created it or changed its attachment
+	refusals               int                        // attachments refused because of this ENI
+	attachReplyLost        time.Time                  // last time a reply to attaching it was lost
 	attachUnresolved       bool                       // the reply of an attachment or detachment was lost
-	added                  map[netip.Prefix]time.Time // given by a reply; a listing without them is old
-	removed                map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
-	groupsSet              time.Time                  // when a reply last changed its security groups
-	releasing              map[netip.Prefix]time.Time // withdrawn from pods, and the cloud is or will be asked to take them
-	disputed               cloud.Amount               // addresses and prefixes listed for it that another may have
-	contradiction          string                     // what the last listing said of it that cannot be true
-	deleteOnTerminationDue time.Time                  // since when DeleteOnTermination is wrong; zero: no call was made for it
-	ambiguous              bool                       // listed with the MAC, primary address or device index of another ENI: left alone
+	added                  map[netip.Prefix]time.Time // assigned by a reply; a listing without them is old
+	removed                map[netip.Prefix]time.Time // unassigned by a reply; a listing with them is old
+	groupsSet              time.Time                  // last reply that changed its security groups
+	releasing              map[netip.Prefix]time.Time // withdrawn from pods, with an Unassign call made or about to be made
+	disputed               cloud.Amount               // listed addresses and prefixes that another ENI may have
+	contradiction          string                     // impossible statement of the last listing about it
+	deleteOnTerminationDue time.Time                  // since when DeleteOnTermination is wrong; zero if no call was made for it
+	ambiguous              bool                       // shares its listed MAC, primary address or device index with another ENI: left alone
 }
 
 func newView(settle, lag time.Duration) *view {
@@ -62,12 +62,12 @@ func newKnown(f facts) *known {
 // ours reports whether an ENI may be changed and used.
 func (k *known) ours() bool { return !k.ambiguous && k.facts.ours() }
 
-// due returns when there is something to observe; zero: never.
+// due returns when there is something to observe; zero means never.
 func (v *view) due(now time.Time) time.Time {
 	return retry.Earliest(now, v.freshness.due(now), v.lookups.due(now))
 }
 
-// trustListings has the next listing outrank every reply so far.
+// trustListings gives the next listing precedence over every reply so far.
 func (v *view) trustListings() {
 	for _, k := range v.enis {
 		clear(k.added)
@@ -75,10 +75,10 @@ func (v *view) trustListings() {
 	}
 }
 
-// fresh reports whether a reply at t still outranks a listing.
+// fresh reports whether a reply at t still takes precedence over a listing.
 func (v *view) fresh(t, now time.Time) bool { return !t.IsZero() && now.Sub(t) < v.settle }
 
-// merge takes a listing. ENIs in scope that it lacks are gone, unless a recent reply named them.
+// merge merges a listing. ENIs in scope that it lacks are gone, unless a recent reply named them.
 func (v *view) merge(listed []facts, now time.Time, scope func(*known) bool) {
 	before := make([]facts, 0, len(v.enis))
 	for _, k := range v.list() {
@@ -118,27 +118,27 @@ func (k *known) merge(f facts, v *view, now time.Time) {
 	k.facts = f
 	k.correct()
 	for p := range k.releasing {
-		if !slices.Contains(k.held, p) { // gone; an older listing that still has it must not bring it back
+		if !slices.Contains(k.held, p) { // gone; an older listing must not restore it
 			delete(k.releasing, p)
 			k.removed[p] = now
 		}
 	}
 }
 
-// attached returns the attachment, given what a listing says of it: that of a recent reply, except
-// where only a later listing can know better.
+// attached returns the attachment, given that in a listing: that of a recent reply, except where only a later listing
+// can be right.
 func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 	switch {
 	case k.phase() == plan.Detaching && listed == nil: // the detachment is complete
 		return nil
-	case k.attachUnresolved && phaseOf(listed) != k.phase(): // the call whose reply was lost took effect
+	case k.attachUnresolved && phaseOf(listed) != k.phase(): // the call with a lost reply took effect
 		k.attachUnresolved = false
 		return listed
-	case k.Attachment != nil && k.Attachment.ID == "" && listed != nil: // from a stored inventory, without the ID
+	case k.Attachment != nil && k.Attachment.ID == "" && listed != nil: // from a stored inventory, which lacks the ID
 		a := *listed
 		a.Status = k.Attachment.Status
 		return &a
-	case samePlace(k.Attachment, listed): // a reply may name another's
+	case samePlace(k.Attachment, listed): // a reply may have named another attachment
 		a := *k.Attachment
 		a.ID = listed.ID
 		return &a
@@ -147,7 +147,7 @@ func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 	}
 }
 
-// correct applies the replies since a listing to what the listing says that the ENI holds.
+// correct applies the replies since a listing to the listed addresses.
 func (k *known) correct() {
 	held := without(k.held, func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
 	k.held = cloud.SortPrefixes(slices.AppendSeq(held, maps.Keys(k.added)))
@@ -156,10 +156,10 @@ func (k *known) correct() {
 // isReleasing reports whether an address or prefix is being released.
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// kept returns what the ENI holds and is not giving back.
+// kept returns the addresses and prefixes that the ENI holds and is not releasing.
 func (k *known) kept() []netip.Prefix { return without(k.held, k.isReleasing) }
 
-// assigned records what a reply assigned.
+// assigned records an assignment by a reply.
 func (k *known) assigned(given []netip.Prefix, now time.Time) {
 	for _, p := range given {
 		k.added[p] = now
@@ -169,7 +169,7 @@ func (k *known) assigned(given []netip.Prefix, now time.Time) {
 	k.correct()
 }
 
-// unassigned records what a reply unassigned.
+// unassigned records an unassignment by a reply.
 func (k *known) unassigned(taken []netip.Prefix, now time.Time) {
 	for _, p := range taken {
 		k.removed[p] = now
@@ -179,8 +179,7 @@ func (k *known) unassigned(taken []netip.Prefix, now time.Time) {
 	k.correct()
 }
 
-// releaseBegan records that addresses and prefixes are withdrawn from pods, and the cloud will be asked
-// to take them.
+// releaseBegan records that addresses and prefixes are withdrawn from pods, and that an Unassign call will follow.
 func (k *known) releaseBegan(list []netip.Prefix, now time.Time) {
 	k.releaseRecorded(list, now)
 	for _, p := range list {
@@ -188,16 +187,16 @@ func (k *known) releaseBegan(list []netip.Prefix, now time.Time) {
 	}
 }
 
-// releaseRecorded has a release count as of now, such as one that another process began, or whose call
-// may have taken effect until now.
+// releaseRecorded dates a release to now, such as one that another process recorded, or whose call may have taken
+// effect until now.
 func (k *known) releaseRecorded(list []netip.Prefix, now time.Time) {
 	for _, p := range list {
 		k.releasing[p] = now
 	}
 }
 
-// releaseRepeated records that the cloud is asked once more. It is false if a listing showed since that
-// something is gone.
+// releaseRepeated records another call for a release. It is false if a listing since has shown that part of it is
+// gone.
 func (k *known) releaseRepeated(list []netip.Prefix, now time.Time) bool {
 	for _, p := range list {
 		if !k.isReleasing(p) {
@@ -208,28 +207,28 @@ func (k *known) releaseRepeated(list []netip.Prefix, now time.Time) bool {
 	return true
 }
 
-// releaseCancelled records that the cloud is not asked to take addresses and prefixes.
+// releaseCancelled records that addresses and prefixes will not be released.
 func (k *known) releaseCancelled(list []netip.Prefix) {
 	for _, p := range list {
 		delete(k.releasing, p)
 	}
 }
 
-// regrouped records that a reply said which security groups the ENI has.
+// regrouped records the security groups according to a reply.
 func (k *known) regrouped(groups []string, now time.Time) {
 	k.Groups, k.groupsSet = slices.Clone(groups), now
 }
 
-// tagged records that a reply said that the ENI has the tag of an instance.
+// tagged records the instance tag according to a reply.
 func (k *known) tagged(instance string) { k.owner.instanceTag = instance }
 
 // attachLost records that the reply to attaching the ENI was lost.
 func (k *known) attachLost(now time.Time) { k.attachReplyLost = now }
 
-// attachRefused counts an attachment that was refused because of the ENI.
+// attachRefused counts an attachment refused because of the ENI.
 func (k *known) attachRefused() { k.refusals++ }
 
-// deletionDue records that DeleteOnTermination is to be set, and returns since when it is.
+// deletionDue records that DeleteOnTermination must be set, and returns since when.
 func (k *known) deletionDue(now time.Time) (since time.Time) {
 	if k.deleteOnTerminationDue.IsZero() {
 		k.deleteOnTerminationDue = now
@@ -240,7 +239,7 @@ func (k *known) deletionDue(now time.Time) (since time.Time) {
 // deletionNotDue records that DeleteOnTermination need not be set.
 func (k *known) deletionNotDue() { k.deleteOnTerminationDue = time.Time{} }
 
-// deletionSet records that a reply said that DeleteOnTermination is set.
+// deletionSet records DeleteOnTermination according to a reply.
 func (k *known) deletionSet(on bool, now time.Time) {
 	a := *k.Attachment
 	a.DeleteOnTermination = on
@@ -255,7 +254,7 @@ func (v *view) list() []*known {
 	})
 }
 
-// primary returns the ENI that came with the instance.
+// primary returns the instance's primary ENI.
 func (v *view) primary() (*known, bool) {
 	for _, k := range v.enis {
 		if primary(k.Attachment) && !k.ambiguous {
@@ -280,7 +279,7 @@ func (v *view) Each(do func(placement.ENI)) {
 	}
 }
 
-// placed returns what the choice of subnets and security groups depends on.
+// placed returns the properties that matter for the choice of subnets and security groups.
 func (k *known) placed() placement.ENI {
 	return placement.ENI{
 		VPCID: k.VPCID, Zone: k.Zone, SubnetID: k.SubnetID, Groups: k.Groups, Address: k.Primary,
@@ -288,7 +287,7 @@ func (k *known) placed() placement.ENI {
 	}
 }
 
-// created adds an ENI that a reply says was created.
+// created adds an ENI created according to a reply.
 func (v *view) created(f facts, now time.Time) {
 	k := newKnown(f)
 	k.replied = now
@@ -296,13 +295,13 @@ func (v *view) created(f facts, now time.Time) {
 	v.enis[k.ID] = k
 }
 
-// attached records that a reply said an ENI is attached. DeleteOnTermination is off after an attachment
-// by API (EC2 API Reference, NetworkInterfaceAttachment); the next plan sees that and has it set.
+// attached records an attachment by a reply. DeleteOnTermination is off after an attachment through the API (EC2 API
+// Reference, NetworkInterfaceAttachment); the next plan sees that and sets it.
 func (v *view) attached(k *known, a cloud.Attachment, now time.Time) {
 	k.Attachment, k.replied, k.attachUnresolved = &a, now, false
 }
 
-// detached records that a reply said an ENI is being detached.
+// detached records a detachment by a reply.
 func (v *view) detached(k *known, now time.Time) {
 	a := *k.Attachment
 	a.Status = "detaching"
@@ -311,33 +310,31 @@ func (v *view) detached(k *known, now time.Time) {
 	v.lookups.schedule(k.ID, now.Add(time.Second))
 }
 
-// detachBegan records that an ENI is withdrawn from the node, and that the cloud is, or may have been,
-// asked to detach it as of now.
+// detachBegan records that an ENI is withdrawn from the node, and that the detachment is, or may have been, requested
+// as of now.
 func (v *view) detachBegan(id string, now time.Time) { v.detaching[id] = now }
 
-// detachCancelled records that the cloud is not asked to detach an ENI.
+// detachCancelled records that an ENI will not be detached.
 func (v *view) detachCancelled(id string) { delete(v.detaching, id) }
 
-// wasDeleted records that a reply said an ENI is deleted.
+// wasDeleted records a deletion by a reply.
 func (v *view) wasDeleted(id string, now time.Time) { v.deleted[id] = now }
 
-// forget ends all that is known of an ENI that is not attached.
+// forget drops an ENI that is not attached.
 func (v *view) forget(id string) {
 	delete(v.enis, id)
 	delete(v.detaching, id)
 	v.lookups.forget(id)
 }
 
-// attachmentUnresolved records that a call to attach or detach an ENI failed in a way that may hide its
-// effect.
+// attachmentUnresolved records that a call to attach or detach an ENI failed in a way that may hide its effect.
 func (v *view) attachmentUnresolved(id string) {
 	if k, ok := v.enis[id]; ok {
 		k.attachUnresolved = true
 	}
 }
 
-// conclude draws the conclusions for one ENI from a listing. Committed says that a detachment that was
-// recorded is never undone.
+// conclude updates one ENI after a listing. Committed means that a recorded detachment is never undone.
 func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bool) {
 	k := v.enis[id]
 	v.lookups.seen(id, k, at)
@@ -347,17 +344,17 @@ func (v *view) conclude(id string, at time.Time, lag time.Duration, committed bo
 			k.attachUnresolved = false
 		}
 		if !attached || !committed {
-			delete(v.detaching, id) // if it is still attached, publishing it restores it to the node
+			delete(v.detaching, id) // if still attached, publishing the ENI restores it to the node
 		}
 	}
 }
 
-// missingLinks has the cloud asked for ENIs whose links went or came, as the node says. A link that is
-// gone says more than a reply of long ago.
+// missingLinks schedules lookups of ENIs whose links disappeared or returned according to the node. A missing link is
+// stronger evidence than an old reply.
 func (v *view) missingLinks(missing []string, now time.Time) {
 	gone, back := v.lookups.links.changed(missing, now)
 	for _, id := range slices.Concat(gone, back) {
-		if v.enis[id] == nil { // a node may name any ENI, and lookups are shared by many nodes
+		if v.enis[id] == nil { // a node may name any ENI, and many nodes share the lookups
 			continue
 		}
 		v.lookups.scheduleBy(id, v.lookups.links.flipped(id, now))
@@ -369,7 +366,7 @@ func (v *view) missingLinks(missing []string, now time.Time) {
 	}
 }
 
-// returning lists what is being released, and what a recent reply says is gone.
+// returning lists addresses being released, and those released according to a recent reply.
 func (k *known) returning() (out []Release) {
 	for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 		for _, p := range sortedKeys(m) {
@@ -383,16 +380,15 @@ func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
 	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
 }
 
-// Seed gives the reconciler the last inventory that the cloud confirmed, so that a listing that trails
-// it does not bring back what was about to leave. Call it before Run. Nothing is changed at the cloud
-// before the cloud has been observed.
+// Seed gives the reconciler the last confirmed inventory, so that a lagging listing does not restore addresses that
+// were being released. Call it before Run. Nothing in the cloud is changed before it has been observed.
 func (r *Reconciler) Seed(inv Inventory) {
 	if inv.InstanceID != r.cfg.InstanceID {
 		return
 	}
 	now := r.cfg.Clock.Now()
-	// The wall clock may have been set back since: a reply must not outrank
-	// listings for longer than it would have.
+	// The wall clock may have been set back since: a reply must not take precedence over listings for longer than it
+	// would have.
 	past := func(t time.Time) time.Time {
 		if t.After(now) {
 			return now
@@ -407,9 +403,8 @@ func (r *Reconciler) Seed(inv Inventory) {
 		r.cfg.Shared.Catalog.Subnets.Learn(cloud.Subnet{ID: e.SubnetID, CIDR: e.Subnet, IPv6: e.SubnetIPv6, IPv6Native: native})
 		k := newKnown(e.facts(r.cfg.InstanceID))
 		r.view.enis[e.ID] = k
-		// While this program was away others may have taken addresses off: no
-		// listing is corrected by what the file has, but one that may trail the
-		// last reply is followed by another.
+		// While this program was down, others may have released addresses: listings are not corrected from the file,
+		// but one that may lag behind the last reply is followed by another.
 		if visible := inv.At.Add(r.cfg.Lag); now.Before(visible) {
 			k.replied = visible.Add(-r.cfg.Settle)
 			r.view.lookups.schedule(e.ID, visible)
@@ -417,7 +412,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 	}
 	for _, l := range inv.Leaving {
 		if l.Attached && r.cfg.process.sharesNode {
-			continue // Fleet.Committed has it
+			continue // included in Fleet.Committed
 		}
 		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
 		k.Attachment.Status, k.replied = "detaching", past(l.Since)
@@ -429,7 +424,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if k == nil {
 			continue
 		}
-		if slices.Contains(k.held, rel.Prefix) { // until a listing decides it, however long ago that was
+		if slices.Contains(k.held, rel.Prefix) { // until a listing resolves it, however old it is
 			k.releasing[rel.Prefix] = past(rel.Since)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)

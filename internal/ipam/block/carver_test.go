@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// take checks which indexes are taken next; -1 stands for none.
+// take asserts which indexes are taken next; -1 stands for none.
 func take(t *testing.T, c *Carver, limit int64, want ...int64) {
 	t.Helper()
 	for _, w := range want {
@@ -19,7 +19,7 @@ func take(t *testing.T, c *Carver, limit int64, want ...int64) {
 			index = -1
 		}
 		if index != w {
-			t.Fatalf("took %d, want %d", index, w)
+			t.Fatalf("Take() = %d, want %d", index, w)
 		}
 	}
 }
@@ -29,10 +29,10 @@ func TestCarver(t *testing.T) {
 		c := NewCarver(0)
 		take(t, c, 6, 0, 1, 2, 3, 4, 5, -1, -1)
 		if c.Taken() != 6 || c.Next() != 6 {
-			t.Errorf("%d taken, next %d", c.Taken(), c.Next())
+			t.Errorf("taken = %d, next = %d, want 6 and 6", c.Taken(), c.Next())
 		}
 	})
-	t.Run("a freed one comes last", func(t *testing.T) {
+	t.Run("freed index comes last", func(t *testing.T) {
 		c := NewCarver(0)
 		take(t, c, 4, 0, 1)
 		c.Free(0)
@@ -40,7 +40,7 @@ func TestCarver(t *testing.T) {
 		c.Free(2)
 		take(t, c, 4, 2)
 	})
-	t.Run("a pool of one", func(t *testing.T) {
+	t.Run("pool of one block", func(t *testing.T) {
 		c := NewCarver(0)
 		take(t, c, 1, 0, -1)
 		c.Free(0)
@@ -52,13 +52,13 @@ func TestCarver(t *testing.T) {
 		c.Mark(0)
 		take(t, c, 6, 3, 5, 1, 2, -1)
 	})
-	t.Run("a pool that grows", func(t *testing.T) {
+	t.Run("growing pool", func(t *testing.T) {
 		c := NewCarver(0)
 		take(t, c, 2, 0, 1, -1)
 		c.Free(0)
 		take(t, c, 4, 2, 3, 0, -1)
 	})
-	t.Run("what was marked beyond the pool", func(t *testing.T) {
+	t.Run("marks beyond the pool", func(t *testing.T) {
 		c := NewCarver(9)
 		c.Mark(9)
 		take(t, c, 2, 0, 1, -1)
@@ -66,7 +66,7 @@ func TestCarver(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
 		take(t, NewCarver(0), 0, -1)
 	})
-	t.Run("twice is once", func(t *testing.T) {
+	t.Run("repeated marks and frees", func(t *testing.T) {
 		c := NewCarver(0)
 		c.Mark(1)
 		c.Mark(1)
@@ -76,7 +76,7 @@ func TestCarver(t *testing.T) {
 		c.Free(1)
 		check.Equal(t, c.Taken(), 0, "taken")
 	})
-	t.Run("up to the highest index and not beyond", func(t *testing.T) {
+	t.Run("not beyond the highest index", func(t *testing.T) {
 		c := NewCarver(MaxIndex - 1)
 		take(t, c, 1<<40, MaxIndex-1, MaxIndex, 0)
 		c = NewCarver(1 << 40)
@@ -89,7 +89,7 @@ func TestCarver(t *testing.T) {
 	})
 }
 
-// naive is a Carver in its simplest form.
+// naive is a simple implementation of Carver.
 type naive struct {
 	taken map[int64]bool
 	next  int64
@@ -106,9 +106,9 @@ func (n *naive) take(limit int64) (int64, bool) {
 	return 0, false
 }
 
-func TestCarverIsTheNaiveOne(t *testing.T) {
+func TestCarverMatchesNaiveImplementation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		// Around 64^2, so that words of three levels fill up and empty.
+		// Around 64^2, so that words of three levels become full and empty.
 		limit := rapid.SampledFrom([]int64{1, 5, 64, 130, 4095, 4096, 4097, 4200}).Draw(t, "limit")
 		next := rapid.Int64Range(0, limit).Draw(t, "next")
 		c, n := NewCarver(next), &naive{map[int64]bool{}, next}
@@ -125,7 +125,7 @@ func TestCarverIsTheNaiveOne(t *testing.T) {
 				got, ok := c.Take(limit)
 				want, wantOK := n.take(limit)
 				if got != want || ok != wantOK {
-					t.Fatalf("took %d, %v; want %d, %v", got, ok, want, wantOK)
+					t.Fatalf("Take() = %d, %v, want %d, %v", got, ok, want, wantOK)
 				}
 			},
 			"mark": func(t *rapid.T) { mark(index.Draw(t, "from"), rapid.Int64Range(1, 130).Draw(t, "count")) },
@@ -139,12 +139,12 @@ func TestCarverIsTheNaiveOne(t *testing.T) {
 			"grow": func(t *rapid.T) { limit += rapid.Int64Range(0, 70).Draw(t, "more") },
 			"": func(t *rapid.T) {
 				if c.Taken() != int64(len(n.taken)) || c.Next() != n.next {
-					t.Fatalf("%d taken, next %d; want %d, %d", c.Taken(), c.Next(), len(n.taken), n.next)
+					t.Fatalf("taken = %d, next = %d, want %d and %d", c.Taken(), c.Next(), len(n.taken), n.next)
 				}
 				for i, level := range c.taken.level {
 					for w, word := range level {
 						if word == 0 {
-							t.Fatalf("word %d of level %d is kept and empty", w, i)
+							t.Fatalf("empty word %d of level %d is stored", w, i)
 						}
 					}
 				}
@@ -153,8 +153,8 @@ func TestCarverIsTheNaiveOne(t *testing.T) {
 	})
 }
 
-// A Take stays in nanoseconds from a hundred taken blocks to a million, also in a full pool where the
-// last block searched is the only free one.
+// A Take takes nanoseconds from a hundred taken blocks to a million, also in a full pool whose only free block is the last
+// one searched.
 func BenchmarkTake(b *testing.B) {
 	for _, taken := range []int64{100, 10_000, 1_000_000} {
 		b.Run(fmt.Sprintf("first-free-of-%d", taken), func(b *testing.B) {
@@ -197,7 +197,7 @@ func bytesPerBlock(taken int64) float64 {
 	return (float64(after.HeapAlloc) - float64(before.HeapAlloc)) / float64(taken)
 }
 
-// The memory of a pool of 2^31 blocks is that of the blocks taken, wherever they are.
+// The memory of a pool of 2^31 blocks depends on the number of taken blocks, wherever they are.
 func TestSparsePool(t *testing.T) {
 	c := NewCarver(0)
 	const apart = (MaxIndex + 1) / 1000

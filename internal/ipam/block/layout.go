@@ -12,37 +12,36 @@ import (
 
 const (
 	// MaxIndex is the highest index of a block. It bounds the cost of a pool,
-	// whatever the size of its subnets; no cluster needs 2^31 blocks.
+	// regardless of the size of its subnets; no cluster needs 2^31 blocks.
 	MaxIndex = 1<<31 - 1
 
-	// MaxBits is the largest block size, as a power of two: 65536 addresses,
-	// more than any node has pods for.
+	// MaxBits is the maximum block size, as a power of two: 65536 addresses,
+	// more than the pods of any node.
 	MaxBits = 16
 )
 
-// Subnet is a range of addresses of a pool. A zero Prefix: it has none of that family.
+// Subnet is a range of addresses of a pool. A zero Prefix means that it has none of that family.
 type Subnet struct{ IPv4, IPv6 netip.Prefix }
 
-// Block is a piece of a pool, 2^bits addresses of each family that the pool has. A zero Prefix: it has
-// none of that family.
+// Block is a part of a pool, with 2^bits addresses of each of the pool's families. A zero Prefix means that it has none of
+// that family.
 type Block struct{ IPv4, IPv6 netip.Prefix }
 
-// Layout is how a pool is cut into blocks. It is an immutable value, and the zero Layout has no blocks.
+// Layout is the division of a pool into blocks. It is an immutable value, and the zero Layout has no blocks.
 type Layout struct {
 	bits    int
 	subnets []span
 	blocks  int64
 }
 
-// span is a subnet and the blocks that are cut from it.
+// span is a subnet and its blocks.
 type span struct {
 	Subnet
 	end int64 // the index after its last block
 }
 
-// Parse returns the layout of a pool with blocks of 2^bits addresses of each family. The rules are
-// those of the AddressPool's definition; the error names the field that violates one as it is called
-// there, such as subnets[1].ipv6.
+// Parse returns the layout of a pool with blocks of 2^bits addresses of each family. The rules are those of the
+// AddressPool's CRD. The error names the invalid field as it is called there, such as subnets[1].ipv6.
 func Parse(bits int, subnets []Subnet) (Layout, error) {
 	if bits < 0 || bits > MaxBits {
 		return Layout{}, fmt.Errorf("blockSizeBits must be between 0 and %d, not %d", MaxBits, bits)
@@ -61,7 +60,7 @@ func Parse(bits int, subnets []Subnet) (Layout, error) {
 	return l, nil
 }
 
-// check returns an error if a subnet cannot be appended, under a name.
+// check returns an error if a subnet cannot be appended. name is its name in the error.
 func (l Layout) check(name string, s Subnet) error {
 	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
 		return fmt.Errorf("%s must have ipv4, ipv6 or both", name)
@@ -85,13 +84,13 @@ func (l Layout) check(name string, s Subnet) error {
 	return nil
 }
 
-// Blocks returns how many blocks the pool has, at most MaxIndex+1.
+// Blocks returns the number of blocks in the pool, at most MaxIndex+1.
 func (l Layout) Blocks() int64 { return l.blocks }
 
 // BlockAddresses returns the number of addresses of one family in a block.
 func (l Layout) BlockAddresses() int64 { return 1 << l.bits }
 
-// Block returns the block with an index. It is an error if the index is not from 0 to Blocks-1.
+// Block returns the block with an index, which must be from 0 to Blocks-1.
 func (l Layout) Block(index int64) (Block, error) {
 	if index < 0 || index >= l.blocks {
 		return Block{}, fmt.Errorf("block %d: the pool has blocks 0 to %d", index, l.blocks-1)
@@ -104,7 +103,7 @@ func (l Layout) Block(index int64) (Block, error) {
 	return Block{IPv4: piece(s.IPv4, l.bits, index), IPv6: piece(s.IPv6, l.bits, index)}, nil
 }
 
-// Find returns the index of the block that has an address.
+// Find returns the index of the block with an address.
 func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
 	var first int64
 	for _, s := range l.subnets {
@@ -120,7 +119,7 @@ func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
 	return 0, false
 }
 
-// distance returns how far an address is from the first one of its prefix, capped at the largest uint64.
+// distance returns the distance of an address from the first one of its prefix, capped at the largest uint64.
 func distance(from, to netip.Addr) uint64 {
 	x, y := from.As16(), to.As16()
 	if binary.BigEndian.Uint64(x[:8]) != binary.BigEndian.Uint64(y[:8]) {
@@ -140,7 +139,7 @@ func (s Subnet) overlap(o Subnet) (a, b netip.Prefix, ok bool) {
 	return netip.Prefix{}, netip.Prefix{}, false
 }
 
-// blocks returns how many blocks a subnet holds, at most MaxIndex+1.
+// blocks returns the number of blocks in a subnet, at most MaxIndex+1.
 func (s Subnet) blocks(bits int) int64 {
 	p := s.IPv4
 	if !p.IsValid() {
@@ -149,18 +148,18 @@ func (s Subnet) blocks(bits int) int64 {
 	return 1 << min(hostBits(p)-bits, 31)
 }
 
-// family is one of a subnet's prefixes, as its field is called.
+// family is one of a subnet's prefixes, with the name of its field.
 type family struct {
 	name   string
 	prefix netip.Prefix
 }
 
-// families returns those that the subnet has.
+// families returns the families of the subnet.
 func (s Subnet) families() []family {
 	return slices.DeleteFunc([]family{{"ipv4", s.IPv4}, {"ipv6", s.IPv6}}, func(f family) bool { return !f.prefix.IsValid() })
 }
 
-// check reports whether blocks of 2^bits addresses can be cut from the prefix.
+// check returns an error if blocks of 2^bits addresses cannot be cut from the prefix.
 func (f family) check(bits int) error {
 	switch p := f.prefix; {
 	case p.Addr().Is4In6() || familyOf(p) != f.name:
@@ -183,9 +182,9 @@ func familyOf(p netip.Prefix) string {
 // hostBits returns the size of a prefix as a power of two.
 func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
 
-// piece returns the prefix of 2^bits addresses at an index of a prefix: the zero Prefix of that. The
-// index has at most 31 bits, so that its distance from the prefix fits 64, and being inside the prefix
-// carries into nothing above them.
+// piece returns the prefix of 2^bits addresses at an index of a prefix; for the zero Prefix the zero Prefix. The index has
+// at most 31 bits, so its distance from the start fits into 64 bits, and as the piece is inside the prefix, adding it
+// carries into no higher bit.
 func piece(p netip.Prefix, bits int, index int64) netip.Prefix {
 	if !p.IsValid() {
 		return netip.Prefix{}

@@ -39,7 +39,7 @@ func TestBlocks(t *testing.T) {
 		subnets []string
 		blocks  int64
 		index   int64
-		want    string // of that index; empty: there is none
+		want    string // block with that index; empty: none
 	}{
 		{1, dual, 6, 0, "10.2.0.0/31 fd02::200/127"},
 		{1, dual, 6, 3, "10.2.0.6/31 fd02::206/127"},
@@ -68,33 +68,33 @@ func TestBlocks(t *testing.T) {
 	} {
 		l := layout(t, tc.bits, tc.subnets...)
 		if l.Blocks() != tc.blocks || l.BlockAddresses() != 1<<tc.bits {
-			t.Errorf("%v has %d blocks of %d addresses, want %d of %d", tc.subnets, l.Blocks(), l.BlockAddresses(), tc.blocks, 1<<tc.bits)
+			t.Errorf("layout of %v has %d blocks of %d addresses, want %d of %d", tc.subnets, l.Blocks(), l.BlockAddresses(), tc.blocks, 1<<tc.bits)
 		}
 		got, err := l.Block(tc.index)
 		if (err != nil) != (tc.want == "") {
-			t.Errorf("%v: block %d: %v", tc.subnets, tc.index, err)
+			t.Errorf("%v: Block(%d) error = %v", tc.subnets, tc.index, err)
 		}
 		if want := subnets(tc.want)[0]; got != Block(want) {
-			t.Errorf("%v: block %d is %v, want %v", tc.subnets, tc.index, got, want)
+			t.Errorf("%v: Block(%d) = %v, want %v", tc.subnets, tc.index, got, want)
 		}
 		for _, p := range []netip.Prefix{got.IPv4, got.IPv6} {
 			if found, ok := l.Find(p.Addr()); p.IsValid() && (found != tc.index || !ok) {
-				t.Errorf("%v: %s is in block %d, %t, want %d", tc.subnets, p.Addr(), found, ok, tc.index)
+				t.Errorf("%v: Find(%s) = %d, %t, want %d", tc.subnets, p.Addr(), found, ok, tc.index)
 			}
 		}
 	}
 }
 
-func TestFindsNoBlock(t *testing.T) {
+func TestFindOutsideOfBlocks(t *testing.T) {
 	l := layout(t, 5, "fd00:1:2::/48")
 	for _, a := range []string{"fd00:1:2::10:0:0", "fd00:1:2:1::", "fd00:1:2:ffff:ffff:ffff:ffff:ffff", "fd00:1:3::", "10.0.1.0", "::"} {
 		if i, ok := l.Find(netip.MustParseAddr(a)); ok {
-			t.Errorf("%s is in block %d", a, i)
+			t.Errorf("Find(%s) = %d, want no block", a, i)
 		}
 	}
 }
 
-func TestRefusedPools(t *testing.T) {
+func TestInvalidPoolsAreRejected(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		bits    int
@@ -107,7 +107,7 @@ func TestRefusedPools(t *testing.T) {
 		{"/30", 5, subnets("10.0.0.0/24", "10.1.0.0/30"), "subnets[1].ipv4 10.1.0.0/30 is smaller than a block: with blockSizeBits 5 it must be a /27 or larger"},
 		{"/124", 5, subnets("fd00::/124"), "subnets[0].ipv6 fd00::/124 is smaller than a block: with blockSizeBits 5 it must be a /123 or larger"},
 		{"negative bits", -1, subnets("10.0.0.0/24"), "blockSizeBits must be between 0 and 16, not -1"},
-		{"absurd bits", 17, subnets("10.0.0.0/8"), "blockSizeBits must be between 0 and 16, not 17"},
+		{"too many bits", 17, subnets("10.0.0.0/8"), "blockSizeBits must be between 0 and 16, not 17"},
 		{"host bits", 5, subnets("10.0.0.5/24"), "subnets[0].ipv4 10.0.0.5/24 has host bits set, expected 10.0.0.0/24"},
 		{"IPv6 host bits", 5, subnets("fd00::1/112"), "subnets[0].ipv6 fd00::1/112 has host bits set, expected fd00::/112"},
 		{"overlap", 5, subnets("10.0.0.0/16", "10.1.0.0/16", "10.0.1.0/24"), "subnets[2].ipv4 10.0.1.0/24 overlaps 10.0.0.0/16 of subnets[0]"},
@@ -119,24 +119,24 @@ func TestRefusedPools(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if l, err := Parse(tc.bits, tc.subnets); err == nil || err.Error() != tc.want {
-				t.Errorf("got %v, %v\nwant %s", l, err, tc.want)
+				t.Errorf("Parse() = %v, %v\nwant error %s", l, err, tc.want)
 			}
 		})
 	}
 }
 
-func TestBlockOutside(t *testing.T) {
+func TestBlockOutsideOfPool(t *testing.T) {
 	const want = "block 2: the pool has blocks 0 to 1"
 	if _, err := layout(t, 2, "10.4.0.0/29").Block(2); err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
+		t.Errorf("Block(2) error = %v, want %s", err, want)
 	}
 	if _, err := (Layout{}).Block(0); err == nil {
-		t.Error("the zero Layout has a block")
+		t.Error("Block(0) of the zero Layout succeeded, want an error")
 	}
 }
 
-// The blocks of any layout partition it: each is inside a subnet, directly after the one before or at
-// the beginning of the next subnet.
+// The blocks of any layout partition it: each is inside a subnet, directly after the previous one or at the start of the
+// next subnet.
 func TestBlocksPartitionSubnets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		bits := rapid.IntRange(0, 4).Draw(t, "bits")
@@ -155,7 +155,7 @@ func TestBlocksPartitionSubnets(t *testing.T) {
 				b, err := l.Block(index)
 				want := Block{netip.PrefixFrom(v4, 32-bits), netip.PrefixFrom(v6, 128-bits)}
 				if err != nil || b != want {
-					t.Fatalf("block %d is %v (%v), want %v", index, b, err, want)
+					t.Fatalf("Block(%d) = %v (error: %v), want %v", index, b, err, want)
 				}
 				for range l.BlockAddresses() {
 					v4, v6 = v4.Next(), v6.Next()
@@ -164,7 +164,7 @@ func TestBlocksPartitionSubnets(t *testing.T) {
 			}
 		}
 		if index != l.Blocks() {
-			t.Fatalf("%d blocks, the subnets hold %d", l.Blocks(), index)
+			t.Fatalf("layout has %d blocks, want %d as in the subnets", l.Blocks(), index)
 		}
 	})
 }

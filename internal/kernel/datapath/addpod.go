@@ -63,7 +63,7 @@ func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks,
 
 	created, err := e.ensureLink()
 	// The host end goes up first: the pod's end, going up with a carrier, can
-	// then send at once.
+	// then send immediately.
 	for _, step := range []func() error{e.raiseHostSide, e.setPodSide, e.routeToPod, func() error { return e.awaitQueue(ctx) }} {
 		if err == nil {
 			err = step()
@@ -82,7 +82,7 @@ type podEnds struct {
 	ns      netns.NsHandle  // the pod's
 	inPod   *netlink.Handle // in ns
 	sysctls string          // the folder of the kernel's settings; /proc/sys if empty
-	links   PodLinks        // what ensureLink made or found
+	links   PodLinks        // links that ensureLink made or found
 }
 
 // openPod opens a pod's namespace. Errors: ErrNoNetns, ErrNotNetns.
@@ -156,7 +156,7 @@ func (e *podEnds) createLink() error {
 		return fmt.Errorf("make link %s with peer %s in %s: %w", pod.HostIfName, pod.IfName, pod.Netns, err)
 	}
 	links := PodLinks{HostMAC: pod.HostMAC, PodMAC: pod.PodMAC, HostIndex: veth.Index, MTU: pod.MTU}
-	if links.HostIndex == 0 { // the library drops the error of its own look-up
+	if links.HostIndex == 0 { // the library discards the error of its look-up
 		host, err := e.k.main.LinkByName(pod.HostIfName)
 		if err != nil {
 			return fmt.Errorf("look up %s just made: %w", pod.HostIfName, err)
@@ -172,7 +172,7 @@ func (e *podEnds) createLink() error {
 	return nil
 }
 
-// findLink reports whether host's peer is the pod's interface, and describes both in e.links.
+// findLink reports whether the peer of host is the pod's interface, and describes both in e.links.
 func (e *podEnds) findLink(host netlink.Link) (found bool, err error) {
 	peer, err := e.inPod.LinkByName(e.pod.IfName)
 	if rtnl.IsNoLink(err) {
@@ -208,7 +208,7 @@ func (e *podEnds) raiseHostSide() error {
 	return nil
 }
 
-// routeToPod gives the host end the pod's neighbours and routes.
+// routeToPod adds the pod's neighbour entries and routes to the host end.
 func (e *podEnds) routeToPod() error {
 	kind := neighbourKind(e.k.main)
 	for _, addr := range e.pod.Addrs() {
@@ -223,7 +223,7 @@ func (e *podEnds) routeToPod() error {
 	return nil
 }
 
-// neighbourKind describes permanent neighbour entries.
+// neighbourKind is the kind of permanent neighbour entries.
 func neighbourKind(h *netlink.Handle) rtnl.Kind[netlink.Neigh, rtnl.Neighbour] {
 	return rtnl.Kind[netlink.Neigh, rtnl.Neighbour]{
 		Key:  rtnl.NeighbourOf,
@@ -232,9 +232,9 @@ func neighbourKind(h *netlink.Handle) rtnl.Kind[netlink.Neigh, rtnl.Neighbour] {
 	}
 }
 
-// awaitQueue waits until the host end can send. It got its carrier from the pod's end, and drops all packets until a
-// kernel worker has noticed: the answer to the pod's first packet would be lost, and its first connection would take
-// a second. Since Linux 6.8 a look-up of the link waits for the worker. Older kernels need about a millisecond;
+// awaitQueue waits until the host end can send. Its carrier comes from the pod's end, and it drops all packets until a
+// kernel worker has handled that: the reply to the pod's first packet would be lost, and its first connection would
+// take a second. Since Linux 6.8 a look-up of the link waits for the worker. Older kernels need about a millisecond;
 // awaitQueue gives up after ten without an error.
 func (e *podEnds) awaitQueue(ctx context.Context) error {
 	for range 10 {
@@ -271,7 +271,7 @@ func (e *podEnds) addPodRoute(addr netip.Addr) error {
 	if link, err := nl.LinkByIndex(other); err == nil {
 		name = link.Attrs().Name
 	}
-	if !strings.HasPrefix(name, LinkPrefix) { // to no pod: other software overruled Berth's route
+	if !strings.HasPrefix(name, LinkPrefix) { // the route leads to no pod: other software replaced Berth's
 		if err := nl.RouteReplace(podRoute(index, addr)); err != nil {
 			return fmt.Errorf("replace route %s dev %s of table %d: %w", addr, name, PodTable, err)
 		}
@@ -290,8 +290,8 @@ func podRoute(index int, addr netip.Addr) *netlink.Route {
 	}
 }
 
-// setPodSide sets the pod's interface up: address, gateway on link with a
-// permanent neighbour, default route. What is there already stays.
+// setPodSide sets the pod's interface up: address, on-link gateway with a permanent neighbour entry, and default
+// route. It keeps existing ones.
 func (e *podEnds) setPodSide() error {
 	pod, index := e.pod, e.links.PodIndex
 	if err := e.inPod.LinkSetUp(rtnl.LinkRef(index)); err != nil {
@@ -342,8 +342,8 @@ func podAddress(addr netip.Addr) *netlink.Addr {
 	return a
 }
 
-// podSideRoutes are the pod's routes in one family. fe80::1 needs no route of its own: the kernel's fe80::/64 or the
-// flag makes it on-link.
+// podSideRoutes are the pod's routes in one family. fe80::1 needs no route: the kernel's fe80::/64 or the flag makes
+// it on-link.
 func podSideRoutes(index int, addr netip.Addr) []netlink.Route {
 	gw := PodGateway(addr)
 	def := netlink.Route{

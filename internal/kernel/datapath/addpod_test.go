@@ -39,10 +39,10 @@ func TestAddPodFamilies(t *testing.T) {
 			}
 			host, peer := v.host.link(p.want.HostIfName).Attrs(), p.link("eth0").Attrs()
 			if got := (PodLinks{host.HardwareAddr, peer.HardwareAddr, host.Index, peer.Index, peer.MTU}); fmt.Sprint(got) != fmt.Sprint(p.links) {
-				t.Errorf("AddPod said %v, the kernel %v", p.links, got)
+				t.Errorf("AddPod() = %v, want the links of the kernel: %v", p.links, got)
 			}
 			if peer.MTU != 1500 || host.MTU != 1500 {
-				t.Errorf("MTU %d and %d, want the primary link's", host.MTU, peer.MTU)
+				t.Errorf("MTU = %d on the node and %d in the pod, want 1500 as on the primary link", host.MTU, peer.MTU)
 			}
 		})
 	}
@@ -54,14 +54,14 @@ func TestAddPodAgainChangesNothing(t *testing.T) {
 	before := fmt.Sprint(v.inventory())
 	again, err := v.node.AddPod(ctx, p.want)
 	if err != nil || fmt.Sprint(again) != fmt.Sprint(p.links) {
-		t.Errorf("second AddPod: %v, %v; first: %v", again, err, p.links)
+		t.Errorf("second AddPod() = %v, %v, want %v as from the first call", again, err, p.links)
 	}
 	if after := fmt.Sprint(v.inventory()); after != before {
 		t.Errorf("second AddPod changed %s to %s", before, after)
 	}
 }
 
-func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
+func TestAddPodCompletesAfterCrash(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
 	for _, undo := range []struct {
@@ -75,7 +75,7 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 		{"pod neighbour", func(p *pod) {
 			p.must(p.nl.NeighDel(rtnl.PermanentNeighbour(p.links.PodIndex, gateway4, p.links.HostMAC)))
 		}},
-		{"all but the link", func(p *pod) {
+		{"everything except the link", func(p *pod) {
 			p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex)))
 			p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
 			p.must(v.host.nl.LinkSetDown(rtnl.LinkRef(p.links.HostIndex)))
@@ -86,7 +86,7 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 			p := v.pod(podA)
 			undo.do(p)
 			if err := v.node.CheckPod(ctx, p.want); err == nil {
-				t.Error("CheckPod does not notice")
+				t.Error("CheckPod() succeeds for an incomplete pod")
 			}
 			v.add(p)
 			v.check(p)
@@ -113,8 +113,8 @@ func TestAddPodFailures(t *testing.T) {
 		says string
 	}{
 		{"missing netns", func(p *Pod) { p.Netns = "/run/netns/btdp-none" }, ErrNoNetns, "/run/netns/btdp-none"},
-		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNotNetns, "a file"},
-		{"the node's own netns", func(p *Pod) { p.Netns = v.host.path() }, nil, "the node's own"},
+		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNotNetns, "regular file"},
+		{"netns of the node", func(p *Pod) { p.Netns = v.host.path() }, nil, "the node's own"},
 		{"another kind of namespace", func(p *Pod) { p.Netns = "/proc/self/ns/mnt" }, ErrNotNetns, "another namespace"},
 		{"foreign eth0", func(p *Pod) { p.Netns = foreign.path() }, ErrInterfaceExists, "eth0"},
 		{"address of another pod", func(p *Pod) { p.IPv4 = netip.MustParseAddr(podA) }, ErrAddressInUse, taken.want.HostIfName},
@@ -127,10 +127,10 @@ func TestAddPodFailures(t *testing.T) {
 			c.edit(&p.want)
 			_, err := v.node.AddPod(ctx, p.want)
 			if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("error %v, want %v that says %q", err, c.is, c.says)
+				t.Errorf("AddPod() error = %v, want %v with %q", err, c.is, c.says)
 			}
 			if after := fmt.Sprint(v.inventory()); after != before {
-				t.Errorf("the failed AddPod left %s, was %s", after, before)
+				t.Errorf("state after the failed AddPod = %s, want %s as before it", after, before)
 			}
 			if _, err := p.nl.LinkByName("eth0"); err == nil {
 				t.Error("the failed AddPod left eth0 in the pod")
@@ -138,12 +138,12 @@ func TestAddPodFailures(t *testing.T) {
 		})
 	}
 	if foreign.link("eth0").Attrs().Index == 0 {
-		t.Error("the foreign eth0 is gone")
+		t.Error("the failed AddPod removed the foreign eth0")
 	}
 	v.check(taken)
 }
 
-func TestAddPodReplacesTheLinkOfAGoneSandbox(t *testing.T) {
+func TestAddPodReplacesLinkOfDeletedSandbox(t *testing.T) {
 	v := newVPC(t)
 	old, again := v.pod(podA), v.sandbox(podA)
 	again.want.HostIfName = old.want.HostIfName
@@ -152,7 +152,7 @@ func TestAddPodReplacesTheLinkOfAGoneSandbox(t *testing.T) {
 	v.has(1, 1)
 }
 
-func TestAddPodWithIPv6SwitchedOffInTheSandbox(t *testing.T) {
+func TestAddPodWithIPv6DisabledInSandbox(t *testing.T) {
 	v := newVPC(t)
 	p := v.sandbox(podA6)
 	p.sysctl("net/ipv6/conf/all/disable_ipv6", "1")
@@ -165,20 +165,20 @@ func TestAddPodWithIPv6SwitchedOffInTheSandbox(t *testing.T) {
 func TestAddPodBeforeSetup(t *testing.T) {
 	n := newSpace(t, "node").open()
 	if _, err := n.AddPod(ctx, Pod{}); !errors.Is(err, ErrNotSetUp) {
-		t.Errorf("error %v, want ErrNotSetUp", err)
+		t.Errorf("AddPod() error = %v, want ErrNotSetUp", err)
 	}
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, err := n.AddPod(cancelled, Pod{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want Canceled", err)
+		t.Errorf("AddPod() error = %v, want context.Canceled", err)
 	}
 	_ = n.Close()
 	if _, err := n.AddPod(ctx, Pod{}); !errors.Is(err, ErrClosed) {
-		t.Errorf("error %v, want ErrClosed", err)
+		t.Errorf("AddPod() error = %v, want ErrClosed", err)
 	}
 }
 
-func TestHundredPodsAtOnce(t *testing.T) {
+func TestHundredConcurrentPods(t *testing.T) {
 	v := newVPC(t)
 	rules := len(v.inventory().Rules)
 	var pods []*pod
@@ -202,7 +202,7 @@ func TestHundredPodsAtOnce(t *testing.T) {
 	each(func(p *pod) error { _, err := v.node.AddPod(ctx, p.want); return err })
 	v.has(100, 100)
 	if got := len(v.inventory().Rules); got != rules {
-		t.Errorf("%d rules with 100 pods, %d with none", got, rules)
+		t.Errorf("%d rules with 100 pods, want %d as without pods", got, rules)
 	}
 	each(func(p *pod) error { return v.node.CheckPod(ctx, p.want) })
 	each(func(p *pod) error { return v.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()) })
@@ -231,7 +231,7 @@ func TestNodesInParallel(t *testing.T) {
 func TestOpenByPathAndCaller(t *testing.T) {
 	s := newSpace(t, "node")
 	if _, err := Open("/run/netns/btdp-none"); !errors.Is(err, ErrNoNetns) {
-		t.Errorf("error %v, want ErrNoNetns", err)
+		t.Errorf("Open() error = %v, want ErrNoNetns", err)
 	}
 	n, err := Open(s.path())
 	if err != nil {
@@ -247,30 +247,29 @@ func TestOpenByPathAndCaller(t *testing.T) {
 }
 
 // A lost first packet delays a pod's first connection by a second (RFC 6298 section 2.1).
-func TestFirstPacketPasses(t *testing.T) {
+func TestFirstPacketIsNotLost(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
 	late := 0
 	for i := range 20 {
 		p := v.pod(podB)
 		if n := p.resent(nodeAddr + ":81"); n != 0 {
-			// A machine that stands still for a second on the way does this to one; a
-			// queue that is not awaited to most.
+			// One machine pause of a second delays the packet of one pod; a queue that AddPod does not await delays most.
 			if late++; late > 1 {
-				t.Fatalf("pod %d: %d packets of its first connection had to be sent again, and it is not the only one", i, n)
+				t.Fatalf("pod %d is the second pod with retransmissions in its first connection (%d packets)", i, n)
 			}
 		}
 		v.remove(p)
 	}
-	// That a loss would be seen. Only SYN counts: p has the address of the pods before, and resets what the server still
-	// sends to them.
+	// The test must be able to detect a loss. Only SYNs count: p reuses the address of earlier pods, and resets what
+	// the server still sends to them.
 	p := v.pod(podB)
 	v.host.run("nft add table ip lossy")
 	v.host.run("nft add chain ip lossy c { type filter hook input priority 0 ; policy accept ; }")
 	v.host.run("nft add rule ip lossy c tcp dport 81 tcp flags syn limit rate over 1/hour burst 1 packets accept")
 	v.host.run("nft add rule ip lossy c tcp dport 81 tcp flags syn drop")
 	if n := p.resent(nodeAddr + ":81"); n == 0 {
-		t.Error("a first packet was dropped and this test cannot tell")
+		t.Error("no retransmission counted although the first packet was dropped: this test cannot detect a loss")
 	}
 }
 

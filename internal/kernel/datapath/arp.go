@@ -15,16 +15,16 @@ import (
 )
 
 // A pod needs no ARP requests: its gateway is a permanent neighbour, and so is the pod on the node. The node would
-// add the sender of a request, whatever address it claims, to a neighbour table that all namespaces of the kernel
-// share. Replies pass: the kernel ignores those that it did not ask for.
+// add the claimed sender address of a request to a neighbour table that all namespaces of the kernel share. Replies
+// pass: the kernel ignores those that it did not request.
 
-// ARPFiltered reports whether the last Setup or Repair could put the table of family
-// arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
+// ARPFiltered reports whether the last Setup or Repair could set the table of family arp, which needs a kernel with
+// CONFIG_NF_TABLES_ARP.
 func (n *Node) ARPFiltered() bool { return !n.arp.unsupported.Load() }
 
 // arpTable is the nftables table of family arp.
 type arpTable struct {
-	unsupported atomic.Bool // the kernel does not have the family, as of the last set
+	unsupported atomic.Bool // the last set found no support for the family in the kernel
 }
 
 // set creates or replaces the table. It succeeds on a kernel without the family.
@@ -71,7 +71,7 @@ func isWithoutARP(err error) bool {
 // arpRuleset is the content of Berth's table of family arp. It matches the link's group too, as a link of another
 // network may have a name like those of pods.
 func arpRuleset() (ruleset, error) {
-	const groups = 0xffff // of pod links
+	const groups = 0xffff // of the group of pod links
 	rs := ruleset{Table: nft.Table{Name: NftTable, Family: nftables.TableFamilyARP,
 		Chains: []nft.Chain{nft.Base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
 			nft.NewRule("pods ask nobody", fromPod(), fromGroup(podGroup, ^uint32(groups)), arpRequest(), nft.Count(), nft.Drop()),

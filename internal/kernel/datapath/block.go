@@ -20,19 +20,19 @@ import (
 // Block is a range of addresses that is assigned to this node (Coil's design, "Routing").
 type Block struct {
 	Name     string         // in errors
-	Prefixes []netip.Prefix // one of each family that it has
+	Prefixes []netip.Prefix // at most one of each family
 }
 
-// BlocksError is about blocks and routes that SetBlocks could not set or remove.
+// BlocksError lists the blocks and routes that SetBlocks could not set or remove.
 type BlocksError struct {
-	Failed map[string]error // by the names of blocks that are not routed as desired
+	Failed map[string]error // by the names of the blocks that are not routed as desired
 	Left   error            // about stale routes that could not be removed, or nil
 }
 
 // Error names every block and route.
 func (e *BlocksError) Error() string { return errors.Join(e.Unwrap()...).Error() }
 
-// Unwrap gives the errors behind it, in the order of the blocks' names.
+// Unwrap returns the underlying errors, in the order of the blocks' names.
 func (e *BlocksError) Unwrap() []error {
 	var out []error
 	for _, name := range slices.Sorted(maps.Keys(e.Failed)) {
@@ -54,17 +54,17 @@ const besideMetric = blockMetric
 
 // SetBlocks makes the node's blocks exactly these. Each has two routes:
 //
-//   - in Routed.ExportTable, which no rule looks up, one by lo, for an external
+//   - one to lo in Routed.ExportTable, which no rule looks up, for an external
 //     routing daemon to announce;
-//   - in PodTable an unreachable one, so that a packet to an address that no pod
-//     has is refused here instead of going back to the router.
+//   - an unreachable one in PodTable, so that the node rejects a packet to an address
+//     that no pod has instead of sending it back to the router.
 //
 // It adds routes before it removes any, announces a new block last, and withdraws an old block first. It is
 // idempotent, and does not change what other software made. It continues after an invalid block and after a route
 // that cannot be set or removed. Call it again if it fails.
 //
-// Errors: a *BlocksError if all but what it names is done; any other, such as ErrNotSetUp, leaves the outcome
-// unknown.
+// Errors: a *BlocksError if everything is done except what it names; after any other, such as ErrNotSetUp, the outcome
+// is unknown.
 func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	return n.blocks.withdraw()
 }
 
-// setBlocks is SetBlocks under setupMu. It names what it had to change.
+// setBlocks is SetBlocks with setupMu held. It returns what it changed.
 func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	s, err := n.established()
 	if err != nil {
@@ -99,7 +99,7 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	return n.blocks.set(blocks, u)
 }
 
-// blockRoutes are the routes of blocks. Calls that change them take turns by Node.setupMu.
+// blockRoutes are the routes of blocks. Node.setupMu serializes calls that change them.
 type blockRoutes struct {
 	routing
 	lo        int // index of the loopback link
@@ -127,7 +127,7 @@ func (t *blockRoutes) withdraw() error {
 	return err
 }
 
-// set is Node.SetBlocks. It names what it changed.
+// set is Node.SetBlocks. It returns what it changed.
 func (t *blockRoutes) set(blocks []Block, u Routed) (changed []string, err error) {
 	var desired []netlink.Route
 	failed := map[string]error{}
@@ -214,8 +214,8 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
-// isBlockRoute reports whether a route of Berth's is of a block: an unreachable one, or one in a table other than
-// PodTable and the tables of ENIs and branches. The export table may have had another number before.
+// isBlockRoute reports whether one of Berth's routes belongs to a block: an unreachable one, or one in a table other
+// than PodTable and the tables of ENIs and branches. The export table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
 	if r.Table >= PodTable && r.Table <= lastTable {
 		return isUnreachable(r)
@@ -237,8 +237,8 @@ func diffBlockRoutes(desired, have []netlink.Route) (missing, extra []netlink.Ro
 	return d.Missing, d.Extra
 }
 
-// Routed is a node whose pods have addresses of its blocks (SetBlocks). Packets are not translated, and leave by the
-// main table.
+// Routed is a node whose pods have addresses of its blocks (SetBlocks). Packets are not translated, and the main
+// table routes them.
 type Routed struct {
 	noENIs
 
@@ -261,7 +261,7 @@ func (u Routed) validate() error {
 	return nil
 }
 
-// lastTable is the last one of Berth's: that of a branch with VLAN 4094.
+// lastTable is the highest table number of Berth: that of a branch with VLAN 4094.
 const lastTable = BranchTableBase + 4094
 
 func (u Routed) ipv6() bool { return u.IPv6 }

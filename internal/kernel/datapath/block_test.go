@@ -84,7 +84,7 @@ func (r *rack) exports(table int) (out []string) {
 		for _, x := range routes {
 			out = append(out, rtnl.RouteDst(x).String()+" "+x.Protocol.String())
 			if x.LinkIndex != r.host.link("lo").Attrs().Index {
-				r.t.Errorf("route %s is not by lo", x)
+				r.t.Errorf("route %s is not on lo", x)
 			}
 		}
 	}
@@ -95,11 +95,11 @@ func (r *rack) exports(table int) (out []string) {
 func (r *rack) announces(table int, want ...string) {
 	r.t.Helper()
 	if got := r.exports(table); !slices.Equal(got, want) {
-		r.t.Errorf("table %d has %v, want %v", table, got, want)
+		r.t.Errorf("routes of table %d = %v, want %v", table, got, want)
 	}
 }
 
-// refuses asserts the blocks that have an unreachable route.
+// refuses asserts which blocks have an unreachable route.
 func (r *rack) refuses(want ...string) {
 	r.t.Helper()
 	var got []string
@@ -109,7 +109,7 @@ func (r *rack) refuses(want ...string) {
 		}
 	}
 	if !slices.Equal(got, want) {
-		r.t.Errorf("unreachable routes %v, want %v", got, want)
+		r.t.Errorf("unreachable routes = %v, want %v", got, want)
 	}
 }
 
@@ -122,9 +122,9 @@ func TestPodsOfBlocks(t *testing.T) {
 	r := newRack(t)
 	r.set(block("b", block4, block6), block("one", single4, single6))
 	for name, addrs := range map[string][2]string{
-		"first of a block": {"10.2.0.32", "fd02::20"},
-		"last of a block":  {"10.2.0.63", "fd02::3f"},
-		"a block of one":   {"10.9.0.7", "fd09::7"},
+		"first address of a block": {"10.2.0.32", "fd02::20"},
+		"last address of a block":  {"10.2.0.63", "fd02::3f"},
+		"block of one address":     {"10.9.0.7", "fd09::7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, outsider := r.as(t).pod(addrs[0], addrs[1]), r.outside.as(t)
@@ -137,7 +137,7 @@ func TestPodsOfBlocks(t *testing.T) {
 			r.check(p)
 			again, err := r.node.AddPod(ctx, p.want)
 			if err != nil || again.HostIndex != p.links.HostIndex {
-				t.Errorf("again: %+v, %v", again, err)
+				t.Errorf("second AddPod() = %+v, %v, want the same link", again, err)
 			}
 		})
 	}
@@ -152,16 +152,16 @@ func TestFreeAddressDoesNotLoop(t *testing.T) {
 		before := r.router.link("r0").Attrs().Statistics.RxPackets
 		_, err := r.outside.dialFrom("", net.JoinHostPort(free, "80"), dialTimeout)
 		if err == nil || !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENETUNREACH) {
-			t.Errorf("%s: %v, want unreachable", free, err)
+			t.Errorf("dial %s: error = %v, want unreachable", free, err)
 		}
 		if n := r.router.link("r0").Attrs().Statistics.RxPackets - before; n > 20 {
-			t.Errorf("%s: %d packets came back from the node: a loop", free, n)
+			t.Errorf("%s: the node sent %d packets back: a loop", free, n)
 		}
 	}
 	for free, cidr := range map[string]string{"10.2.0.40": block4, "fd02::30": block6} { // that it loops without
 		lost := unreachableRoute(netip.MustParsePrefix(cidr))
 		r.host.must(r.host.nl.RouteDel(&lost))
-		within(t, "a loop to "+free+" without the unreachable route: this test cannot see one", func() bool {
+		within(t, "a loop to "+free+" without the unreachable route (otherwise this test cannot detect one)", func() bool {
 			before := r.router.link("r0").Attrs().Statistics.RxPackets
 			_, _ = r.outside.dialFrom("", net.JoinHostPort(free, "80"), 200*time.Millisecond)
 			return r.router.link("r0").Attrs().Statistics.RxPackets-before >= 20
@@ -184,7 +184,7 @@ func TestExportTable(t *testing.T) {
 	r.announces(119, "192.0.2.0/24 static")
 	r.refuses(block4, block6)
 
-	// Another daemon, with another table: the old one's routes go.
+	// Another daemon with another table removes the routes of the old one.
 	n := r.host.open()
 	r.ok(n.Setup(ctx, Config{Uplinks: Routed{ExportTable: 120, IPv6: true}}))
 	r.ok(n.SetBlocks(ctx, []Block{block("c", single4)}))
@@ -193,8 +193,9 @@ func TestExportTable(t *testing.T) {
 	r.refuses(single4)
 }
 
-// A node whose mode changes keeps nothing of the mode before, takes no objects of another mode, and gets its own back.
-func TestChangeOfMode(t *testing.T) {
+// When the mode of a node changes, the state of the old mode is removed, objects of the old mode are rejected, and
+// Repair restores those of the new one.
+func TestNodeModeChange(t *testing.T) {
 	v := newVPC(t)
 	ports := Desired{Config: Config{Uplinks: Ports{}}}
 	pools := Desired{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Supply: BlockList{block("b", block4)}}
@@ -202,16 +203,16 @@ func TestChangeOfMode(t *testing.T) {
 	n := v.node
 	for i, want := range []Desired{pools, uplinks, pools, ports, uplinks, ports, pools} {
 		if i < 3 {
-			n = v.host.open() // as another start of the daemon
+			n = v.host.open() // as after a restart of the daemon
 		}
 		v.ok(n.Setup(ctx, want.Config))
-		left, err := n.Inventory(ctx) // Setup alone removes what is the other mode's
+		left, err := n.Inventory(ctx) // Setup alone removes the state of the other mode
 		v.ok(err)
 		_, hasUplinks := want.Supply.(UplinkList)
 		_, hasBlocks := want.Supply.(BlockList)
 		rules := slices.ContainsFunc(left.Rules, func(r RuleInfo) bool { return r.Priority != RulePod })
 		if !hasUplinks && (len(left.Uplinks) > 0 || rules || strings.Contains(v.host.filter(), "snat")) || !hasBlocks && len(left.Blocks) > 0 {
-			t.Errorf("Setup left %+v\n%s", left, v.host.filter())
+			t.Errorf("Setup left state of the other mode: %+v\n%s", left, v.host.filter())
 		}
 		_, err = n.Repair(ctx, want)
 		v.ok(err)
@@ -221,21 +222,21 @@ func TestChangeOfMode(t *testing.T) {
 			err error
 		}{{hasUplinks, n.SetUplink(ctx, v.uplink())}, {hasBlocks, n.SetBlocks(ctx, []Block{block("b", block4)})}} {
 			if c.own && c.err != nil || !c.own && !strings.Contains(fmt.Sprint(c.err), kind) {
-				t.Errorf("an object of its mode (%t): %v, want %q of others", c.own, c.err, kind)
+				t.Errorf("error for an object (of this mode: %t) = %v, want %q if it is of another mode", c.own, c.err, kind)
 			}
 		}
 		inv, err := n.Inventory(ctx)
 		v.ok(err)
 		if len(inv.Uplinks) > 0 != hasUplinks || len(inv.Blocks) > 0 != hasBlocks {
-			t.Errorf("with %T there are %+v and %+v", want.Config.Uplinks, inv.Uplinks, inv.Blocks)
+			t.Errorf("with %T: uplinks %+v and blocks %+v, want only those of the mode", want.Config.Uplinks, inv.Uplinks, inv.Blocks)
 		}
 		if did, err := n.Repair(ctx, want); err != nil || len(did) > 0 {
-			t.Errorf("a second repair did %v, %v", did, err)
+			t.Errorf("second Repair() = %v, %v, want no changes", did, err)
 		}
 	}
 }
 
-func TestBlockThatCannotBe(t *testing.T) {
+func TestInvalidBlocksAreRejected(t *testing.T) {
 	r := newRack(t)
 	r.setup(Config{Uplinks: Routed{ExportTable: 119}})
 	for want, b := range map[string]Block{
@@ -245,15 +246,15 @@ func TestBlockThatCannotBe(t *testing.T) {
 	} {
 		err := r.node.SetBlocks(ctx, []Block{b})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "block b") {
-			t.Errorf("got %v, want %q", err, want)
+			t.Errorf("SetBlocks() error = %v, want %q", err, want)
 		}
 	}
 	if err := r.host.open().SetBlocks(ctx, nil); !errors.Is(err, ErrNotSetUp) {
-		t.Errorf("got %v", err)
+		t.Errorf("SetBlocks() before Setup: error = %v, want ErrNotSetUp", err)
 	}
 	for _, table := range []int{-1, 253, 254, 255, PodTable, UplinkTableBase + 3} {
 		if err := (Config{Uplinks: Routed{ExportTable: table}}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
-			t.Errorf("table %d: %v", table, err)
+			t.Errorf("Validate() with table %d: error = %v, want one about ExportTable", table, err)
 		}
 	}
 }

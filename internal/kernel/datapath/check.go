@@ -81,7 +81,7 @@ func (c *check) checkLinks() error {
 	return nil
 }
 
-// find looks a link up; it is nil when missing.
+// find looks a link up. It returns nil if the link is missing.
 func (c *check) find(h *netlink.Handle, name, where string) (*netlink.LinkAttrs, error) {
 	link, err := h.LinkByName(name)
 	if rtnl.IsNoLink(err) {
@@ -183,7 +183,7 @@ func (c *check) checkWayOut(addr netip.Addr) error {
 	return nil
 }
 
-// checkNeighbour compares the permanent neighbour entry of one end of the link for the other.
+// checkNeighbour checks one end's permanent neighbour entry for the other end.
 func (c *check) checkNeighbour(in *netlink.Handle, who string, desired *netlink.Neigh) error {
 	has, err := rtnl.HasNeighbour(in, desired)
 	if err != nil {

@@ -25,7 +25,7 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
-// validated asserts that each edit of a valid value is rejected with an error that begins with its name.
+// validated asserts that Validate rejects each edit of a valid value, with an error that begins with the edit's name.
 func validated[T interface{ Validate() error }](t *testing.T, good T, edits map[string]func(*T)) {
 	t.Helper()
 	if err := good.Validate(); err != nil {
@@ -35,7 +35,7 @@ func validated[T interface{ Validate() error }](t *testing.T, good T, edits map[
 		v := good
 		edit(&v)
 		if err := v.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
-			t.Errorf("error %v does not begin with %q", err, field)
+			t.Errorf("Validate() error = %v, want prefix %q", err, field)
 		}
 	}
 }
@@ -43,7 +43,7 @@ func validated[T interface{ Validate() error }](t *testing.T, good T, edits map[
 func TestConfigValidate(t *testing.T) {
 	good := VPC{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
 	if good.ipv6() {
-		t.Error("IPv6 is on without an IPv6 CIDR")
+		t.Error("ipv6() = true without an IPv6 CIDR")
 	}
 	vpc := func(edit func(*VPC)) func(*Config) {
 		return func(c *Config) {
@@ -69,18 +69,18 @@ func TestConfigValidate(t *testing.T) {
 	})
 	good.ExternalSNAT, good.PrimaryIPv4 = true, netip.Addr{}
 	if err := (Config{Uplinks: good}).Validate(); err != nil {
-		t.Errorf("with external SNAT no source address is needed: %v", err)
+		t.Errorf("Validate() with external SNAT and no source address: %v", err)
 	}
 }
 
-func TestMarksKeepToTheirBits(t *testing.T) {
+func TestMarkFieldsDoNotOverlap(t *testing.T) {
 	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink+3 || BranchIn&BranchOut != BranchAny || BranchAny <= MaxUplink {
 		t.Error("the mark's fields overlap")
 	}
 	c := VPC{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
 	for _, r := range nodeRules(c) {
 		if r.Mask != nil && *r.Mask&^uint32(0xff<<24) != 0 {
-			t.Errorf("rule %s reaches beyond its eight bits", describeRule(r))
+			t.Errorf("rule %s uses mark bits outside of Berth's eight", describeRule(r))
 		}
 	}
 }
@@ -89,7 +89,7 @@ func TestENIValidate(t *testing.T) {
 	good := Uplink{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Number: 1, Subnet: prefixes("10.0.0.0/24")[0],
 		Addresses: addrs(podA), Prefixes: prefixes(eniPrefix, eniPrefix6)}
 	if gw := good.gateway4().String(); gw != "10.0.0.1" {
-		t.Errorf("gateway %s, want the subnet's first address", gw)
+		t.Errorf("gateway = %s, want the subnet's first address", gw)
 	}
 	validated(t, good, map[string]func(*Uplink){
 		"MAC":         func(e *Uplink) { e.MAC = nil },
@@ -102,8 +102,7 @@ func TestENIValidate(t *testing.T) {
 	})
 }
 
-// A rule is there once for each IP family of the node; with external SNAT there is none for connections
-// that are SNATed.
+// Each IP family of the node has its rules. With external SNAT there is none for connections that would be SNATed.
 func TestRulesPerFamily(t *testing.T) {
 	c := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
 	count := func(c VPC, family, priority int) (n int) {
@@ -118,11 +117,11 @@ func TestRulesPerFamily(t *testing.T) {
 		t.Error("IPv6 rules on an IPv4 node")
 	}
 	if count(c, unix.AF_INET, RuleOutside) != 1 {
-		t.Error("no rule for what is SNATed")
+		t.Error("no rule for SNATed packets")
 	}
 	c.ExternalSNAT, c.LocalCIDRs = true, prefixes("10.0.0.0/16", "2001:db8::/56")
 	if count(c, unix.AF_INET, RuleOutside) != 0 {
-		t.Error("a rule for SNAT although it is external")
+		t.Error("rule for SNATed packets although SNAT is external")
 	}
 	if count(c, unix.AF_INET6, RulePod) != 1 {
 		t.Error("no IPv6 rule on a dual-stack node")

@@ -15,9 +15,9 @@ import (
 )
 
 // DetachPod is the fast part of removing a pod. It removes the pod's routes, after which no packet reaches the pod
-// and the spoofing check drops what it sends. ReapLinks removes the link. The pod's namespace may be gone.
+// and the spoofing check drops the pod's packets. ReapLinks removes the link. The pod's namespace may be gone.
 //
-// It is idempotent, and never removes a route of the same address to another link. Call it again if it fails.
+// It is idempotent, and never removes another link's route to the same address. Call it again if it fails.
 func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -31,14 +31,14 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	defer n.podLinks.release(hostLink)
 	n.podLinks.set(hostLink, detached, wiring{})
 	link, err := n.main.LinkByName(hostLink)
-	if rtnl.IsNoLink(err) { // and the kernel dropped its routes with it
+	if rtnl.IsNoLink(err) { // the kernel removed its routes with it
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("detach: look up %s: %w", hostLink, err)
 	}
 	for _, addr := range addrs {
-		// The kernel compares the link too, so another one's route is safe.
+		// The kernel also compares the link, so a route to another link is safe.
 		if err := n.main.RouteDel(podRoute(link.Attrs().Index, addr)); err != nil && !rtnl.IsGone(err) {
 			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, hostLink, err)
 		}
@@ -46,8 +46,8 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	return nil
 }
 
-// ReapLinks removes a batch of pod links. The kernel waits about 20 ms for RCU in each removal (measured), and once
-// for all links of a group that is removed. So the links are first moved to a group that only this batch has.
+// ReapLinks removes a batch of pod links. The kernel waits for RCU, about 20 ms (measured), in each removal, and only
+// once for all links of a group that is removed. So the links are first moved to a group that only this batch has.
 //
 // It ignores missing links, and links that AddPod has reused since their DetachPod. It rejects names that
 // HostLinkName cannot have made. After an error some links may be left; call it again.
@@ -68,7 +68,7 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 type reaper struct {
 	podLinks *podLinks
 	sockets  map[int]*nl.SocketHandle
-	batches  atomic.Uint32 // gives each batch a link group
+	batches  atomic.Uint32 // chooses the link group of the next batch
 }
 
 func newReaper(ns netns.NsHandle, links *podLinks) (*reaper, error) {
@@ -123,7 +123,7 @@ func groupAttribute(group int) *nl.RtAttr {
 	return nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group)))
 }
 
-// request is one about links that the netlink library has no call for.
+// request is a netlink request about links for which the library has no function.
 func (r *reaper) request(kind int, attributes ...*nl.RtAttr) error {
 	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
 	req.Sockets = r.sockets

@@ -62,7 +62,7 @@ const (
 	RuleBranchPod      = 511
 	RuleBranchStandard = RuleUplink + 1 // one a pod
 
-	// Values of the bits MarkUplink: of packets from a VLAN, of packets from a pod, and the bits that both share.
+	// Values of the MarkUplink bits for packets from a VLAN, for packets from a pod, and the bits that both share.
 	BranchIn  = 62
 	BranchOut = 63
 	BranchAny = BranchIn & BranchOut
@@ -85,10 +85,10 @@ const (
 // Calico (the upper half) and Tailscale (0xff0000).
 const (
 	// MarkPrimary: the packet leaves by the primary link with one of the node's addresses there, as its connection
-	// came in by that link or was translated. Connections that came in have the same bit in the conntrack mark.
+	// came in by that link or was translated. Incoming connections have the same bit in the conntrack mark.
 	MarkPrimary = 0x80
-	// MarkOutside: the packet leaves the VPC and is SNATed to the primary address. On packets to the node itself: it
-	// is from a pod.
+	// MarkOutside: the packet leaves the VPC and is SNATed to the primary address. On packets to the node itself it
+	// means that they come from a pod.
 	MarkOutside = 0x40
 	// MarkUplink holds the number of the uplink that has the source address. In the conntrack mark it is the number
 	// of the uplink by which the first packet came in or left, or notePrimary.

@@ -13,10 +13,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// patience is the time limit for packets that arrive at once.
+// patience is the time limit for packets that should arrive immediately.
 const patience = 20 * time.Second
 
-// talk is a TCP connection that stays open, with both of its ends.
+// talk is an open TCP connection with both of its ends.
 type talk struct {
 	name string
 	ends [2]net.Conn
@@ -52,7 +52,7 @@ func (l *talks) serve(s *space) {
 	}()
 }
 
-// begin opens a connection between two namespaces, whose server must see it come from an address.
+// begin opens a connection between two namespaces. Its server must see it come from the address seenAs.
 func (l *talks) begin(when string, from *space, source, to string, server *space, seenAs string) {
 	l.t.Helper()
 	d := net.Dialer{Timeout: dialTimeout}
@@ -69,12 +69,12 @@ func (l *talks) begin(when string, from *space, source, to string, server *space
 		l.t.Cleanup(func() { _ = c.Close() })
 	}
 	if got := t.ends[1].RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().String(); got != seenAs {
-		l.t.Errorf("%s: seen as %s, want %s", t.name, got, seenAs)
+		l.t.Errorf("%s: source address at the server = %s, want %s", t.name, got, seenAs)
 	}
 	l.open = append(l.open, t)
 }
 
-// goOn wants bytes of all connections to arrive, both ways.
+// goOn asserts that all connections still carry data both ways.
 func (l *talks) goOn(when string) {
 	l.t.Helper()
 	for _, t := range l.open {
@@ -87,15 +87,15 @@ func (l *talks) goOn(when string) {
 				got, err = bufio.NewReader(to).ReadString('\n')
 			}
 			if err != nil {
-				l.t.Errorf("%s: the connection of %s, from end %d: %q, %v", when, t.name, i, got, err)
+				l.t.Errorf("%s: connection of %s from end %d: received %q, error %v", when, t.name, i, got, err)
 			}
 		}
 	}
 }
 
-// Settings affect new connections only. Open connections keep their ENI and addresses when settings change, and when
-// Berth's table is removed and restored.
-func TestConnectionsOutliveSettings(t *testing.T) {
+// Settings affect new connections only. Open connections keep their ENI and addresses when settings change, and while
+// Berth's table is missing.
+func TestConnectionsSurviveSettingsChanges(t *testing.T) {
 	v := newVPC(t)
 	a, b, branch := v.pod(podA, podA6), v.pod(podB, podB6), v.branchPod()
 	pods := []Pod{a.want, b.want, branch.want}
@@ -118,18 +118,18 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		edit func(u *VPC)
-		out  bool // what is outside sees the node
+		out  bool // destinations outside of the VPC see the node's address
 		out6 bool
-		on   bool // it sees it on-premises too
+		on   bool // destinations on-premises do too
 	}{
 		{name: "at first", edit: func(*VPC) {}, out: true},
-		// No note of the connections so far is found, as with those of a release without notes.
+		// The notes of earlier connections are not found, as after an upgrade from a release without notes.
 		{name: "other mark bits", edit: func(u *VPC) { u.MarkShift = 16 }, out: true},
 		{name: "all excluded", edit: func(u *VPC) { u.ExcludeCIDRs = excluded }},
-		{name: "none excluded", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = nil, external }, out: true, out6: true, on: true},
+		{name: "no exclusions", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = nil, external }, out: true, out6: true, on: true},
 		{name: "external SNAT", edit: func(u *VPC) { u.ExternalSNAT = true }},
-		{name: "SNAT again", edit: func(u *VPC) { u.ExternalSNAT = false }, out: true, out6: true, on: true},
-		{name: "again excluded", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = excluded, netip.Addr{} }},
+		{name: "SNAT enabled again", edit: func(u *VPC) { u.ExternalSNAT = false }, out: true, out6: true, on: true},
+		{name: "excluded again", edit: func(u *VPC) { u.ExcludeCIDRs, u.PrimaryIPv6 = excluded, netip.Addr{} }},
 	} {
 		c.edit(&v.uplinks)
 		v.setup()
@@ -159,7 +159,7 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 		l.begin("without the table", v.router, internet, nodeAddr+":30080", b.space, internet)
 		l.begin("without the table", v.router, internet6, "["+nodeAddr6+"]:30080", b.space, internet6)
 		v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}, Pods: pods})
-		l.goOn(c.name + ", and its table was away")
+		l.goOn(c.name + ", after the table was restored")
 	}
 	again := v.host.open()
 	v.uplinks.ExcludeCIDRs = nil
@@ -185,12 +185,12 @@ func (v *vpc) branchPod() *pod {
 	return p
 }
 
-// Unanswered connections that began while the table was missing are forgotten, as they would never be translated.
+// Berth removes unanswered connections that started while the table was missing, as they would never be translated.
 // Answered ones continue.
-func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
+func TestUntranslatedFlowsAreForgotten(t *testing.T) {
 	v := newVPC(t, withNodeLocal)
 	a, b, six := v.pod(podA), v.pod(podB), v.pod(local4, podB6)
-	v.host.nat("post", "postrouting priority 110", "meta l4proto tcp masquerade") // another's, which has connections tracked
+	v.host.nat("post", "postrouting priority 110", "meta l4proto tcp masquerade") // a chain of other software that enables connection tracking
 	server := v.router.packets(internet + ":53")
 	arrives := func(text, from string) net.Addr {
 		t.Helper()
@@ -198,7 +198,7 @@ func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 		buf := make([]byte, 64)
 		n, sender, err := server.ReadFrom(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("%q of %s does not arrive", text, from)
+			t.Fatalf("%q from %s did not arrive", text, from)
 		}
 		v.ok(err)
 		if got := sender.(*net.UDPAddr).AddrPort().Addr().Unmap().String(); got != from || string(buf[:n]) != text {
@@ -226,7 +226,7 @@ func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	_ = flows[0].SetReadDeadline(time.Now().Add(patience))
 	_, err = flows[0].Read(make([]byte, 64))
 	v.ok(err)
-	send(flows[1], "lost") // the VPC drops it, and that of an address that is the node's own affair
+	send(flows[1], "lost") // the VPC drops it, like the packet from the node-local address
 	send(flows[2], "lost")
 	v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}, Pods: []Pod{a.want, b.want, six.want}})
 	for i, from := range []string{podA, nodeAddr, nodeAddr} {
@@ -235,7 +235,7 @@ func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	}
 }
 
-// Which packets are translated, by the settings.
+// translates depends on the settings.
 func TestTranslates(t *testing.T) {
 	u := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16", "2001:db8::/48"), ExcludeCIDRs: prefixes("192.168.0.0/16"),
 		NodeLocal: prefixes("169.254.172.0/22")}
@@ -246,7 +246,7 @@ func TestTranslates(t *testing.T) {
 		{podA, internet, true}, {podA, peer, false}, {podA, onPrem, false}, {podA6, internet6, false}, {local4, peer, true},
 	} {
 		if got := u.translates(netip.MustParseAddr(c.from), netip.MustParseAddr(c.to)); got != c.want {
-			t.Errorf("%s to %s: %v", c.from, c.to, got)
+			t.Errorf("translates(%s, %s) = %v", c.from, c.to, got)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 type Finding struct {
 	Where   string // such as "nftables table ip filter, chain FORWARD"
 	Message string // what it does and what to do about it
-	Rule    bool   // it is a rule, not the policy of a chain
+	Rule    bool   // the finding is a rule, not the policy of a chain
 }
 
 // ForwardPolicy finds packet filters that reject forwarded packets, such as those of pods, by the policy of a chain
@@ -77,7 +77,7 @@ func (k *kernel) nftForwardDrops() ([]Finding, error) {
 	return found, nil
 }
 
-// refusal finds a rule that rejects packets from or to pods of any of the families.
+// refusal finds a rule that rejects packets from or to pods in any of the families.
 func (read filterChains) refusal(chain string, families []int) (*refusal, error) {
 	for _, family := range families {
 		for _, sent := range []bool{true, false} {
@@ -165,7 +165,7 @@ func nftCondition(loaded *expr.Meta, c *expr.Cmp) condition {
 func nftFinding(family nftables.TableFamily, c *nftables.Chain, r refusal) Finding {
 	name := nftFamilies[family].name
 	where := fmt.Sprintf("nftables table %s %s, chain %s", name, c.Table.Name, c.Name)
-	if c.Table.Name == "filter" && c.Name == forwardName && family != nftables.TableFamilyINet { // as iptables-nft names it
+	if c.Table.Name == "filter" && c.Name == forwardName && family != nftables.TableFamilyINet { // a chain of iptables-nft
 		return iptablesFinding(where, map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "iptables", nftables.TableFamilyIPv6: "ip6tables"}[family], r)
 	}
 	if r.rule.policy {
@@ -222,7 +222,7 @@ const (
 // condition is a match of a rule. The zero value is one that cannot be evaluated.
 type condition struct {
 	about  subject
-	link   string // a name, or how it begins
+	link   string // a name, or its prefix
 	begins bool
 	family int
 	not    bool
@@ -270,7 +270,7 @@ const (
 	refuses
 	returns
 	jumps
-	leaps // and does not come back (goto)
+	leaps // does not return (goto)
 )
 
 // filterRule is a rule of a packet filter, or the policy of a base chain, which is its last rule.

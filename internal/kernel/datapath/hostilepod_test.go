@@ -29,7 +29,7 @@ func (v *vpc) neighbours(p *pod, family int) (n int) {
 	return n
 }
 
-func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
+func TestPodsCannotFillNeighbourTable(t *testing.T) {
 	const many = 400
 	v := newVPC(t)
 	v.host.serveTCP(":81")
@@ -50,16 +50,16 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 		family  int
 		kind    uint16
 		packets func(i int) [][]byte
-		most    int // neighbours that all of them leave
+		most    int // highest permitted number of new neighbour entries
 	}{
 		{"ARP requests", unix.AF_INET, unix.ETH_P_ARP, func(i int) [][]byte {
 			return [][]byte{arpQuestion(mac, netip.AddrFrom4([4]byte{10, 0, byte((128 + i) >> 8), byte(128 + i)}), netip.MustParseAddr(nodeAddr))}
 		}, 0},
 		{"neighbour solicitations", unix.AF_INET6, unix.ETH_P_IPV6, from(NeighbourSolicitation, node), many/2 - 1}, // about solicitBurst
 		{"router solicitations", unix.AF_INET6, unix.ETH_P_IPV6, from(routerSolicitation, netip.Addr{}), many/2 - 1},
-		{"pings", unix.AF_INET6, unix.ETH_P_IPV6, from(echoRequest, netip.Addr{}), 0}, // an answer to a link-local address asks for it
-		// What goes to a link-local address stays on a link; a router that passes it
-		// on asks for the address, and notes that it did.
+		{"pings", unix.AF_INET6, unix.ETH_P_IPV6, from(echoRequest, netip.Addr{}), 0}, // a reply to a link-local address would need a neighbour entry
+		// A packet to a link-local address stays on its link. A router that forwarded it would resolve the address
+		// and add a neighbour entry.
 		{"packets to link-local addresses", unix.AF_INET6, unix.ETH_P_IPV6, func(i int) [][]byte {
 			to := linkLocals(1, i)
 			return [][]byte{udp(own, to), icmp6(NeighbourAdvertisement, mac, own, to, to)}
@@ -76,15 +76,15 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 			b.seenAs(nodeAddr+":81", podB) // came after them
 			b.seenAs("["+nodeAddr6+"]:81", podB6)
 			if n := v.neighbours(b, c.family) - before; n > c.most {
-				t.Errorf("%d of them left %d neighbours, want at most %d", many, n, c.most)
+				t.Errorf("%d packets left %d neighbour entries, want at most %d", many, n, c.most)
 			}
 		})
 	}
 }
 
 // Sources that are not the pod's and that the reverse path check accepts, in frames of any kind. With them a pod
-// could appear as any number of peers.
-func TestSourcesOfNoPodAreDropped(t *testing.T) {
+// could impersonate any number of peers.
+func TestForgedSourcesAreDropped(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB, podB6)
 	got := v.host.senders()
@@ -97,7 +97,7 @@ func TestSourcesOfNoPodAreDropped(t *testing.T) {
 		for _, f := range append(forged, own[kind]) {
 			packet := udp(netip.MustParseAddr(f[0]), netip.MustParseAddr(f[1]))
 			b.frames(kind, packet)
-			// The same with a tag of VLAN 0, which the kernel takes for none (IEEE 802.1Q).
+			// The same with a tag of VLAN 0, which the kernel treats as untagged (IEEE 802.1Q).
 			b.frames(unix.ETH_P_8021Q, append([]byte{0, 0, byte(kind >> 8), byte(kind)}, packet...))
 		}
 		onlyFrom(t, got, own[kind][0], 2)
@@ -105,7 +105,7 @@ func TestSourcesOfNoPodAreDropped(t *testing.T) {
 }
 
 // With route_localnet on, as kube-proxy may set it, the node accepts packets to 127.0.0.0/8 from links.
-func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
+func TestPodsCannotReachNodeLoopback(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP("127.0.0.1:81")
 	b := v.pod(podB)
@@ -127,7 +127,7 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 	a := v.pod(podA)
 	seen := v.router.sniff()
 
-	// A reset of no connection (RFC 9293 section 3.1).
+	// A reset that belongs to no connection (RFC 9293 section 3.1).
 	reset := []byte{0x99, 0x99, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x04, 0, 0, 0, 0, 0, 0}
 	for _, to := range addrs(internet, peer) {
 		from := netip.MustParseAddr(podA)
@@ -135,16 +135,16 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 		binary.BigEndian.PutUint16(reset[16:], checksum(unix.IPPROTO_TCP, from, to, reset))
 		a.frames(unix.ETH_P_IP, ip4(unix.IPPROTO_TCP, from, to, 0, nil, reset))
 	}
-	a.seenAs(internet+":80", nodeAddr) // came after them
+	a.seenAs(internet+":80", nodeAddr) // sent after the packets above
 	inside := false
 	for _, p := range seen() {
 		if p.from.String() == podA && p.to.String() == internet {
-			t.Errorf("the internet saw a packet of %s", podA)
+			t.Errorf("a packet of %s reached the internet", podA)
 		}
 		inside = inside || p.from.String() == podA && p.to.String() == peer
 	}
 	if !inside {
-		t.Errorf("a packet to %s, where no translation is needed, was dropped too", peer)
+		t.Errorf("a packet to %s, which needs no translation, was dropped", peer)
 	}
 }
 
@@ -158,14 +158,14 @@ func TestUntrackedPacketsDoNotLeaveUntranslated(t *testing.T) {
 	for _, kind := range []byte{echoRequest, 130, 131, 132, routerSolicitation, NeighbourSolicitation, NeighbourAdvertisement, 143} {
 		b.frames(unix.ETH_P_IPV6, icmp6(kind, b.links.PodMAC, from, to, to))
 	}
-	b.seenAs("["+internet6+"]:80", nodeAddr6) // came after them
+	b.seenAs("["+internet6+"]:80", nodeAddr6) // sent after the packets above
 	translated := false
 	for _, p := range seen() {
 		if p.to != to || p.bytes[6] != unix.IPPROTO_ICMPV6 {
 			continue
 		}
 		if p.from == from {
-			t.Errorf("the internet saw a message of type %d of %s", p.bytes[40], podB6)
+			t.Errorf("an ICMPv6 message of type %d of %s reached the internet", p.bytes[40], podB6)
 		}
 		translated = translated || p.from.String() == nodeAddr6 && p.bytes[40] == echoRequest
 	}
@@ -201,11 +201,11 @@ func TestMaxConnections(t *testing.T) {
 			_ = c.Close()
 			t.Errorf("%s opened more than %d connections", family.b, most)
 		} else if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
-			t.Errorf("connection %d of %s: %v, want it to be dropped", most+1, family.b, err)
+			t.Errorf("connection %d of %s: error = %v, want a timeout", most+1, family.b, err)
 		}
 		c, err := dial(a, dialTimeout)
 		if err != nil {
-			t.Errorf("%s may not open its first connection: %v", family.a, err)
+			t.Errorf("first connection of %s: %v", family.a, err)
 		} else {
 			_ = c.Close()
 		}
@@ -218,25 +218,25 @@ func TestMaxConnections(t *testing.T) {
 	}
 }
 
-// A pod that changes its own link does not affect other pods, and its address and link can still be removed.
-func TestPodsThatChangeTheirLink(t *testing.T) {
+// A pod that changes its own link does not affect other pods, and DetachPod and ReapLinks still remove its routes and link.
+func TestPodChangingItsLinkAffectsNoOtherPod(t *testing.T) {
 	v := newVPC(t)
 	other := v.pod(podA, podA6)
 	v.host.serveTCP(":81")
 	bystander := newSpace(t, "bystander")
 	for name, command := range map[string]string{
-		"renames it":           "ip link set eth0 down; ip link set eth0 name lo0; ip link set lo0 up",
-		"deletes it":           "ip link del eth0",
-		"makes another":        "ip link del eth0; ip link add eth0 type veth peer name bthaaaaaaaaaaaa; ip link set eth0 up",
-		"gives it away":        "ip link set eth0 netns " + bystander.name,
-		"has another's MAC":    "ip link set eth0 address " + other.links.PodMAC.String(),
-		"has the node's MAC":   "ip link set eth0 address " + v.host.link("eth0").Attrs().HardwareAddr.String(),
-		"has a small MTU":      "ip link set eth0 mtu 68",
-		"has a large MTU":      "ip link set eth0 mtu 65535",
-		"flushes addresses":    "ip addr flush dev eth0; ip -6 addr flush dev eth0",
-		"has others' address":  "ip addr add " + podA + "/32 dev eth0; ip addr add " + nodeAddr + "/32 dev eth0",
-		"answers for everyone": "sysctl -qw net.ipv4.conf.all.proxy_arp=1 net.ipv6.conf.all.forwarding=1 net.ipv4.ip_forward=1",
-		"flaps":                strings.Repeat("ip link set eth0 down; ip link set eth0 up; ", 8) + "ip link",
+		"link renamed":                    "ip link set eth0 down; ip link set eth0 name lo0; ip link set lo0 up",
+		"link deleted":                    "ip link del eth0",
+		"link replaced":                   "ip link del eth0; ip link add eth0 type veth peer name bthaaaaaaaaaaaa; ip link set eth0 up",
+		"link moved to another namespace": "ip link set eth0 netns " + bystander.name,
+		"MAC of another pod":              "ip link set eth0 address " + other.links.PodMAC.String(),
+		"MAC of the node":                 "ip link set eth0 address " + v.host.link("eth0").Attrs().HardwareAddr.String(),
+		"small MTU":                       "ip link set eth0 mtu 68",
+		"large MTU":                       "ip link set eth0 mtu 65535",
+		"addresses flushed":               "ip addr flush dev eth0; ip -6 addr flush dev eth0",
+		"addresses of another pod and of the node": "ip addr add " + podA + "/32 dev eth0; ip addr add " + nodeAddr + "/32 dev eth0",
+		"proxy ARP and forwarding":                 "sysctl -qw net.ipv4.conf.all.proxy_arp=1 net.ipv6.conf.all.forwarding=1 net.ipv4.ip_forward=1",
+		"flaps":                                    strings.Repeat("ip link set eth0 down; ip link set eth0 up; ", 8) + "ip link",
 	} {
 		t.Run(name, func(t *testing.T) {
 			v, other := v.as(t), other.as(t)
@@ -245,7 +245,7 @@ func TestPodsThatChangeTheirLink(t *testing.T) {
 				p.run(one)
 			}
 			if _, err := v.node.Repair(ctx, v.wanted(p, other)); err != nil {
-				t.Log("repair:", err) // what a pod keeps from being put back is the pod's loss
+				t.Log("repair:", err) // a pod that prevents its own repair harms only itself
 			}
 			other.seenAs(nodeAddr+":81", podA)
 			other.seenAs("["+nodeAddr6+"]:81", podA6)
@@ -259,17 +259,17 @@ func TestPodsThatChangeTheirLink(t *testing.T) {
 			}
 			inv := v.inventory()
 			if len(inv.Links) != 1 || len(inv.Routes) != 2 {
-				t.Errorf("left: links %v, routes %v", inv.Links, inv.Routes)
+				t.Errorf("after the removal: links %v, routes %v, want those of the other pod only", inv.Links, inv.Routes)
 			}
 			if list, err := bystander.nl.LinkList(); err != nil || len(list) != 1 {
-				t.Errorf("the bystander has %v, %v", list, err)
+				t.Errorf("links of the bystander = %v, %v, want lo only", list, err)
 			}
 		})
 	}
 }
 
-// With metadata blocked, no packet of a pod reaches it: in fragments, with options, extension headers or source
-// routing, or in a tunnel to the node. Nor does such a packet leave the VPC with the pod's own address.
+// With metadata blocked, no packet of a pod reaches the metadata service, whether in fragments, with options,
+// extension headers or source routing, or in a tunnel to the node. Nor does it leave the VPC with the pod's own address.
 func TestOddPacketsDoNotReachMetadata(t *testing.T) {
 	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true; v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")
@@ -289,13 +289,13 @@ func TestOddPacketsDoNotReachMetadata(t *testing.T) {
 			ip4(unix.IPPROTO_IPIP, from4, node4, 0, nil, inner),
 			ip4(unix.IPPROTO_GRE, from4, node4, 0, nil, append([]byte{0, 0, 8, 0}, inner...)),
 			ip4(unix.IPPROTO_UDP, from4, to, 0x2000, nil, datagram[:8]), ip4(unix.IPPROTO_UDP, from4, to, 1, nil, datagram[8:]),
-			ip4(unix.IPPROTO_UDP, from4, to, 1, nil, datagram[8:]),                        // never complete
+			ip4(unix.IPPROTO_UDP, from4, to, 1, nil, datagram[8:]),                        // never completed
 			ip4(unix.IPPROTO_UDP, from4, to, 0, []byte{148, 4, 0, 0}, datagram),           // router alert
 			ip4(unix.IPPROTO_UDP, from4, to, 0, []byte{7, 7, 4, 0, 0, 0, 0, 0}, datagram)) // record route
 	}
 	for _, to := range []netip.Addr{metadata[1], outside6} {
 		datagram := udp(from6, to)[40:]
-		pad := func(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} } // a header of options without any
+		pad := func(next byte) []byte { return []byte{next, 0, 1, 4, 0, 0, 0, 0} } // an empty options header
 		fragment := func(next byte, offset int, more byte) []byte {
 			b := []byte{next, 0, 0, 0, 0, 0, 0, 9}
 			binary.BigEndian.PutUint16(b[2:], uint16(offset)|uint16(more))
@@ -315,21 +315,21 @@ func TestOddPacketsDoNotReachMetadata(t *testing.T) {
 			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 0, 1), datagram[:8]),
 			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 0, 1), datagram[:8]), // overlaps
 			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 8, 0), datagram[8:]),
-			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 64, 0), datagram), // never complete
+			ip6(unix.IPPROTO_FRAGMENT, from6, to, fragment(unix.IPPROTO_UDP, 64, 0), datagram), // never completed
 			ip6(unix.IPPROTO_IPV6, from6, node6, udp(from6, to)),
 			ip6(unix.IPPROTO_ROUTING, from6, to, routing(0), datagram))
 		v4 = append(v4, ip4(unix.IPPROTO_IPV6, from4, node4, 0, nil, udp(from6, to)))
 	}
 	p.frames(unix.ETH_P_IP, v4...)
 	p.frames(unix.ETH_P_IPV6, v6...)
-	p.seenAs(internet+":80", nodeAddr) // came after them
+	p.seenAs(internet+":80", nodeAddr) // sent after the packets above
 	p.seenAs("["+internet6+"]:80", nodeAddr6)
 	for _, s := range seen() {
 		if slices.Contains(metadata, s.to) {
-			t.Errorf("a packet from %s for metadata left the node: % x", s.from, s.bytes)
+			t.Errorf("a packet from %s to the metadata service left the node: % x", s.from, s.bytes)
 		}
 		if (s.to == internet4 || s.to == outside6) && (s.from == from4 || s.from == from6) {
-			t.Errorf("the internet saw a packet of %s: % x", s.from, s.bytes)
+			t.Errorf("a packet of %s reached the internet: % x", s.from, s.bytes)
 		}
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Inventory is what Berth owns in the kernel, including what earlier processes made.
+// Inventory is Berth's state in the kernel, including that of earlier processes.
 type Inventory struct {
 	Links   []LinkInfo
-	Routes  []RouteInfo  // of PodTable
+	Routes  []RouteInfo  // routes of PodTable
 	Uplinks []UplinkInfo // secondary, by number
 	Rules   []RuleInfo
 	Blocks  []BlockInfo
@@ -37,21 +37,21 @@ type LinkInfo struct {
 type RouteInfo struct {
 	Addr      netip.Addr
 	LinkIndex int
-	Link      string // empty when the link is gone
+	Link      string // empty if the link is gone
 }
 
-// UplinkInfo is what exists for one number.
+// UplinkInfo is the kernel state of one uplink number.
 type UplinkInfo struct {
 	Number  int
 	Routes  []netip.Prefix // destinations in its table
-	Sources []netip.Prefix // that the maps lead to it
+	Sources []netip.Prefix // addresses that the nftables maps lead to it
 }
 
 // BlockInfo is one prefix of a block.
 type BlockInfo struct {
 	Prefix      netip.Prefix
-	Tables      []int // that announce it
-	Unreachable bool  // for addresses that no pod has
+	Tables      []int // routes that announce it
+	Unreachable bool  // routes for addresses that no pod has
 }
 
 // RuleInfo is one policy rule.
@@ -63,8 +63,7 @@ type RuleInfo struct {
 	Mask     uint32
 }
 
-// Inventory lists Berth's state. It lists links, routes and rules, which is too slow for an ADD. Its lists are
-// sorted.
+// Inventory lists Berth's state, sorted. It lists links, routes and rules, which is too slow for an ADD.
 func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	if err := n.begin(ctx); err != nil {
 		return Inventory{}, err
@@ -122,7 +121,7 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	return inv, nil
 }
 
-// isPodLink tells Berth's pod links from others.
+// isPodLink reports whether a link is a pod link of Berth.
 func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && IsHostLinkName(l.Attrs().Name) }
 
 func linkInfo(a *netlink.LinkAttrs) LinkInfo {

@@ -71,8 +71,8 @@ func (s *space) virtualServer(from, to string) {
 }
 
 // With kube-proxy in mode IPVS a Service's address is the node's own, and is replaced after routing. Packets of pods
-// have the same source as without it, and leave by their ENI.
-func TestServicesByIPVS(t *testing.T) {
+// have the same source as with other modes, and leave by their ENI.
+func TestServicesWithIPVS(t *testing.T) {
 	if out, err := exec.Command("modprobe", "-a", "ip_vs", "ip_vs_rr").CombinedOutput(); err != nil {
 		t.Fatalf("modprobe ip_vs: %v: %s", err, out)
 	}
@@ -131,12 +131,12 @@ func TestServicesByIPVS(t *testing.T) {
 	}
 	v.uplinks.ExternalSNAT = false
 	v.setup()
-	for _, service := range []string{vips + "1:80", vips + "3:80", "10.0.200.4:80"} { // behind IPVS nothing tells the branch
+	for _, service := range []string{vips + "1:80", vips + "3:80", "10.0.200.4:80"} { // behind IPVS the branch cannot be determined
 		branch.seenAs(service, nodeAddr)
 	}
 	b.cannotReach("", "["+vips6+"4]:80") // the metadata service
 
-	// Packets that connection tracking does not know do not leave untranslated.
+	// Untracked packets do not leave untranslated.
 	v.host.run("nft add table inet exempt")
 	v.host.run("nft add chain inet exempt raw { type filter hook prerouting priority -300 ; }")
 	v.host.run("nft add rule inet exempt raw ip daddr " + vips + "7 notrack")
@@ -145,7 +145,7 @@ func TestServicesByIPVS(t *testing.T) {
 	b.seenAs(vips+"3:80", nodeAddr)
 	for _, s := range seen() {
 		if s.from.String() == podB && s.to.String() == internet {
-			t.Errorf("a packet left untranslated: % x", s.bytes)
+			t.Errorf("an untranslated packet left: % x", s.bytes)
 		}
 	}
 }

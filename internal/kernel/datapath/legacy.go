@@ -20,10 +20,10 @@ import (
 // (linux/netfilter_ipv4/ip_tables.h and linux/netfilter_ipv6/ip6_tables.h). Only tables that the kernel lists are
 // read, as reading would load another.
 
-// legacyFamily is what differs between iptables and ip6tables.
+// legacyFamily holds the differences between iptables and ip6tables.
 type legacyFamily struct {
 	command      string
-	names        string // file that lists the loaded tables
+	names        string // lists the loaded tables
 	family       int
 	level        int
 	linksOffset  int // of iniface in struct ipt_entry, ip6t_entry; before it are addresses and their masks
@@ -51,7 +51,7 @@ const (
 	extensionHead = 32 // sizeof struct xt_entry_target and xt_entry_match: size, name, revision
 	hookForward   = unix.NF_INET_FORWARD
 
-	protocolAfter    = 64   // offset of proto from iniface: two names of links and their masks
+	protocolAfter    = 64   // offset of proto from iniface: two link names and their masks
 	invertedComesBy  = 0x01 // IPT_INV_VIA_IN, IP6T_INV_VIA_IN
 	invertedLeavesBy = 0x02 // IPT_INV_VIA_OUT, IP6T_INV_VIA_OUT
 
@@ -155,7 +155,7 @@ func (f legacyFamily) chains(entries []byte, first, policy int) (filterChains, e
 	}, nil
 }
 
-// legacyRule is an entry. An entry with the name of a chain precedes those of the chain.
+// legacyRule is an entry. An entry with a chain's name precedes those of the chain.
 type legacyRule struct {
 	filterRule
 	head bool
@@ -190,7 +190,7 @@ func (f legacyFamily) rule(entries []byte, at int) (r legacyRule, length int, er
 	return r, length, nil
 }
 
-// conditions are those of an entry without its target.
+// conditions returns the conditions of an entry without its target.
 func (f legacyFamily) conditions(e []byte) (list []condition) {
 	links, inverted := f.linksOffset, e[f.flagsOffset+1]
 	for i, about := range []subject{comesBy, leavesBy} {
@@ -216,7 +216,7 @@ func (f legacyFamily) conditions(e []byte) (list []condition) {
 	return list
 }
 
-// extensionName is that of a target or a match.
+// extensionName is the name of a target or match.
 func extensionName(b []byte) string {
 	return cString(b[2 : extensionHead-1])
 }

@@ -20,7 +20,7 @@ import (
 type Node struct {
 	*kernel
 
-	set atomic.Pointer[established] // what Setup established; nil before
+	set atomic.Pointer[established] // outcome of Setup; nil before
 
 	// setupMu serializes Setup, SetUplink, RemoveUplink, SetBlocks, WithdrawBlocks and Repair: each reads from the
 	// kernel what the others write. ADD and DEL do not take it.
@@ -38,7 +38,7 @@ type Node struct {
 // established is the outcome of Setup that later calls need.
 type established struct {
 	config Config
-	mtu    int    // of pod links and secondary ENIs
+	mtu    int    // MTU of pod links and secondary ENIs
 	tag    string // of the ruleset
 }
 
@@ -91,16 +91,16 @@ func (n *Node) established() (*established, error) {
 	return nil, ErrNotSetUp
 }
 
-// NetnsID tells network namespaces apart, as long as both exist.
+// NetnsID distinguishes network namespaces that exist at the same time.
 type NetnsID = rtnl.NetnsID
 
 // InspectNetns identifies the network namespace at a path. Errors: ErrNoNetns,
 // ErrNotNetns.
 func InspectNetns(path string) (NetnsID, error) { return rtnl.InspectNetns(path) }
 
-// Errors that a caller tells apart with errors.Is.
+// Errors that callers distinguish with errors.Is.
 var (
-	// ErrNoNetns: the pod's network namespace does not exist (any more).
+	// ErrNoNetns: the pod's network namespace does not exist, or no longer exists.
 	ErrNoNetns = rtnl.ErrNoNetns
 	// ErrNotNetns: something else is at the path of a network namespace.
 	ErrNotNetns = rtnl.ErrNotNetns
@@ -117,13 +117,13 @@ var (
 	ErrClosed = errors.New("data path is closed")
 )
 
-// kernel is a network namespace and the sockets to it. It keeps no state in memory.
+// kernel is a network namespace and the sockets to it. It caches nothing.
 type kernel struct {
 	ns   netns.NsHandle
 	nsID NetnsID
 	lo   int             // index of the loopback link
-	main *netlink.Handle // ADD, DEL and everything short
-	slow *netlink.Handle // listings and setup, so that an ADD never queues behind them
+	main *netlink.Handle // for ADD, DEL and other short calls
+	slow *netlink.Handle // for listings and setup, so that an ADD never queues behind them
 
 	routing routing
 }
@@ -175,7 +175,7 @@ func (k *kernel) links() ([]netlink.Link, error) {
 	return links, nil
 }
 
-// addresses lists those of a link.
+// addresses lists the addresses of a link.
 func (k *kernel) addresses(link netlink.Link, family int) ([]netlink.Addr, error) {
 	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, family) })
 	if err != nil {

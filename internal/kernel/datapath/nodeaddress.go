@@ -20,16 +20,16 @@ import (
 type NodeAddress struct {
 	Addr netip.Addr
 	Link string
-	// Own tells that the node may need the address, so that it is never removed: a primary address, or one on a link
-	// of the default route that no ENI has for pods.
+	// Own reports that the node may need the address, so that it is never removed: a primary address, or one on a
+	// link of the default route that is not an ENI for pods.
 	Own bool
 }
 
 // String is such as "10.0.0.7 on eth1".
 func (a NodeAddress) String() string { return a.Addr.String() + " on " + a.Link }
 
-// NodeAddresses lists the addresses that no pod of the node can use, sorted: those of all links except those that
-// Berth added. It leaves out loopback and IPv6 link-local addresses, which pods never have.
+// NodeAddresses lists, sorted, the addresses of the node's links that no pod can use: all except those that Berth
+// added, and loopback and IPv6 link-local addresses, which pods never have.
 func (n *Node) NodeAddresses(ctx context.Context) ([]NodeAddress, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -105,11 +105,11 @@ func (t nodeAddresses) each(do func(NodeAddress, netlink.Addr) error) error {
 	return nil
 }
 
-// servicesLink has the addresses of all Services when kube-proxy uses IPVS. These are not the node's own.
+// servicesLink has the addresses of all Services if kube-proxy uses IPVS. NodeAddresses skips it.
 const servicesLink = "kube-ipvs0"
 
 // own returns a function that reports whether the node may need an address on a link, given by its index. Before Setup
-// it may need all.
+// it reports true for all.
 func (t nodeAddresses) own(links []netlink.Link, uplinks []Uplink) (func(addr netip.Addr, link int) bool, error) {
 	s := t.node.set.Load()
 	if s == nil {
@@ -139,8 +139,8 @@ func (e Uplink) lists(addr netip.Addr) bool {
 	return slices.Contains(e.Addresses, addr) || slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// mayBePods reports whether a pod may have an address: not a loopback or IPv6 link-local one, nor one that Berth has
-// for links (linkAddress, linkAddress6).
+// mayBePods reports whether a pod may have an address: not a loopback or IPv6 link-local one, nor one that Berth adds
+// to links (linkAddress, linkAddress6).
 func mayBePods(a netip.Addr) bool {
 	return a.IsValid() && !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) && !isLastOfPrefix(a) && a != standIn
 }

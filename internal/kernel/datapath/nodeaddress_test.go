@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// NodeAddresses lists the addresses of all links except Berth's own and those that no pod can have. A pod whose
-// address the node has is unreachable until it is removed from the node.
+// NodeAddresses lists the addresses of all links except Berth's own and those that no pod can have. A pod with an
+// address of the node is unreachable until the address is removed from the node.
 func TestNodeAddresses(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA, podA6)
@@ -25,11 +25,11 @@ func TestNodeAddresses(t *testing.T) {
 	before, err := v.node.NodeAddresses(ctx)
 	v.ok(err)
 	for _, has := range before {
-		if has.Link != "eth0" { // the primary's is the operating system's
-			t.Errorf("the node has %s", has)
+		if has.Link != "eth0" { // the operating system sets the primary address
+			t.Errorf("NodeAddresses() has %s, want addresses of eth0 only", has)
 		}
 		if !has.Own {
-			t.Errorf("%s could be removed", has)
+			t.Errorf("%s is not Own", has)
 		}
 	}
 	for _, command := range []string{
@@ -52,27 +52,27 @@ func TestNodeAddresses(t *testing.T) {
 		if has.Link != "eth0" {
 			added = append(added, has)
 			if has.Own {
-				t.Errorf("%s could not be removed", has)
+				t.Errorf("%s is Own", has)
 			}
 		}
 	}
 	if fmt.Sprint(added) != want {
-		t.Errorf("the node has %v, want %s", added, want)
+		t.Errorf("added node addresses = %v, want %s", added, want)
 	}
 	v.router.cannotReach("", podA+":80")
-	for range 2 { // the second finds nothing
+	for range 2 { // the second call finds nothing to remove
 		v.ok(v.node.RemoveNodeAddress(ctx, netip.MustParseAddr(podA)))
 		v.ok(v.node.RemoveNodeAddress(ctx, netip.MustParseAddr(podA6)))
 	}
 	v.ok(v.node.RemoveNodeAddress(ctx, netip.MustParseAddr("198.51.100.7")))
 	if now, err := v.node.NodeAddresses(ctx); err != nil || len(now) != len(before)+2 {
-		t.Errorf("the node has %v, %v, want two more than before", now, err)
+		t.Errorf("NodeAddresses() = %v, %v, want two more than at the start", now, err)
 	}
 	v.host.seenAs(podA+":80", nodeAddr)
 	v.host.seenAs("["+podA6+"]:80", nodeAddr6)
 }
 
-func TestPodRulesAreThoseOfTheUplink(t *testing.T) {
+func TestPodRulesMatchUplink(t *testing.T) {
 	v := newVPC(t)
 	p := v.pod(podA)
 	node := []string{" 512 table 19000", " 1024 fwmark 0x80/0x80 table 254", " 1025 fwmark 0x40/0x40 table 254"}
@@ -98,27 +98,27 @@ func TestPodRulesAreThoseOfTheUplink(t *testing.T) {
 		rules, err := v.node.PodRules(ctx, c.uplink, c.addrs)
 		p.must(err)
 		if !slices.Equal(rules, want) {
-			t.Errorf("rules of %v of uplink %d:\n%q, want\n%q", c.addrs, c.uplink, rules, want)
+			t.Errorf("PodRules() of %v, uplink %d:\n%q, want\n%q", c.addrs, c.uplink, rules, want)
 		}
 	}
 	gone := policyRule(unix.AF_INET, RulePod, PodTable, 0, 0)
 	p.must(v.host.nl.RuleDel(&gone))
 	if rules, err := v.node.PodRules(ctx, 0, addrs(podA)); err != nil || slices.Contains(rules, "IPv4 512 table 19000") {
-		t.Errorf("a rule that was removed is told of: %q, %v", rules, err)
+		t.Errorf("PodRules() = %q, %v, want no removed rule", rules, err)
 	}
 }
 
-// A node with ports only does not forward IPv6: that would cost it a default route from router advertisements, and a
-// kernel without IPv6 has no such setting.
-func TestPortsLeaveIPv6Alone(t *testing.T) {
+// A node with ports only does not forward IPv6: forwarding would remove a default route from router advertisements,
+// and a kernel without IPv6 has no such setting.
+func TestPortsOnlyNodeDoesNotForwardIPv6(t *testing.T) {
 	for _, s := range nodeSysctls(Ports{}, nil) {
 		if strings.HasPrefix(s.Path, "net/ipv6/") {
-			t.Errorf("sets %s", s)
+			t.Errorf("Setup would set %s", s)
 		}
 	}
 	for _, r := range nodeRules(Ports{}) {
 		if r.Family != unix.AF_INET {
-			t.Errorf("makes the rule %v", r)
+			t.Errorf("Setup would add the rule %v", r)
 		}
 	}
 }
@@ -142,14 +142,14 @@ func TestKernelWithoutARPTables(t *testing.T) {
 			joined = errors.Join(joined, &netlink.OpError{Op: "receive", Err: errno})
 		}
 		if got := isWithoutARP(fmt.Errorf("conn.Receive: %w", joined)); got != tc.want {
-			t.Errorf("%v: %v, want %v", tc.told, got, tc.want)
+			t.Errorf("isWithoutARP() of %v = %v, want %v", tc.told, got, tc.want)
 		}
 	}
 }
 
-// ARP requests of pods of another network are answered, also if their links have names like Berth's. Those of Berth's
+// ARP requests of another network's pods are answered, also if their links have names like Berth's. Those of Berth's
 // own pods are dropped.
-func TestARPOfOthers(t *testing.T) {
+func TestARPOfOtherNetworksPasses(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
 	for i, c := range []struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// Node-local addresses of the tests, of pods that have no address of the family.
+// Node-local addresses for pods without an address of the family.
 const (
 	local4, other4 = "169.254.172.5", "169.254.172.6"
 	local6         = "fd00::ac:5"
@@ -22,14 +22,14 @@ const (
 
 func withNodeLocal(v *vpc) { v.uplinks.NodeLocal = prefixes("169.254.172.0/22", "fd00::ac:0/118") }
 
-// A pod reaches the family that it has no address of with the node's address: in the VPC, outside, and in pods of
-// this node. Its own family is not affected.
-func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
+// A pod without an address of a family reaches that family with the node's address: in the VPC, outside, and in pods
+// of this node. Its own family is not affected.
+func TestPodsReachOtherFamilyThroughNode(t *testing.T) {
 	for name, edit := range map[string]func(*vpc){
-		"SNAT":                nil,
-		"external SNAT":       func(v *vpc) { v.uplinks.ExternalSNAT = true },
-		"IPv6 by its address": func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) },
-		"VPC without IPv6":    func(v *vpc) { v.uplinks.LocalCIDRs = prefixes("10.0.0.0/16") },
+		"SNAT":             nil,
+		"external SNAT":    func(v *vpc) { v.uplinks.ExternalSNAT = true },
+		"IPv6 with SNAT":   func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) },
+		"VPC without IPv6": func(v *vpc) { v.uplinks.LocalCIDRs = prefixes("10.0.0.0/16") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := newVPC(t, withNodeLocal, func(v *vpc) {
@@ -61,8 +61,8 @@ func TestPodsReachTheOtherFamilyByTheirNode(t *testing.T) {
 	}
 }
 
-// Connections to a node-local address are rejected, and packets with one never leave the node, also untracked and
-// forged ones.
+// Connections to a node-local address are rejected, and packets from or to one never leave the node, also untracked
+// and forged ones.
 func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	v := newVPC(t, withNodeLocal)
 	six, forger, four := v.pod(local4, podB6), v.pod(other4, podA6), v.pod(podA, local6)
@@ -79,10 +79,10 @@ func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	seen := v.router.sniff()
 	mine, theirs, outside := netip.MustParseAddr(local4), netip.MustParseAddr(other4), netip.MustParseAddr(internet)
 	broken := udp(mine, outside)
-	broken[27] ^= 1 // of its checksum, so that connection tracking calls it invalid
+	broken[27] ^= 1 // breaks the checksum, so that connection tracking calls the packet invalid
 	six.frames(unix.ETH_P_IP, broken)
 	forger.frames(unix.ETH_P_IP, udp(mine, outside))
-	// An error about a connection of the node's own, which is not translated.
+	// An error about the node's own connection, which is not translated.
 	v.host.in(func() error {
 		c, err := net.Dial("udp", internet+":53")
 		if err == nil {
@@ -92,12 +92,12 @@ func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 		}
 		return err
 	})
-	forger.frames(unix.ETH_P_IP, udp(theirs, netip.MustParseAddr("169.254.172.77"))) // nobody's
+	forger.frames(unix.ETH_P_IP, udp(theirs, netip.MustParseAddr("169.254.172.77"))) // assigned to no pod
 	mine6, outside6 := netip.MustParseAddr(local6), netip.MustParseAddr(internet6)
-	for _, kind := range []byte{130, routerSolicitation, NeighbourAdvertisement} { // which it does not track
+	for _, kind := range []byte{130, routerSolicitation, NeighbourAdvertisement} { // which connection tracking skips
 		four.frames(unix.ETH_P_IPV6, icmp6(kind, four.links.PodMAC, mine6, outside6, outside6))
 	}
-	six.seenAs(internet+":80", nodeAddr) // came after them
+	six.seenAs(internet+":80", nodeAddr) // sent after the packets above
 	forger.seenAs(internet+":80", nodeAddr)
 	four.seenAs("["+internet6+"]:80", nodeAddr6)
 	for _, s := range seen() {
@@ -110,7 +110,7 @@ func TestNodeLocalAddressesStayOnTheNode(t *testing.T) {
 	}
 }
 
-// portUnreachable is the ICMP error (RFC 792) with which to would answer a datagram of from's.
+// portUnreachable is the ICMP error (RFC 792) with which to would answer a datagram from from.
 func portUnreachable(to, from netip.AddrPort) []byte {
 	inner := udp(to.Addr(), from.Addr())
 	binary.BigEndian.PutUint16(inner[20:], to.Port())
@@ -122,18 +122,18 @@ func portUnreachable(to, from netip.AddrPort) []byte {
 }
 
 // A node-local network turns on the data path of a family that is not used otherwise.
-func TestNodeLocalNetworksAlone(t *testing.T) {
+func TestNodeLocalNetworkEnablesItsFamily(t *testing.T) {
 	u := VPC{LocalCIDRs: prefixes("10.0.0.0/16")}
 	if u.ipv6() {
-		t.Error("IPv6 is on without anything of IPv6")
+		t.Error("ipv6() = true without any IPv6 setting")
 	}
 	if u.NodeLocal = prefixes("fd00::ac:0/118"); !u.ipv6() {
-		t.Error("IPv6 is off with a node-local network of IPv6")
+		t.Error("ipv6() = false with an IPv6 node-local network")
 	}
 }
 
-// asksCache asserts that pods and the node get answers at all addresses of a NodeLocal DNSCache, whose packets are
-// not tracked.
+// asksCache asserts that pods and the node get answers at all addresses of a NodeLocal DNSCache, whose packets
+// connection tracking skips.
 func (b *bed) asksCache(pods ...*pod) {
 	b.t.Helper()
 	server, err := echo.Serve(b.host.path())
@@ -153,7 +153,7 @@ func (b *bed) asksCache(pods ...*pod) {
 					r, err := echo.Ask(patience, s.path(), network, netip.AddrPortFrom(a, echo.Port), netip.Addr{}, "name")
 					cancel()
 					if err != nil || r.You != as || r.To != a {
-						b.t.Fatalf("iptables-%s: %s asks %s by %s: %v, %v; want an answer to %s", backend, s.name, a, network, r, err, as)
+						b.t.Fatalf("iptables-%s: query from %s to %s over %s = %v, %v, want an answer to %s", backend, s.name, a, network, r, err, as)
 					}
 				}
 			}
@@ -169,10 +169,10 @@ func TestNodeLocalDNSCache(t *testing.T) {
 		edit func(*vpc)
 		pods [][]string
 	}{
-		"SNAT":             {func(*vpc) {}, own},
-		"SNAT by IPv6 too": {func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) }, own},
-		"external SNAT":    {func(v *vpc) { v.uplinks.ExternalSNAT = true }, own},
-		"other mark bits":  {func(v *vpc) { v.uplinks.MarkShift = 16 }, own},
+		"SNAT":              {func(*vpc) {}, own},
+		"SNAT for IPv6 too": {func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) }, own},
+		"external SNAT":     {func(v *vpc) { v.uplinks.ExternalSNAT = true }, own},
+		"other mark bits":   {func(v *vpc) { v.uplinks.MarkShift = 16 }, own},
 		"node-local addresses": {func(v *vpc) {
 			withNodeLocal(v)
 			v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6)

@@ -13,7 +13,7 @@ import (
 
 // Packets that a test builds and captures.
 
-// frames sends Ethernet frames by a pod's own link.
+// frames sends Ethernet frames on a pod's own link.
 func (p *pod) frames(kind uint16, payloads ...[]byte) {
 	p.t.Helper()
 	p.in(func() error {
@@ -33,8 +33,8 @@ func (p *pod) frames(kind uint16, payloads ...[]byte) {
 	})
 }
 
-// ip4 is a packet with options or a part of one; fragment is the header's word of
-// flags and offset (RFC 791 section 3.1).
+// ip4 is a packet with options, or a fragment of one; fragment is the header's word of flags and offset (RFC 791
+// section 3.1).
 func ip4(protocol byte, from, to netip.Addr, fragment uint16, options, body []byte) []byte {
 	words := byte(5 + len(options)/4)
 	head := []byte{0x40 | words, 0, 0, 0, 0x12, 0x34, 0, 0, 64, protocol, 0, 0}
@@ -46,7 +46,7 @@ func ip4(protocol byte, from, to netip.Addr, fragment uint16, options, body []by
 	return append(head, body...)
 }
 
-// ip6 is a packet whose first header of what follows is next (RFC 8200 section 3).
+// ip6 is a packet whose payload begins with a header of type next (RFC 8200 section 3).
 func ip6(next byte, from, to netip.Addr, parts ...[]byte) []byte {
 	body := slices.Concat(parts...)
 	head := []byte{0x60, 0, 0, 0, 0, 0, next, 64}
@@ -76,8 +76,7 @@ func udp(from, to netip.Addr) []byte {
 	return slices.Concat(head, from.AsSlice(), to.AsSlice(), body)
 }
 
-// icmp6 is a message of neighbour discovery with a source link-layer address
-// (RFC 4861 sections 4.1, 4.3 and 4.6.1).
+// icmp6 is a neighbour discovery message with a source link-layer address (RFC 4861 sections 4.1, 4.3 and 4.6.1).
 func icmp6(kind byte, mac net.HardwareAddr, from, to, target netip.Addr) []byte {
 	body := []byte{kind, 0, 0, 0, 0, 0, 0, 0}
 	if target.IsValid() {
@@ -87,7 +86,7 @@ func icmp6(kind byte, mac net.HardwareAddr, from, to, target netip.Addr) []byte 
 	return discovery(from, to, body)
 }
 
-// discovery is a message that neighbours accept: its hop limit is 255.
+// discovery is a message with hop limit 255, without which neighbours ignore it.
 func discovery(from, to netip.Addr, body []byte) []byte {
 	binary.BigEndian.PutUint16(body[2:], checksum(unix.IPPROTO_ICMPV6, from, to, body))
 	packet := ip6(unix.IPPROTO_ICMPV6, from, to, body)
@@ -111,13 +110,13 @@ func checksum(protocol uint32, from, to netip.Addr, segment []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// packet is one of IP.
+// packet is a captured IP packet.
 type packet struct {
 	from, to netip.Addr
 	bytes    []byte
 }
 
-// sniff captures all packets of a namespace. The function that it returns lists those since the last call.
+// sniff captures all packets of a namespace. The returned function lists those since its last call.
 func (s *space) sniff() func() []packet {
 	s.t.Helper()
 	var fd int
@@ -164,8 +163,8 @@ func (s *space) senders() <-chan netip.Addr {
 	return got
 }
 
-// onlyFrom asserts that the next datagrams are from the pod's own address. They are sent after forged ones, so these
-// are dropped and not late.
+// onlyFrom asserts that the next datagrams are from the pod's own address. They are sent after forged ones, whose
+// absence therefore means that they were dropped.
 func onlyFrom(t *testing.T, got <-chan netip.Addr, own string, datagrams int) {
 	t.Helper()
 	for datagrams > 0 {
@@ -174,10 +173,10 @@ func onlyFrom(t *testing.T, got <-chan netip.Addr, own string, datagrams int) {
 			if from.String() == own {
 				datagrams--
 			} else {
-				t.Errorf("a packet with the source %s passed", from)
+				t.Errorf("a packet with source %s passed, want it dropped", from)
 			}
 		case <-time.After(dialTimeout):
-			t.Fatalf("nothing of %s arrived", own)
+			t.Fatalf("no packet from %s arrived", own)
 		}
 	}
 }

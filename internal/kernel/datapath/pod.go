@@ -14,25 +14,24 @@ import (
 // Pod is the desired state of one attachment.
 type Pod struct {
 	Netns      string     // path of the pod's network namespace
-	NetnsID    NetnsID    // the namespace that must be at Netns; zero: any
+	NetnsID    NetnsID    // the namespace expected at Netns; zero: any
 	IfName     string     // in the pod, such as "eth0"
 	HostIfName string     // on the node; see HostLinkName
-	MTU        int        // bytes; 0 takes the node's
-	IPv4, IPv6 netip.Addr // either may be zero, not both
-	// HostMAC and PodMAC are set when the link is made. If nil they are derived from HostIfName.
+	MTU        int        // bytes; 0: the node's
+	IPv4, IPv6 netip.Addr // at least one is set
+	// HostMAC and PodMAC are the addresses of a new link. If nil they are derived from HostIfName.
 	HostMAC, PodMAC net.HardwareAddr
-	// Several tells that the pod has interfaces of other networks. Packets from this interface's addresses must not
-	// leave by these.
+	// Several reports that the pod has interfaces of other networks. Packets from this interface's addresses must not
+	// leave by those.
 	Several bool
-	// Yield4 and Yield6 tell that another interface has the pod's default route of the
-	// family.
+	// Yield4 and Yield6 report that another interface has the pod's default route of the family.
 	Yield4, Yield6 bool
 }
 
 // yields reports whether another interface has the default route of an address's family.
 func (p Pod) yields(addr netip.Addr) bool { return addr.Is4() && p.Yield4 || !addr.Is4() && p.Yield6 }
 
-// hostLink is what the link's end on the node should be.
+// hostLink is the desired state of the link's end on the node.
 func (p Pod) hostLink() rtnl.Link { return rtnl.Link{Name: p.HostIfName, MAC: p.HostMAC, MTU: p.MTU} }
 
 // PodLinks describes the two ends of a pod link as they are in the kernel.

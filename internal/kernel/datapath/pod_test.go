@@ -21,23 +21,23 @@ func TestHostLinkName(t *testing.T) {
 	seen := map[string]string{}
 	for _, key := range [][3]string{
 		{"net", "c1", "eth0"}, {"net", "c1", "eth1"}, {"net", "c2", "eth0"}, {"other", "c1", "eth0"},
-		{"net", "c", "1eth0"}, {"netc", "1", "eth0"}, // the parts do not run into each other
+		{"net", "c", "1eth0"}, {"netc", "1", "eth0"}, // the boundaries between parts matter
 	} {
 		name := HostLinkName(key[0], key[1], key[2])
 		if len(name) > 15 || !strings.HasPrefix(name, LinkPrefix) || !IsHostLinkName(name) {
-			t.Errorf("HostLinkName%q = %q: not a link name of Berth's", key, name)
+			t.Errorf("HostLinkName%q = %q, want a valid pod link name", key, name)
 		}
 		if name != HostLinkName(key[0], key[1], key[2]) {
-			t.Errorf("HostLinkName%q changes", key)
+			t.Errorf("HostLinkName%q differs between calls", key)
 		}
 		if other, dup := seen[name]; dup {
-			t.Errorf("HostLinkName%q is that of %s", key, other)
+			t.Errorf("HostLinkName%q is also the name of %s", key, other)
 		}
 		seen[name] = key[0] + key[1] + key[2]
 	}
 	for _, name := range []string{"", "bth", "eth0", "bth0", "bthabcdefghijk", "bthABCDEFGHIJKL", "bthabcdefghijk1", "bth-bcdefghijkl"} {
 		if IsHostLinkName(name) {
-			t.Errorf("IsHostLinkName(%q): want false", name)
+			t.Errorf("IsHostLinkName(%q) = true, want false", name)
 		}
 	}
 }
@@ -46,11 +46,11 @@ func TestDerivedMACs(t *testing.T) {
 	p := Pod{HostIfName: HostLinkName("net", "c1", "eth0"), IPv4: netip.MustParseAddr(podA)}.complete(1500)
 	for side, mac := range map[string][]byte{"host": p.HostMAC, "pod": p.PodMAC} {
 		if len(mac) != 6 || mac[0]&1 != 0 || mac[0]&2 == 0 {
-			t.Errorf("%s MAC %x: want unicast and locally administered", side, mac)
+			t.Errorf("%s MAC = %x, want a locally administered unicast address", side, mac)
 		}
 	}
 	if p.HostMAC.String() == p.PodMAC.String() {
-		t.Error("both ends have one MAC")
+		t.Error("both ends have the same MAC address")
 	}
 }
 
@@ -86,24 +86,24 @@ func TestCheckPodNamesEveryDifference(t *testing.T) {
 	err := v.node.CheckPod(ctx, p.want)
 	var m *Mismatch
 	if !errors.As(err, &m) {
-		t.Fatalf("error %v, want a Mismatch", err)
+		t.Fatalf("CheckPod() error = %v, want a Mismatch", err)
 	}
 	for _, part := range []string{"sends " + podA, "no route to " + podA6, p.want.HostIfName + " is down",
 		"lacks address " + podA, "neighbour entry of 169.254.1.1", "lacks its route to ::/0", "MTU 1400"} {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
+			t.Errorf("CheckPod() error = %q, want it to contain %q", err, part)
 		}
 	}
 	if err := v.node.CheckPod(ctx, v.sandbox(podB).want); !strings.Contains(fmt.Sprint(err), "missing on the node; link eth0 is missing in the pod") {
-		t.Errorf("check of a pod that was never added: %v", err)
+		t.Errorf("CheckPod() of a pod that was never added: error = %v, want both ends missing", err)
 	}
 	p.want.Netns = "/run/netns/btdp-none"
 	if err := v.node.CheckPod(ctx, p.want); !errors.Is(err, ErrNoNetns) {
-		t.Errorf("error %v, want ErrNoNetns", err)
+		t.Errorf("CheckPod() error = %v, want ErrNoNetns", err)
 	}
 }
 
-// TestCheckPodIgnoresSourceOfRoutes: other software may set it.
+// Other software may set the source address of a route.
 func TestCheckPodIgnoresSourceOfRoutes(t *testing.T) {
 	v := newVPC(t)
 	p := v.pod(podA, podA6)
@@ -128,7 +128,7 @@ func TestDetachPod(t *testing.T) {
 	a.cannotReach("", nodeAddr+":80")
 	v.host.cannotReach("", podA+":80")
 
-	// The address may be another pod's by now: it stays that pod's.
+	// The address may already belong to another pod, which keeps it.
 	c := v.pod(podA)
 	for range 2 {
 		v.detach(a)
@@ -139,36 +139,36 @@ func TestDetachPod(t *testing.T) {
 	}
 	v.has(2, 2)
 	if _, err := a.nl.LinkByName("eth0"); err == nil {
-		t.Error("the pod's end is still there")
+		t.Error("the pod's end still exists")
 	}
 	if err := v.node.DetachPod(ctx, a.want.HostIfName, a.want.Addrs()); err != nil {
-		t.Errorf("DetachPod of a link that is gone: %v", err)
+		t.Errorf("DetachPod() of a missing link: %v", err)
 	}
 	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Errorf("ReapLinks of a link that is gone: %v", err)
+		t.Errorf("ReapLinks() of a missing link: %v", err)
 	}
 }
 
-func TestReapLinksLeavesOthersAlone(t *testing.T) {
+func TestReapLinksKeepsOtherLinks(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	if err := v.node.ReapLinks(ctx, []string{"eth1"}); err == nil {
-		t.Error("ReapLinks took a link that is not Berth's")
+		t.Error("ReapLinks() accepted a link that is not Berth's")
 	}
 	v.reap(a)
-	v.has(1, 1) // a is live: it was never detached
+	v.has(1, 1) // a is live, as it was never detached
 	v.detach(a)
-	v.add(a) // the runtime tries again before the removal
+	v.add(a) // the runtime retries before the removal
 	v.reap(a)
 	if err := v.node.CheckPod(ctx, a.want); err != nil {
-		t.Errorf("ReapLinks removed a pod that was added again: %v", err)
+		t.Errorf("ReapLinks() removed a pod that was added again: %v", err)
 	}
 	if v.host.link("eth1") == nil || v.host.link("eth0") == nil {
-		t.Error("an ENI is gone")
+		t.Error("ReapLinks() removed an ENI's link")
 	}
 }
 
-func TestDetachPodOfAGoneSandbox(t *testing.T) {
+func TestDetachPodOfDeletedSandbox(t *testing.T) {
 	v := newVPC(t)
 	p := v.pod(podA)
 	p.must(p.nl.LinkDel(rtnl.LinkRef(p.links.PodIndex)))
@@ -176,7 +176,7 @@ func TestDetachPodOfAGoneSandbox(t *testing.T) {
 	v.has(0, 0)
 }
 
-// ended returns the result of a call, which must not hang.
+// ended returns the result of a call, and fails the test if the call hangs.
 func ended(t *testing.T, call func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -185,14 +185,14 @@ func ended(t *testing.T, call func() error) error {
 	case err := <-done:
 		return err
 	case <-time.After(dialTimeout):
-		t.Fatal("the call hangs")
+		t.Fatal("the call hung")
 		return nil
 	}
 }
 
-// Replacing what is at the path of a pod's namespace, before the setup or a repair, must not add the pod's address to
-// another namespace.
-func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
+// If the path of a pod's namespace leads to another namespace at setup or repair, that namespace must not get the
+// pod's address.
+func TestNetnsPathToAnotherNamespace(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.sandbox(podA), v.sandbox(podB)
 	id, err := InspectNetns(a.path())
@@ -222,7 +222,7 @@ func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
 			"Repair":   func() error { _, err := v.node.Repair(ctx, v.wanted(a)); return err },
 		} {
 			if err := ended(t, call); !errors.Is(err, want) {
-				t.Errorf("%s at %s: error %v, want %v", what, to, err, want)
+				t.Errorf("%s() with Netns at %s: error = %v, want %v", what, to, err, want)
 			}
 		}
 		if _, err := b.nl.LinkByName("eth0"); err == nil {
@@ -237,7 +237,7 @@ func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
 
 // A pod with several interfaces is reachable at each of its addresses, and replies leave by the interface with the
 // address. The pod's own connections leave by the first.
-func TestFurtherInterface(t *testing.T) {
+func TestPodWithSeveralInterfaces(t *testing.T) {
 	v := newVPC(t)
 	v.setup()
 	first, other := v.pod(podA, podA6), v.pod(podB, podB6)
@@ -254,18 +254,18 @@ func TestFurtherInterface(t *testing.T) {
 		}
 		return nil
 	}))
-	for _, again := range []*pod{further, first} { // changes nothing
+	for _, again := range []*pod{further, first} { // adding again changes nothing
 		before := first.run("ip route show table all") + first.run("ip -6 route show table all") + first.run("ip rule")
 		v.add(again)
 		if after := first.run("ip route show table all") + first.run("ip -6 route show table all") + first.run("ip rule"); after != before {
-			t.Errorf("AddPod of %s again changed\n%s\nto\n%s", again.want.IfName, before, after)
+			t.Errorf("second AddPod() of %s changed routes or rules from\n%s\nto\n%s", again.want.IfName, before, after)
 		}
 	}
 	v.check(first)
 	v.check(further)
 	first.run("ip -6 rule del priority 2048")
 	if err := v.node.CheckPod(ctx, further.want); err == nil || !strings.Contains(err.Error(), "rule for packets from "+further.want.IPv6.String()) {
-		t.Errorf("without its rule: %v", err)
+		t.Errorf("CheckPod() without the rule of a further interface: error = %v", err)
 	}
 	v.add(further)
 
@@ -284,7 +284,7 @@ func TestFurtherInterface(t *testing.T) {
 	v.check(first)
 	server := first.serveTCP(netip.AddrPortFrom(netip.MustParseAddr(podA), 0).String())
 	other.seenAs(server.String(), podB)
-	v.add(further) // comes back with another number of its link
+	v.add(further) // the new link has another index
 	v.check(further)
 	server = first.serveTCP(netip.AddrPortFrom(netip.MustParseAddr(podC), 0).String())
 	other.seenAs(server.String(), podB)
@@ -298,9 +298,9 @@ func (p Pod) addrLike(of string) string {
 	return p.IPv6.String()
 }
 
-// A pod may have interfaces of other networks. Packets from its first interface's address leave by that one also to
-// these networks, and another interface may have the default route of a family.
-func TestInterfacesOfOtherNetworks(t *testing.T) {
+// A pod may have interfaces of other networks. Packets from the address of its first interface leave by that one even
+// to these networks, and another interface may have the default route of a family.
+func TestPodWithInterfacesOfOtherNetworks(t *testing.T) {
 	v := newVPC(t)
 	v.setup()
 	first, other := v.pod(podA, podA6), v.pod(podB, podB6)
@@ -312,7 +312,7 @@ func TestInterfacesOfOtherNetworks(t *testing.T) {
 	first.run("ip addr add " + netip.PrefixFrom(near6, 64).String() + " dev data nodad")
 
 	first.want.Several = true
-	for range 2 { // again changes nothing
+	for range 2 { // the second time changes nothing
 		v.add(first)
 		v.check(first)
 		for _, a := range []string{podA, podA6} {
@@ -322,7 +322,7 @@ func TestInterfacesOfOtherNetworks(t *testing.T) {
 	}
 	first.run("ip rule del priority 2048")
 	if err := v.node.CheckPod(ctx, first.want); err == nil || !strings.Contains(err.Error(), "rule for packets from "+podA) {
-		t.Errorf("without its rule: %v", err)
+		t.Errorf("CheckPod() without the rule: error = %v", err)
 	}
 
 	yields := v.pod(podC, "2001:db8::53")
@@ -333,13 +333,13 @@ func TestInterfacesOfOtherNetworks(t *testing.T) {
 	yields.run("ip link add data type veth peer name peer")
 	yields.run("ip link set data up")
 	yields.run("ip link set peer up")
-	yields.run("ip route add default dev data") // nobody has it yet
+	yields.run("ip route add default dev data") // no interface has it yet
 	v.add(yields)
 	if got := yields.run("ip route show default"); !strings.Contains(strings.Split(got, "\n")[0], "dev data") {
-		t.Errorf("the default route is\n%s", got)
+		t.Errorf("IPv4 default routes, want one by data first:\n%s", got)
 	}
 	if got := yields.run("ip -6 route show default"); !strings.Contains(got, "dev eth0") || strings.Contains(got, "metric 20") {
-		t.Errorf("the default route of IPv6 is\n%s", got)
+		t.Errorf("IPv6 default routes, want one by eth0 and none with metric 20:\n%s", got)
 	}
 	server := yields.serveTCP(netip.AddrPortFrom(netip.MustParseAddr(podC), 0).String())
 	other.seenAs(server.String(), podB)

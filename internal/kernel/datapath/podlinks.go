@@ -9,25 +9,25 @@ import (
 	"sync"
 )
 
-// podLinks has the states of pod links by name, and serializes calls about one link: AddPod, which may reuse an
-// existing link, DetachPod, ReapLinks, which removes detached links, and Repair, which must not restore links that
-// were detached, nor remove links that were added, after its caller listed the desired pods.
+// podLinks tracks the states of pod links by name, and serializes calls about one link: AddPod may reuse an existing
+// link, ReapLinks removes detached links, and Repair must not restore links that were detached, nor remove links that
+// were added, after its caller listed the desired pods.
 type podLinks struct {
 	mu      sync.Mutex
-	links   map[string]*podLink // guarded by mu, with what it points to
-	indexes map[int]string      // guarded by mu: of live links
+	links   map[string]*podLink // guarded by mu, as are the elements
+	indexes map[int]string      // names of live links; guarded by mu
 }
 
 type podLink struct {
 	state linkState
-	wired wiring        // while live
+	wired wiring        // valid while live
 	turn  chan struct{} // not nil during a call; closed when it ends
 }
 
 // wiring identifies a live link and the addresses behind it.
 type wiring struct {
 	index int
-	mac   string // of the pod's end, in octets; empty: unknown
+	mac   string // octets of the pod's end; empty: unknown
 	addrs []netip.Addr
 }
 
@@ -47,7 +47,7 @@ func newPodLinks() *podLinks {
 	return &podLinks{links: map[string]*podLink{}, indexes: map[int]string{}}
 }
 
-// acquire waits until no other call has the link, and returns its state. The caller must release it.
+// acquire waits until no other call holds the link, and returns its state. The caller must release it.
 func (c *podLinks) acquire(ctx context.Context, link string) (linkState, error) {
 	for {
 		c.mu.Lock()
@@ -103,7 +103,7 @@ func (c *podLinks) set(link string, state linkState, w wiring) {
 	}
 }
 
-// outdated reports whether the live link has other addresses than a pod: the pod was removed and added again since p
+// outdated reports whether the live link has other addresses than p: the pod was removed and added again after p
 // was read.
 func (c *podLinks) outdated(p Pod) bool {
 	c.mu.Lock()
@@ -112,7 +112,7 @@ func (c *podLinks) outdated(p Pod) bool {
 	return l != nil && l.state == live && !slices.Equal(l.wired.addrs, p.Addrs())
 }
 
-// release ends what acquire began.
+// release ends the caller's hold on a link.
 func (c *podLinks) release(link string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +124,7 @@ func (c *podLinks) release(link string) {
 	}
 }
 
-// liveName names the live link with an index.
+// liveName returns the name of the live link with an index.
 func (c *podLinks) liveName(index int) (string, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ func (c *podLinks) liveName(index int) (string, bool) {
 	return name, ok
 }
 
-// wiringAt returns what the live link with an index leads to.
+// wiringAt returns the wiring of the live link with an index.
 func (c *podLinks) wiringAt(index int) (w wiring, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -142,7 +142,7 @@ func (c *podLinks) wiringAt(index int) (w wiring, ok bool) {
 	return w, false
 }
 
-// leadsTo finds the live link that an address is behind.
+// leadsTo returns the live link that an address is behind.
 func (c *podLinks) leadsTo(addr netip.Addr) (name string, w wiring, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

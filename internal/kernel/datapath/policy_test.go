@@ -22,9 +22,8 @@ const (
 	podB6 = "2001:db8::1:0:0:5"
 )
 
-// The router drops what leaves by an ENI that does not own the source, so a
-// connection proves its path.
-func TestPodsReachWhatTheyShould(t *testing.T) {
+// The router drops packets that leave by an ENI that does not own the source, so a connection proves its path.
+func TestPodConnectivity(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
 	v.router.serveTCP(":80")
@@ -40,7 +39,7 @@ func TestPodsReachWhatTheyShould(t *testing.T) {
 		p.seenAs("169.254.169.254:80", nodeAddr)
 		p.seenAs(nodeAddr+":81", v4)
 		p.seenAs("["+peer6+"]:80", v6)
-		p.seenAs("["+internet6+"]:80", v6) // IPv6 is not translated unless asked for
+		p.seenAs("["+internet6+"]:80", v6) // IPv6 is not translated by default
 		p.seenAs("["+nodeAddr6+"]:81", v6)
 		v.host.seenAs(v4+":80", nodeAddr)
 		v.host.seenAs("["+v6+"]:80", nodeAddr6)
@@ -62,10 +61,10 @@ func TestAddressesOfAnENIWithoutPrefixes(t *testing.T) {
 	v.router.serveTCP(":80")
 	b.seenAs(peer+":80", podB)
 	b.seenAs("["+peer6+"]:80", podB6)
-	c.cannotReach("", peer+":80") // no longer the ENI's: leaves by the primary, where a VPC drops it
+	c.cannotReach("", peer+":80") // no longer an address of the ENI: packets leave by the primary, where a VPC drops them
 }
 
-func TestIPv6IsTranslatedWhenAskedFor(t *testing.T) {
+func TestIPv6SNAT(t *testing.T) {
 	v := newVPC(t, func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	b := v.pod(podB6)
 	v.router.serveTCP(":80")
@@ -91,24 +90,24 @@ func (s *space) service(from, to string) {
 	s.nat("pre", "prerouting priority -100", "ip daddr "+addr+" tcp dport "+port+" dnat ip to "+to)
 }
 
-func TestServiceAddressesAreJudgedAfterDNAT(t *testing.T) {
+func TestRoutingUsesAddressAfterDNAT(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA), v.pod(podB)
 	v.router.serveTCP(":80")
 	a.serveTCP(":80")
-	v.host.service("172.20.0.1:80", peer+":80")     // a backend elsewhere in the VPC
-	v.host.service("172.20.0.2:80", podA+":80")     // one on this node
-	v.host.service("172.20.0.3:80", internet+":80") // one outside
-	v.host.service("10.0.200.4:80", internet+":80") // a service address inside the VPC's range
+	v.host.service("172.20.0.1:80", peer+":80")     // backend elsewhere in the VPC
+	v.host.service("172.20.0.2:80", podA+":80")     // backend on this node
+	v.host.service("172.20.0.3:80", internet+":80") // backend outside of the VPC
+	v.host.service("10.0.200.4:80", internet+":80") // Service address inside the VPC's range
 	b.seenAs("172.20.0.1:80", podB)
 	b.seenAs("172.20.0.2:80", podB)
 	b.seenAs("172.20.0.3:80", nodeAddr)
 	b.seenAs("10.0.200.4:80", nodeAddr)
 }
 
-// kube-proxy masquerades some connections of pods (hairpin traffic, or all if configured). The source that the kernel
-// chooses must be one of the ENI by which the packet leaves.
-func TestMasqueradedByOthersLeavesWithTheENIsAddress(t *testing.T) {
+// kube-proxy masquerades some connections of pods (hairpin traffic, or all if configured). The kernel must choose a
+// source address of the ENI by which the packet leaves.
+func TestMasqueradedPacketsHaveTheENIsAddress(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
 	v.router.serveTCP(":80")
@@ -122,20 +121,20 @@ func TestMasqueradedByOthersLeavesWithTheENIsAddress(t *testing.T) {
 	b.seenAs("["+internet6+"]:80", podB6)
 }
 
-func TestRepliesLeaveByWhereTheConnectionCameIn(t *testing.T) {
+func TestRepliesLeaveByTheIncomingInterface(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA), v.pod(podB)
 	a.serveTCP(":80")
 	b.serveTCP(":80")
 	v.host.service(nodeAddr+":30080", podB+":80")
 	v.host.service(nodeAddr+":30081", podA+":80")
-	// In by the primary, to a pod on the secondary: the client sees the primary
-	// address answer. It would not get an answer by the secondary.
+	// In by the primary, to a pod on the secondary: the client expects the reply from
+	// the primary address, and would not get a reply by the secondary.
 	for _, client := range []string{internet, peer, onPrem} {
 		for _, port := range []string{":30080", ":30081"} {
 			v.router.seenFrom(client, nodeAddr+port, client)
 		}
-		// Straight to the pod by its own ENI, from outside too.
+		// Directly to the pod by its own ENI, also from outside.
 		v.router.seenFrom(client, podB+":80", client)
 	}
 }
@@ -149,7 +148,7 @@ func TestExternalSNAT(t *testing.T) {
 	}
 	for _, r := range v.inventory().Rules {
 		if r.Priority == RuleOutside {
-			t.Errorf("there is a rule %d with external SNAT: %+v", RuleOutside, r)
+			t.Errorf("rule %d exists with external SNAT: %+v", RuleOutside, r)
 		}
 	}
 	v.uplinks.ExternalSNAT, v.uplinks.PrimaryIPv4 = false, netip.MustParseAddr(nodeAddr)
@@ -168,7 +167,7 @@ func TestMarkShift(t *testing.T) {
 		b.seenAs(internet+":80", nodeAddr)
 		for _, r := range v.inventory().Rules {
 			if r.Mask&^(0xff<<shift) != 0 {
-				t.Errorf("with MarkShift %d there is %+v", shift, r)
+				t.Errorf("with MarkShift %d, a rule uses other mark bits: %+v", shift, r)
 			}
 		}
 	}
@@ -181,10 +180,10 @@ func TestBlockMetadata(t *testing.T) {
 	for _, to := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
 		got, err := b.dialTCP(to)
 		if err == nil {
-			t.Errorf("a pod reached %s as %s", to, got)
+			t.Errorf("a pod reached %s with source %s", to, got)
 		}
 		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
-			t.Errorf("%s is not refused but times out: %v", to, err)
+			t.Errorf("connection to %s timed out, want it refused: %v", to, err)
 		}
 	}
 	v.host.seenAs("169.254.169.254:80", nodeAddr)
@@ -196,7 +195,7 @@ func TestBlockMetadata(t *testing.T) {
 
 func TestSpoofedSourcesAreDropped(t *testing.T) {
 	v := newVPC(t)
-	v.pod(podA, podA6) // whose addresses are forged
+	v.pod(podA, podA6) // its addresses are forged
 	b := v.pod(podB, podB6)
 	got := v.host.senders()
 	send := func(from, to string) {
@@ -214,7 +213,7 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	for _, c := range []struct{ own, to string }{{podB, nodeAddr}, {podB6, nodeAddr6}} {
 		for _, forged := range map[string][]string{podB: {podA, podC, nodeAddr, peer, internet}, podB6: {podA6, nodeAddr6, peer6, internet6}}[c.own] {
 			b.address("lo", rtnl.HostPrefix(netip.MustParseAddr(forged)).String())
-			if forged != c.to { // a packet to an address of its own does not leave the pod
+			if forged != c.to { // a packet to one of the pod's own addresses does not leave the pod
 				send(forged, c.to)
 			}
 			b.must(b.nl.AddrDel(rtnl.LinkRef(1), podAddress(netip.MustParseAddr(forged))))
@@ -228,10 +227,10 @@ func TestPodsCannotAdvertiseRoutes(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB6)
 	v.host.sysctl("net/ipv6/conf/"+b.want.HostIfName+"/accept_ra", "2")
-	// Router advertisement, life time 1800 s (RFC 4861 section 4.2).
+	// Router advertisement, lifetime 1800 s (RFC 4861 section 4.2).
 	ra := []byte{routerAdvertisement, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}
 	b.frames(unix.ETH_P_IPV6, discovery(rtnl.LinkLocal(b.links.PodMAC), netip.MustParseAddr("ff02::1"), ra))
-	// A packet behind it on the same link has arrived: so had the advertisement.
+	// Once a later packet on the same link has arrived, the advertisement has too.
 	v.host.serveTCP(":81")
 	b.seenAs("["+nodeAddr6+"]:81", podB6)
 	routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
@@ -240,7 +239,7 @@ func TestPodsCannotAdvertiseRoutes(t *testing.T) {
 	v.host.must(err)
 	for _, r := range routes {
 		if r.Protocol == unix.RTPROT_RA || rtnl.RouteDst(r).Bits() == 0 {
-			t.Errorf("a pod gave the node a route: %s", r)
+			t.Errorf("the node accepted a route from a pod: %s", r)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 // Desired is the desired state of a node.
 type Desired struct {
 	Config Config
-	Supply Supply // of the kind of Config.Uplinks; nil: none
+	Supply Supply // must match Config.Uplinks; nil: none
 	Pods   []Pod
 	// Spare names pod links that may be in use although their pods are unknown. Repair keeps them and their routes.
 	Spare []string
@@ -27,11 +27,11 @@ type Desired struct {
 // Repair compares the desired state with the kernel, restores what is missing, and removes other objects of Berth's.
 // It returns what it changed, and writes nothing if there is no difference. It does not change what other software
 // made.
-//
-// It runs when the daemon starts, when it also tells the Node about existing pods, and after events of Watch. The
+// It runs after events of Watch and when the daemon starts, when it also informs the Node about existing pods. The
 // desired state may be slightly stale: Repair does not restore a pod that was detached since, does not remove one
-// that was added since, and does not give it its earlier addresses. It looks at the node's side of pods only;
+// that was added since, and does not restore earlier addresses of a pod. It compares only the node's side of pods;
 // CheckPod compares both. It continues after a sysctl that cannot be set, an ENI without a link and a pod without a
+// namespace, and joins the errors.
 // namespace, and joins the errors.
 func (n *Node) Repair(ctx context.Context, want Desired) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
@@ -85,12 +85,11 @@ func (n *Node) Repair(ctx context.Context, want Desired) (repaired []string, err
 type repair struct {
 	node     *Node
 	desired  Desired
-	names    map[string]bool // of pod links that are desired or spared
+	names    map[string]bool // names of pod links that are desired or spared
 	observed Inventory
 }
 
-// removeStrayRoutes removes routes of PodTable that no desired, spared or live
-// pod has.
+// removeStrayRoutes removes routes of PodTable that belong to no desired, spared or live pod.
 func (r *repair) removeStrayRoutes(ctx context.Context) (did []string, err error) {
 	n, owner := r.node, map[netip.Addr][]string{}
 	for _, p := range r.desired.Pods {
@@ -126,7 +125,7 @@ func (r *repair) removeStrayRoutes(ctx context.Context) (did []string, err error
 	return did, errors.Join(errs...)
 }
 
-// removeStrayLinks removes pod links that are not desired, and not live.
+// removeStrayLinks removes pod links that are neither desired nor live.
 func (r *repair) removeStrayLinks(ctx context.Context) (did []string, err error) {
 	var stray []string
 	for _, l := range r.observed.Links {
@@ -151,7 +150,7 @@ func (r *repair) restorePods(ctx context.Context) (did []string, err error) {
 	for _, route := range r.observed.Routes {
 		routes[route.Addr] = route.LinkIndex
 	}
-	neighbours := map[int][]netlink.Neigh{} // by link
+	neighbours := map[int][]netlink.Neigh{} // by link index
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		list, err := rtnl.PermanentNeighbours(r.node.slow, 0, family)
 		if err != nil && !isNoFamily(err) {
@@ -174,8 +173,8 @@ func (r *repair) restorePods(ctx context.Context) (did []string, err error) {
 	return did, errors.Join(errs...)
 }
 
-// restoreLink restores what other software changed at the node's end of a pod's link: the MAC address, by which the
-// pod reaches the node, the MTU, and the neighbour entry, by which the node reaches the pod.
+// restoreLink restores changed settings of the node's end of a pod's link: the MAC address, by which the pod reaches
+// the node, the MTU, and the neighbour entry, by which the node reaches the pod.
 func (r *repair) restoreLink(p Pod, link LinkInfo, neighbours []netlink.Neigh) (did []string, err error) {
 	mac, err := net.ParseMAC(link.MAC)
 	if err != nil {
@@ -187,7 +186,7 @@ func (r *repair) restoreLink(p Pod, link LinkInfo, neighbours []netlink.Neigh) (
 		return did, err
 	}
 	if slices.Contains(did, "MAC address") {
-		neighbours = nil // the kernel forgets those of a link whose MAC address changes
+		neighbours = nil // the kernel drops the neighbour entries of a link when its MAC address changes
 	}
 	var desired []netlink.Neigh
 	for _, addr := range p.Addrs() {

@@ -15,7 +15,7 @@ import (
 
 func (v *vpc) wanted(pods ...*pod) Desired {
 	w := Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}}
-	for _, p := range pods { // as records have them
+	for _, p := range pods { // with the fields that attachment records have
 		want := p.want
 		want.HostMAC, want.PodMAC, want.MTU = p.links.HostMAC, p.links.PodMAC, p.links.MTU
 		w.Pods = append(w.Pods, want)
@@ -23,7 +23,7 @@ func (v *vpc) wanted(pods ...*pod) Desired {
 	return w
 }
 
-func TestRepairPutsBackWhatWasTaken(t *testing.T) {
+func TestRepairRestoresRemovedState(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
 	a.serveTCP(":80")
@@ -41,39 +41,39 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		{"nftables", "nft flush ruleset", "nftables table berth"},
 		{"one chain", "nft flush chain inet berth from_pod", "nftables table berth"},
 		{"an ENI's chain", "nft flush chain inet berth eni_1", "nftables table berth"},
-		{"the direct set", "nft flush set inet berth direct4", "nftables table berth"},
-		{"the ARP table", "nft delete table arp berth", "nftables table arp berth"},
-		{"the ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
-		{"notes of ENIs", "nft flush map inet berth eni_note", "nftables map eni_note"},
-		{"own addresses of ENIs", "nft flush map inet berth eni_own4", "1 added and 0 removed map entries"},
-		{"the rule of an ENI's own address", "ip rule del from " + eniAddr, "IPv4 1536 from " + eniAddr},
-		{"the ENI's link", "ip link set eth1 down", "eth1 up"},
-		{"the ENI's address", "ip -4 address flush dev eth1", "address " + eniAddr},
-		{"the ENI's address of the link", "ip -6 address flush dev eth1", "address fe80:"},
-		{"a pod's link", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
-		{"a pod's link's MAC address", "ip link set " + b.want.HostIfName + " address 02:00:00:00:00:09", "MAC address, neighbour " + podB + ", neighbour " + podB6 + " of pod link " + b.want.HostIfName},
-		{"a pod's link's MTU", "ip link set " + b.want.HostIfName + " mtu 1400", "MTU of pod link " + b.want.HostIfName},
-		{"a pod's neighbour", "ip neighbour replace " + podB + " dev " + b.want.HostIfName + " lladdr 02:00:00:00:00:09 nud permanent", "neighbour " + podB + " of pod link " + b.want.HostIfName},
-		{"a pod's route, replaced", "ip route replace " + podB + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
-		{"a pod's route of IPv6, replaced", "ip -6 route replace " + podB6 + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
+		{"direct set", "nft flush set inet berth direct4", "nftables table berth"},
+		{"ARP table", "nft delete table arp berth", "nftables table arp berth"},
+		{"ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
+		{"ENI notes", "nft flush map inet berth eni_note", "nftables map eni_note"},
+		{"ENIs' own addresses", "nft flush map inet berth eni_own4", "1 added and 0 removed map entries"},
+		{"rule of an ENI's own address", "ip rule del from " + eniAddr, "IPv4 1536 from " + eniAddr},
+		{"ENI link", "ip link set eth1 down", "eth1 up"},
+		{"ENI address", "ip -4 address flush dev eth1", "address " + eniAddr},
+		{"ENI link-local address", "ip -6 address flush dev eth1", "address fe80:"},
+		{"pod link down", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
+		{"MAC address of a pod link", "ip link set " + b.want.HostIfName + " address 02:00:00:00:00:09", "MAC address, neighbour " + podB + ", neighbour " + podB6 + " of pod link " + b.want.HostIfName},
+		{"MTU of a pod link", "ip link set " + b.want.HostIfName + " mtu 1400", "MTU of pod link " + b.want.HostIfName},
+		{"pod neighbour", "ip neighbour replace " + podB + " dev " + b.want.HostIfName + " lladdr 02:00:00:00:00:09 nud permanent", "neighbour " + podB + " of pod link " + b.want.HostIfName},
+		{"pod route replaced", "ip route replace " + podB + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
+		{"IPv6 pod route replaced", "ip -6 route replace " + podB6 + " dev eth0 table 19000", "pod link " + b.want.HostIfName},
 		{"forwarding", "sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward = 1"},
 		{"reverse path filter", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "net.ipv4.conf.eth1.rp_filter = 2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			v, b := v.as(t), b.as(t)
 			v.host.run(c.command)
-			if c.name == "rules" { // flush takes the kernel's own rules too
+			if c.name == "rules" { // flush also removes the kernel's own rules
 				v.host.run("ip rule add priority 32766 lookup main")
 			}
 			if c.name == "rules of IPv6" {
 				v.host.run("ip -6 rule add priority 32766 lookup main")
 			}
 			if did := v.repair(v.wanted(a, b)); !strings.Contains(did, c.says) || c.says == "" && did != "" {
-				t.Errorf("repaired %q, want %q", did, c.says)
+				t.Errorf("Repair() = %q, want %q", did, c.says)
 			}
 			v.whole(v.wanted(a, b))
 			v.host.ready("eth0", "eth1")
-			v.host.run("ip -6 neighbour flush dev eth1") // what is remembered proves nothing
+			v.host.run("ip -6 neighbour flush dev eth1") // cached neighbours would hide a failure
 			b.seenAs(podA+":80", podB)
 			b.seenAs("["+podA6+"]:80", podB6)
 			b.seenAs(peer+":80", podB)
@@ -82,27 +82,27 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		})
 	}
 	if got := v.host.link("eth0").Attrs().HardwareAddr; got.String() != eth0MAC.String() {
-		t.Error("the primary link changed")
+		t.Error("Repair() changed the MAC address of the primary link")
 	}
 }
 
-func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
+func TestRepairRestoresDeletedPodLink(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	v.host.must(v.host.nl.LinkDel(rtnl.LinkRef(a.links.HostIndex)))
 	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
-		t.Errorf("repaired %q", did)
+		t.Errorf("Repair() = %q, want only the pod link", did)
 	}
 	v.check(a)
 	a.want.Netns = "/run/netns/btdp-none"
 	v.host.must(v.host.nl.LinkDel(v.host.link(a.want.HostIfName)))
 	if _, err := v.node.Repair(ctx, v.wanted(a)); !errors.Is(err, ErrNoNetns) {
-		t.Errorf("error %v, want ErrNoNetns", err)
+		t.Errorf("Repair() error = %v, want ErrNoNetns", err)
 	}
 }
 
 // Repair continues if sysctls cannot be set.
-func TestRepairGoesOnPastSysctls(t *testing.T) {
+func TestRepairContinuesAfterFailedSysctl(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	for _, command := range []string{"ip rule del priority 512", "ip route flush table 19001", "ip neighbour del " + podA + " dev " + a.want.HostIfName} {
@@ -112,11 +112,11 @@ func TestRepairGoesOnPastSysctls(t *testing.T) {
 	want.Config.Sysctls = t.TempDir()
 	did, err := v.node.Repair(ctx, want)
 	if err == nil || !strings.Contains(err.Error(), "net.ipv4.ip_forward = 1") || !strings.Contains(err.Error(), "net.ipv4.conf.eth1.rp_filter = 2") {
-		t.Errorf("error %v, want one that names the sysctls of the node and of the ENI", err)
+		t.Errorf("Repair() error = %v, want the sysctls of the node and of the ENI", err)
 	}
 	for _, says := range []string{"IPv4 512 table 19000 rule", "route 0.0.0.0/0 of table 19001", "neighbour " + podA} {
 		if !strings.Contains(strings.Join(did, "; "), says) {
-			t.Errorf("repaired %q, want %q too", did, says)
+			t.Errorf("Repair() = %q, want it to contain %q", did, says)
 		}
 	}
 	v.whole(v.wanted(a))
@@ -125,35 +125,35 @@ func TestRepairGoesOnPastSysctls(t *testing.T) {
 func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 	v := newVPC(t)
 	keep, stray := v.pod(podA), v.pod(podB)
-	// A route whose attachment is gone, on a link that is wanted.
+	// A route of a removed attachment, on a desired link.
 	v.host.must(v.host.nl.RouteAdd(podRoute(keep.links.HostIndex, netip.MustParseAddr(podC))))
 
-	// What this Node added itself it does not take for a leftover.
+	// A Node does not remove links that it added itself.
 	if did := v.repair(v.wanted(keep)); strings.Contains(did, stray.want.HostIfName) {
-		t.Errorf("a live pod was taken for a leftover: %s", did)
+		t.Errorf("Repair() removed a live pod: %s", did)
 	}
 	v.host.must(v.host.nl.RouteReplace(podRoute(keep.links.HostIndex, netip.MustParseAddr(podC))))
 
-	v.node = v.host.open() // the daemon starts again
+	v.node = v.host.open() // the daemon restarts
 	w := v.wanted(keep)
 	w.Supply = nil
 	did := v.repair(w)
 	for _, part := range []string{"removed link " + stray.want.HostIfName, "removed route " + podC, "removed route " + podB, "removed ENI 1"} {
 		if !strings.Contains(did, part) {
-			t.Errorf("repair at start did %q, not %q", did, part)
+			t.Errorf("Repair() at start = %q, want it to contain %q", did, part)
 		}
 	}
 	v.has(1, 1)
 	if inv := v.inventory(); len(inv.Uplinks) != 0 {
-		t.Errorf("ENIs left: %+v", inv.Uplinks)
+		t.Errorf("ENIs after Repair() = %+v, want none", inv.Uplinks)
 	}
 	v.check(keep)
 	v.host.serveTCP(":81")
 	keep.seenAs(nodeAddr+":81", podA)
 }
 
-// The daemon's list may be stale when Repair reads it.
-func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
+// The daemon's list of pods may be stale when Repair reads it.
+func TestRepairDoesNotRestoreDetachedPod(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	old := v.wanted(a)
@@ -165,15 +165,15 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v.has(0, 0)
 	v.repair(v.wanted())
 	if n := len(v.node.podLinks.links); n != 0 {
-		t.Errorf("%d detached pods are remembered though nobody wants them", n)
+		t.Errorf("%d detached pods are still tracked although none is desired", n)
 	}
 	v.add(a)
-	v.repair(v.wanted()) // and one from before an ADD
+	v.repair(v.wanted()) // a list from before an ADD
 	v.has(1, 1)
 }
 
-// Repair does not give a pod that was added again its addresses in a stale list.
-func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
+// Repair does not give a pod that was added again its old addresses from a stale list.
+func TestRepairDoesNotRestoreOldAddress(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	old := v.wanted(a)
@@ -184,12 +184,12 @@ func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
 	v.has(1, 1)
 	v.host.must(v.host.nl.LinkDel(v.host.link(a.want.HostIfName)))
 	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
-		t.Errorf("repaired %q", did)
+		t.Errorf("Repair() = %q, want only the pod link", did)
 	}
 	v.check(a)
 }
 
-func TestRepairGoesOnAfterAnError(t *testing.T) {
+func TestRepairContinuesAfterError(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	v.host.run("ip route flush table 19000")
@@ -199,16 +199,16 @@ func TestRepairGoesOnAfterAnError(t *testing.T) {
 	w.Supply = append(UplinkList{absent}, w.Supply.(UplinkList)...)
 	did, err := v.node.Repair(ctx, w)
 	if !errors.Is(err, ErrNoLink) || !strings.Contains(fmt.Sprint(did), a.want.HostIfName) {
-		t.Errorf("repaired %v, error %v", did, err)
+		t.Errorf("Repair() = %v, %v, want the pod link and ErrNoLink", did, err)
 	}
 }
 
-// Pods are added and removed while Repair runs with stale lists: it must not remove a live pod or restore a removed
-// one.
-func TestRepairWhilePodsComeAndGo(t *testing.T) {
+// Pods are added and removed while Repair runs with stale lists: it must neither remove a live pod nor restore a
+// removed one.
+func TestRepairDuringPodChurn(t *testing.T) {
 	v := newVPC(t)
 	var mu sync.Mutex
-	records := map[string]Pod{} // like the daemon's: from before the ADD to after the DEL
+	records := map[string]Pod{} // like the daemon's records: from before the ADD to after the DEL
 	record := func(p Pod, keep bool) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -275,7 +275,7 @@ func (v *vpc) cycle(p *pod, record func(Pod, bool)) error {
 		return fmt.Errorf("reap: %w", err)
 	}
 	if _, err := v.host.nl.LinkByName(p.want.HostIfName); err == nil {
-		return fmt.Errorf("%s came back", p.want.HostIfName)
+		return fmt.Errorf("%s exists again after its removal", p.want.HostIfName)
 	}
 	record(p.want, false)
 	return nil

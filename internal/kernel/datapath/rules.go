@@ -14,12 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// routing reads and changes Berth's policy rules and routes on the node. It keeps nothing in memory.
+// routing reads and changes Berth's policy rules and routes on the node. It caches nothing.
 type routing struct {
 	nl *netlink.Handle
 }
 
-// routeKind describes Berth's routes other than those to pods. A desired route replaces another one in its place.
+// routeKind describes Berth's routes other than those to pods. Adding a route replaces another one to the same
+// destination.
 func (t routing) routeKind() rtnl.Kind[netlink.Route, rtnl.Route] {
 	return rtnl.Kind[netlink.Route, rtnl.Route]{
 		Key: rtnl.RouteOf, Name: describeRoute,
@@ -51,7 +52,7 @@ func (t routing) list(family, table int) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// listThat lists Berth's routes of one table, or of all (RT_TABLE_UNSPEC), of both families, that a condition holds for.
+// listThat lists Berth's routes in one table, or in all (RT_TABLE_UNSPEC), of both families, for which holds returns true.
 func (t routing) listThat(table int, holds func(netlink.Route) bool) (list []netlink.Route, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		routes, err := t.list(family, table)
@@ -68,7 +69,7 @@ func (t routing) remove(routes []netlink.Route) ([]string, error) {
 	return t.routeKind().RemoveAll(routes)
 }
 
-// removeThat removes Berth's routes of a table, or of all (RT_TABLE_UNSPEC), that a condition holds for.
+// removeThat removes Berth's routes in a table, or in all (RT_TABLE_UNSPEC), for which holds returns true.
 func (t routing) removeThat(table int, holds func(netlink.Route) bool) ([]string, error) {
 	have, err := t.listThat(table, holds)
 	if err != nil {
@@ -77,8 +78,8 @@ func (t routing) removeThat(table int, holds func(netlink.Route) bool) ([]string
 	return t.remove(have)
 }
 
-// setTable makes a table hold these routes of Berth's and no others. It removes stale routes first, and adds missing
-// ones even if that failed: pods need them.
+// setTable makes the routes of Berth in a table exactly these. It removes stale routes first, and adds missing ones
+// even if that fails, as pods need them.
 func (t routing) setTable(table int, desired []netlink.Route) (changed []string, err error) {
 	have, err := t.listThat(table, func(netlink.Route) bool { return true })
 	if err != nil {
@@ -121,8 +122,8 @@ func isUplinkRule(number int) func(netlink.Rule) bool {
 	}
 }
 
-// setRules makes the rules of Berth's that owned selects exactly the desired ones. It adds before it removes, so that
-// no packet misses a rule.
+// setRules makes Berth's rules that owned selects exactly the desired ones. It adds before it removes, so that every
+// packet matches a rule.
 func (t routing) setRules(owned func(netlink.Rule) bool, desired []netlink.Rule) (changed []string, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		have, err := t.listRules(family)

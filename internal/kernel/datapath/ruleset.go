@@ -13,11 +13,11 @@ import (
 // ruleset is the desired content of one of Berth's nftables tables.
 type ruleset struct {
 	nft.Table
-	// markShift is that of VPC. The chains of ENIs, which are not part of Table, depend on it too.
+	// markShift is VPC.MarkShift. The chains of ENIs, which are not part of Table, depend on it too.
 	markShift uint
 }
 
-// seal sets the tag. It covers the chains of ENIs by those of one ENI.
+// seal sets the tag, which covers the chains of ENIs by including those of one ENI.
 func (rs *ruleset) seal() error {
 	uplink, err := nft.Table{Family: rs.Family, Chains: uplinkChains(rs.markShift, 1)}.Fingerprint()
 	if err != nil {
@@ -36,7 +36,7 @@ var (
 	afterSNAT   = nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource + 10)
 )
 
-// buildRuleset builds the ruleset of a node. primary is the primary link's name; of are the secondary ENIs.
+// buildRuleset builds the ruleset of a node. primary is the name of the primary link; of is the state of the ENIs.
 func buildRuleset(c Config, primary string, of uplinkState) (ruleset, error) {
 	rs := ruleset{Table: nft.Table{Family: nftables.TableFamilyINet, Name: NftTable, Chains: []nft.Chain{antispoofChain()}}}
 	if c.MaxConnections > 0 {
@@ -80,7 +80,7 @@ func antispoofChain() nft.Chain {
 
 // Rate limit, a second, and burst of the solicitations that the node accepts from all its pods together. A pod needs
 // none: its gateway is a permanent neighbour. Each may add an entry to the neighbour table, which has at most 1,024
-// for all namespaces of the kernel (arp(7), gc_thresh3).
+// entries for all namespaces of the kernel (arp(7), gc_thresh3).
 const (
 	solicitRate  = 10
 	solicitBurst = 50
@@ -124,7 +124,7 @@ func (rs *ruleset) addConnectionLimit(limit uint32) {
 	rs.Chains = append(rs.Chains, ch)
 }
 
-// connectionSet has the pods of a family with connections. The kernel removes a pod after its last connection.
+// connectionSet holds the pods of a family that have connections. The kernel removes a pod after its last connection.
 func connectionSet(family int) *nftables.Set {
 	s := &nftables.Set{Table: berthTable(), ID: 7, Name: "connections4", KeyType: nftables.TypeIPAddr, Dynamic: true, Size: 65536}
 	if family == unix.AF_INET6 {
@@ -166,8 +166,8 @@ func isUntranslatable() nft.Exprs {
 }
 
 // sourceNotBehindLink: fib saddr . mark . iif oif missing. This is strict reverse path filtering (RFC 3704) for both
-// families, without a sysctl for each link. Only packets of pods of branches have a mark by then, which selects the
-// table that has their addresses.
+// families, without a sysctl for each link. Only packets of pods of branches already have a mark, which selects the
+// table with their addresses.
 func sourceNotBehindLink() nft.Exprs {
 	return nft.Join(nft.Exprs{&expr.Fib{Register: nft.Register, FlagSADDR: true, FlagMARK: true, FlagIIF: true, ResultOIF: true}}, nft.Is(nft.Word(0)...))
 }

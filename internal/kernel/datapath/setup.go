@@ -13,10 +13,11 @@ import (
 
 // Setup sets up what a node needs before its first pod: sysctls, the nftables table and the policy rules. It is
 // idempotent, and with another Config it also changes uplinks that were set. It keeps state of ENIs and pods from
-// before a restart, but removes that of ENIs if addresses are of blocks, and the other way round. If it fails, what
-// was done stays, and AddPod uses the old Config unless only sysctls failed; call it again.
+// before a restart, but removes that of ENIs if pods have addresses of blocks, and the other way round. After a failure
+// completed changes stay, and AddPod uses the old Config unless only sysctls failed; call it again.
 //
 // Errors: ErrNoLink if no link has PrimaryMAC, or the link of an ENI that was set is gone; others name the sysctl,
+// rule or table.
 // rule or table.
 func (n *Node) Setup(ctx context.Context, c Config) error {
 	if err := n.begin(ctx); err != nil {
@@ -33,7 +34,7 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 // errSysctl means that sysctls could not be set, and everything else succeeded.
 var errSysctl = errors.New("sysctls of the node")
 
-// setup is one call of Setup, under setupMu.
+// setup is one call of Setup, with setupMu held.
 type setup struct {
 	node    *Node
 	config  Config
@@ -92,7 +93,7 @@ func (s *setup) run() (changed []string, err error) {
 	return changed, nil
 }
 
-// setTable replaces Berth's table in one transaction, unless it is as desired already.
+// setTable replaces Berth's table in one transaction, unless it is already as desired.
 func (s *setup) setTable() (changed []string, err error) {
 	n, c := s.node, s.config
 	conn, err := n.nft()
@@ -126,7 +127,7 @@ func (s *setup) setTable() (changed []string, err error) {
 	return append([]string{"nftables table " + NftTable}, did...), nil
 }
 
-// clearOthers removes what other kinds of uplinks left.
+// clearOthers removes the state of other kinds of uplinks.
 func (s *setup) clearOthers() (changed []string, err error) {
 	for _, u := range implementations {
 		if u.kind() == s.config.Uplinks.kind() {
@@ -141,7 +142,7 @@ func (s *setup) clearOthers() (changed []string, err error) {
 	return changed, nil
 }
 
-// defaultMTU is Ethernet's (RFC 894), for links of pods if no uplink is known.
+// defaultMTU is Ethernet's (RFC 894), for pod links if no uplink is known.
 const defaultMTU = 1500
 
 func smallestMTU(links []netlink.Link) int {
@@ -156,18 +157,18 @@ func smallestMTU(links []netlink.Link) int {
 
 // Config is the desired state of a node, without its ENIs, blocks and pods.
 type Config struct {
-	// Uplinks tells how packets of pods leave the node: a VPC, a Routed or Ports.
+	// Uplinks defines how packets of pods leave the node: a VPC, a Routed or Ports.
 	Uplinks Uplinks
 	// BlockMetadata rejects packets of pods to 169.254.169.254 and fd00:ec2::254.
 	BlockMetadata bool
-	// MaxConnections limits the tracked connections of each address of a pod, including unanswered ones; 0: no limit
-	// but the node's own.
+	// MaxConnections limits the tracked connections of each address of a pod, including unanswered ones; 0: only the
+	// node's own limit applies.
 	MaxConnections int
 	// MTU of pod links and secondary ENIs in bytes; 0: the primary link's, or on a routed node the smallest of the
 	// uplinks.
 	MTU int
-	// Sysctls is the folder of the kernel's settings; /proc/sys if empty. That one is read-only in an unprivileged
-	// container, which may have another mount of it.
+	// Sysctls is the folder of the kernel's settings; /proc/sys if empty. /proc/sys is read-only in an unprivileged
+	// container, which may mount it elsewhere as well.
 	Sysctls string
 	// Log receives the sysctls that change; nil: no log.
 	Log *slog.Logger

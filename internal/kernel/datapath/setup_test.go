@@ -31,8 +31,7 @@ func (s *space) run(command string) string {
 	return string(out)
 }
 
-// filter is the whole of nftables with handles, which change when a rule is
-// written again.
+// filter returns all of nftables with handles, which change when a rule is rewritten.
 func (s *space) filter() string {
 	s.t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(int(s.handle)))
@@ -51,7 +50,7 @@ func (s *space) filter() string {
 	return b.String()
 }
 
-// policy has all rules and routes as text, except the kernel's own IPv6 routes, which it adds asynchronously.
+// policy returns all rules and routes as text, except the kernel's own IPv6 routes, which it adds asynchronously.
 func (s *space) policy() string {
 	s.t.Helper()
 	routes6 := slices.DeleteFunc(strings.Split(s.run("ip -6 route show table all"), "\n"),
@@ -67,28 +66,28 @@ func TestSetupAgainChangesNothing(t *testing.T) {
 		v.setup()
 		v.setUplink(v.uplink())
 	}
-	// A daemon that was restarted: nothing in memory, all in the kernel.
+	// A restarted daemon has nothing in memory and everything in the kernel.
 	again := v.host.open()
 	v.ok(again.Setup(ctx, v.settings()))
 	v.ok(again.SetUplink(ctx, v.uplink()))
 	if got := v.host.filter(); got != filter {
-		t.Errorf("nftables was\n%s\nis\n%s", filter, got)
+		t.Errorf("nftables before:\n%s\nafter:\n%s", filter, got)
 	}
 	if got := v.host.policy(); got != policy {
-		t.Errorf("policy was\n%s\nis\n%s", policy, got)
+		t.Errorf("rules and routes before:\n%s\nafter:\n%s", policy, got)
 	}
 }
 
-func TestSetupOfARestartedDaemonKeepsPodsRunning(t *testing.T) {
+func TestSetupAfterDaemonRestartKeepsPodConnections(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB)
 	v.router.serveTCP(":80")
 	again := v.host.open()
-	v.config.BlockMetadata = true // another ruleset: the table is replaced
+	v.config.BlockMetadata = true // another ruleset, so the table is replaced
 	v.ok(again.Setup(ctx, v.settings()))
-	b.seenAs(peer+":80", podB) // the ENI's map outlived it
+	b.seenAs(peer+":80", podB) // the ENI's map entries are kept
 	if uplinks := v.inventory().Uplinks; len(uplinks) != 1 || len(uplinks[0].Sources) != 2 {
-		t.Errorf("ENIs after the restart: %+v", uplinks)
+		t.Errorf("ENIs after the restart = %+v, want one with two sources", uplinks)
 	}
 }
 
@@ -99,13 +98,13 @@ func TestSetupConverges(t *testing.T) {
 	b.seenAs(onPrem+":80", podB)
 	b.seenAs(peer+":80", podB)
 	v.uplinks.ExcludeCIDRs = nil
-	v.uplinks.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // one inside the other; the peer is outside
+	v.uplinks.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // nested; the peer is outside of both
 	v.setup()
 	b.seenAs(onPrem+":80", nodeAddr)
 	b.seenAs(peer+":80", nodeAddr)
 	for _, r := range v.inventory().Rules {
 		if r.IPv6 && r.Priority != RuleUplink {
-			t.Errorf("IPv6 was switched off and left %+v", r)
+			t.Errorf("IPv6 rule left after IPv6 was disabled: %+v", r)
 		}
 	}
 }
@@ -126,23 +125,23 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 		"net/ipv4/conf/default/rp_filter": v.router.readSysctl("net/ipv4/conf/default/rp_filter"),
 	} {
 		if got := v.host.readSysctl(path); got != want {
-			t.Errorf("sysctl %s is %s, want %s", path, got, want)
+			t.Errorf("sysctl %s = %s, want %s", path, got, want)
 		}
 	}
-	v.host.sysctl("net/ipv6/conf/eth0/accept_ra", "0") // a network manager reads advertisements itself
+	v.host.sysctl("net/ipv6/conf/eth0/accept_ra", "0") // a network manager handles advertisements itself
 	v.setup()
 	if got := v.host.readSysctl("net/ipv6/conf/eth0/accept_ra"); got != "0" {
-		t.Errorf("accept_ra of the primary was 0 and is %s", got)
+		t.Errorf("accept_ra of the primary link = %s, want 0 as before", got)
 	}
 	_, err := v.node.sysctls.set(v.settings(), nodeOwner, []rtnl.Sysctl{{Path: "net/ipv4/conf/none/rp_filter", Value: "2"}})
 	if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.none.rp_filter = 2") {
-		t.Errorf("error %v does not name the sysctl", err)
+		t.Errorf("Setup() error = %v, want the name of the sysctl", err)
 	}
 }
 
-// If the kernel makes the link-local address, as after a link was down, duplicate address detection would take two
+// If the kernel added the link-local address, as when a link comes up, duplicate address detection would take two
 // minutes here, during which the node could not solicit the router.
-func TestIPv6OfAnENIWaitsForNothing(t *testing.T) {
+func TestENIIPv6SkipsDuplicateAddressDetection(t *testing.T) {
 	v := newVPC(t)
 	v.host.sysctl("net/ipv6/conf/eth1/accept_dad", "1")
 	v.host.sysctl("net/ipv6/conf/eth1/dad_transmits", "120")
@@ -152,8 +151,8 @@ func TestIPv6OfAnENIWaitsForNothing(t *testing.T) {
 	v.host.ready("eth1")
 }
 
-// A distribution may have rp_filter on everywhere.
-func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
+// A distribution may enable strict rp_filter on all links.
+func TestSetupOverridesStrictReversePathFilter(t *testing.T) {
 	v := newVPC(t)
 	v.host.sysctl("net/ipv4/conf/all/rp_filter", "1")
 	v.host.sysctl("net/ipv4/conf/default/rp_filter", "1")
@@ -165,13 +164,13 @@ func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
 	v.router.seenAs(podB+":80", "10.0.0.1")
 }
 
-// dumpless is a VPC on a kernel that does not list connections.
+// dumpless is a VPC on a kernel that cannot list connections.
 type dumpless struct{ VPC }
 
 func (dumpless) replaced(*Node) ([]string, error) { return nil, errors.New("no list of connections") }
 
 // Setup succeeds if connections cannot be listed.
-func TestSetupWithoutForgettingConnections(t *testing.T) {
+func TestSetupWithoutConnectionListing(t *testing.T) {
 	v := newVPC(t)
 	v.host.run("nft flush ruleset")
 	v.host.run("ip rule del priority 512")
@@ -181,7 +180,7 @@ func TestSetupWithoutForgettingConnections(t *testing.T) {
 	v.ok(v.host.open().Setup(ctx, c))
 	v.host.run("nft list table arp berth")
 	if rules := v.host.run("ip rule"); !strings.Contains(rules, "512:") || !strings.Contains(log.String(), "no list of connections") {
-		t.Errorf("rules\n%slog\n%s", rules, log.String())
+		t.Errorf("rules:\n%slog:\n%s\nwant rule 512 and a warning about connections", rules, log.String())
 	}
 }
 
@@ -191,24 +190,24 @@ func TestSetupErrors(t *testing.T) {
 	c := v.settings()
 	c.Uplinks = VPC{PrimaryMAC: stranger, PrimaryIPv4: v.uplinks.PrimaryIPv4, LocalCIDRs: v.uplinks.LocalCIDRs}
 	if err := v.node.Setup(ctx, c); !errors.Is(err, ErrNoLink) {
-		t.Errorf("error %v, want ErrNoLink", err)
+		t.Errorf("Setup() error = %v, want ErrNoLink", err)
 	}
 	e := v.uplink()
 	e.MAC = stranger
 	if err := v.node.SetUplink(ctx, e); !errors.Is(err, ErrNoLink) {
-		t.Errorf("error %v, want ErrNoLink", err)
+		t.Errorf("SetUplink() error = %v, want ErrNoLink", err)
 	}
 	e = v.uplink()
 	e.ID = "eni-3"
 	if err := v.node.SetUplink(ctx, e); err == nil || !strings.Contains(err.Error(), "taken by ENI eni-2") {
-		t.Errorf("error %v, want one that names the other ENI", err)
+		t.Errorf("SetUplink() error = %v, want the name of the other ENI", err)
 	}
 	if err := v.host.open().SetUplink(ctx, v.uplink()); !errors.Is(err, ErrNotSetUp) {
-		t.Errorf("error %v, want ErrNotSetUp", err)
+		t.Errorf("SetUplink() error = %v, want ErrNotSetUp", err)
 	}
 }
 
-func TestOthersStateIsLeftAlone(t *testing.T) {
+func TestStateOfOtherSoftwareIsKept(t *testing.T) {
 	v := newVPC(t)
 	h := v.host
 	h.run("ip rule add priority 512 to 10.9.0.0/16 lookup main")
@@ -237,13 +236,13 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	}
 	v.ok(v.node.RemoveUplink(ctx, 1))
 	if got := theirs(); got != before {
-		t.Errorf("others' state was\n%s\nis\n%s", before, got)
+		t.Errorf("state of other software before:\n%s\nafter:\n%s", before, got)
 	}
 }
 
-// Rules and routes of branches (package plug/routedvlan) stay on a node with ENIs, although they have the same
+// A node with ENIs keeps the rules and routes of branches (package plug/routedvlan), although they have the same
 // protocol.
-func TestBranchesAreLeftAlone(t *testing.T) {
+func TestBranchStateIsKept(t *testing.T) {
 	v := newVPC(t)
 	h := v.host
 	for _, table := range []int{StrictTable, StandardTable, BranchTableBase + 1, lastTable} {
@@ -269,28 +268,28 @@ func TestBranchesAreLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := branches(); got != before || strings.Count(got, "\n") != 16 {
-		t.Errorf("what is of branches was\n%s\nis\n%s", before, got)
+		t.Errorf("state of branches before:\n%s\nafter:\n%s", before, got)
 	}
 }
 
-func TestENIChangesHands(t *testing.T) {
+func TestAddressesMoveBetweenENIs(t *testing.T) {
 	v := newVPC(t)
 	b := v.pod(podB)
 	v.router.serveTCP(":80")
 	policy := v.host.policy()
 	e := v.uplink()
 	var many []netip.Addr
-	for a := netip.MustParseAddr("10.0.100.1"); len(many) < 700; a = a.Next() { // more than one message takes
+	for a := netip.MustParseAddr("10.0.100.1"); len(many) < 700; a = a.Next() { // more than fit into one message
 		many = append(many, a)
 	}
 	e.Addresses = many
 	v.setUplink(e)
-	// The kernel makes room for many entries on its own time, and meanwhile may
-	// list a map without some of them (Linux: nft_rhash_walk).
+	// The kernel resizes a map asynchronously, and meanwhile may list it without some entries (Linux:
+	// nft_rhash_walk).
 	sources := func() int { return len(v.inventory().Uplinks[0].Sources) }
 	within(t, "702 sources", func() bool { return sources() == 702 })
 	if got := v.host.policy(); got != policy {
-		t.Errorf("new addresses changed routes or rules: was\n%s\nis\n%s", policy, got)
+		t.Errorf("new addresses changed routes or rules, before:\n%s\nafter:\n%s", policy, got)
 	}
 	e.Addresses = nil
 	within(t, "two sources", func() bool { v.setUplink(e); return sources() == 2 })
@@ -301,7 +300,7 @@ func TestENIChangesHands(t *testing.T) {
 		Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")}
 	v.setUplink(other)
 	e.Addresses = addrs("10.0.100.1")
-	within(t, "the address is the first ENI's", func() bool { // the map may be shrinking still
+	within(t, "address of the first ENI", func() bool { // the map may still be shrinking
 		v.setUplink(e)
 		return !slices.ContainsFunc(v.inventory().Uplinks, func(i UplinkInfo) bool {
 			return i.Number == 2 && len(i.Sources) != 0 || i.Number == 1 && len(i.Sources) != 3
@@ -315,10 +314,10 @@ func TestENIChangesHands(t *testing.T) {
 		}
 	}
 	if uplinks := v.inventory().Uplinks; len(uplinks) != 0 {
-		t.Errorf("removed ENIs left %+v", uplinks)
+		t.Errorf("ENIs after their removal = %+v, want none", uplinks)
 	}
 	if strings.Contains(v.host.filter(), "eni_1") {
-		t.Error("a removed ENI left its chain")
+		t.Error("the chain of a removed ENI still exists")
 	}
 }
 
@@ -327,15 +326,15 @@ func TestENILinkSettings(t *testing.T) {
 	h := v.host
 	l := h.link("eth1").Attrs()
 	if l.MTU != 1400 {
-		t.Errorf("MTU %d, want 1400", l.MTU)
+		t.Errorf("MTU of the ENI's link = %d, want 1400", l.MTU)
 	}
-	h.must(h.nl.LinkSetDown(rtnl.LinkRef(l.Index))) // takes the routes along
+	h.must(h.nl.LinkSetDown(rtnl.LinkRef(l.Index))) // removes the routes too
 	h.must(h.nl.AddrDel(rtnl.LinkRef(l.Index), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(netip.MustParseAddr(eniAddr)))}))
 	v.setUplink(v.uplink())
 	b := v.pod(podB)
 	v.router.serveTCP(":80")
 	b.seenAs(peer+":80", podB)
 	if got := b.link("eth0").Attrs().MTU; got != 1400 {
-		t.Errorf("the pod's MTU is %d, want 1400", got)
+		t.Errorf("MTU in the pod = %d, want 1400", got)
 	}
 }

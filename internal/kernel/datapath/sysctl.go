@@ -37,7 +37,7 @@ func nodeSysctls(u Uplinks, links []string) []rtnl.Sysctl {
 // kernel handles them (accept_ra 0, as systemd-networkd sets it). On a secondary ENI they would add a second default
 // route to the main table.
 //
-// accept_dad 0 makes the kernel's link-local address of a secondary ENI usable at once. During duplicate address
+// accept_dad 0 makes the kernel's link-local address of a secondary ENI usable immediately. During duplicate address
 // detection (RFC 4862 section 5.4), which takes seconds, the node could not solicit the router, and IPv6 connections
 // of the ENI's pods would fail. A VPC has no duplicates. (The kernel still detects duplicates if accept_dad of "all"
 // is not 0.)
@@ -70,8 +70,8 @@ func newSysctls(ns netns.NsHandle) *sysctls {
 	return &sysctls{ns: ns, byOwner: map[string][]rtnl.Sysctl{}}
 }
 
-// set writes the settings that differ, in order, and reads each back. They replace the owner's earlier ones. It logs
-// each change with the value before, as the link may not be Berth's.
+// set writes the settings that differ, in order, and verifies each. They replace the owner's earlier ones. It logs
+// each change with the previous value, as the link may not be Berth's.
 func (t *sysctls) set(c Config, owner string, list []rtnl.Sysctl) (changed []string, err error) {
 	t.mu.Lock()
 	t.byOwner[owner] = list
@@ -97,7 +97,7 @@ func (t *sysctls) set(c Config, owner string, list []rtnl.Sysctl) (changed []str
 	return changed, err
 }
 
-// forgetLink drops the settings of a link that is gone or renamed: the next link with the name may not be Berth's.
+// forgetLink drops the settings of a removed or renamed link: the next link with the name may not be Berth's.
 func (t *sysctls) forgetLink(link string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,8 +113,7 @@ func (t *sysctls) forgetOwner(owner string) {
 	delete(t.byOwner, owner)
 }
 
-// changed describes the settings, below a folder, that other software changed. It ignores those that went with their
-// link.
+// changed describes settings of Berth that other software changed. It ignores those of removed links.
 func (t *sysctls) changed(dir string) (changed []string) {
 	t.mu.Lock()
 	list := slices.Concat(slices.Collect(maps.Values(t.byOwner))...)
@@ -130,7 +129,7 @@ func (t *sysctls) changed(dir string) (changed []string) {
 	return changed
 }
 
-// forwarding lets a pod pass on packets between its interfaces (https://docs.kernel.org/networking/ip-sysctl.html,
+// forwarding lets a pod forward packets between its interfaces (https://docs.kernel.org/networking/ip-sysctl.html,
 // ip_forward and conf/all/forwarding).
 var forwarding = []rtnl.Sysctl{
 	{Path: "net/ipv4/ip_forward", Value: "1"},
@@ -150,7 +149,7 @@ func SetForwarding(netnsPath, sysctls string) error {
 	})
 }
 
-// CheckForwarding returns an error if the namespace is not as SetForwarding makes it.
+// CheckForwarding returns an error if the namespace does not forward as after SetForwarding.
 func CheckForwarding(netnsPath string) error {
 	return inNetnsAt(netnsPath, func() error {
 		for _, s := range forwarding {

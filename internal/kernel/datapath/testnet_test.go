@@ -44,7 +44,7 @@ func newSpace(t testing.TB, role string) *space {
 	return s
 }
 
-// as returns the namespace for a subtest, whose failures it reports.
+// as returns the namespace for a subtest, to which it then reports failures.
 func (s *space) as(t testing.TB) *space {
 	if s == nil {
 		return nil
@@ -117,7 +117,7 @@ func (s *space) route(dst, via, link string) {
 }
 
 // wire makes a veth between two namespaces, both ends up and ready. Duplicate address detection is off: neighbour
-// discovery needs the link-local address, and on a busy machine would time out before that is usable.
+// discovery needs the link-local address, and would time out on a busy machine before that is usable.
 func wire(a *space, aName string, b *space, bName string) {
 	a.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -134,7 +134,7 @@ func wire(a *space, aName string, b *space, bName string) {
 	b.ready(bName)
 }
 
-// ready waits until links can send IPv6: the kernel adds link-local addresses asynchronously.
+// ready waits until links can send IPv6, as the kernel adds link-local addresses asynchronously.
 func (s *space) ready(links ...string) {
 	s.t.Helper()
 	for _, name := range links {
@@ -155,13 +155,13 @@ func (s *space) open() *Node {
 	return n
 }
 
-// within polls for what the kernel does asynchronously.
+// within polls for an asynchronous change of the kernel.
 func within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	nstest.Within(t, what, ok)
 }
 
-// dialTimeout ends a test that hangs.
+// dialTimeout bounds a connection that gets no reply.
 const dialTimeout = time.Minute
 
 // serveTCP sends the client's address on every connection.
@@ -186,7 +186,7 @@ func (s *space) serveTCP(addr string) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// dialTCP connects from the namespace and returns the source that the server saw.
+// dialTCP connects from the namespace and returns its source address as seen by the server.
 func (s *space) dialTCP(to string) (netip.Addr, error) { return s.dialFrom("", to, dialTimeout) }
 
 func (s *space) dialFrom(from, to string, timeout time.Duration) (netip.Addr, error) {
@@ -214,20 +214,20 @@ func (s *space) dialFrom(from, to string, timeout time.Duration) (netip.Addr, er
 	return seen, err
 }
 
-// seenAs asserts a connection and the source that the server sees.
+// seenAs asserts that a connection succeeds, and its source address at the server.
 func (s *space) seenAs(to, source string) {
 	s.t.Helper()
 	s.seenFrom("", to, source)
 }
 
-// seenFrom is seenAs of a connection from an address.
+// seenFrom is like seenAs for a connection from a given address.
 func (s *space) seenFrom(from, to, source string) {
 	s.t.Helper()
 	got, err := s.dialFrom(from, to, dialTimeout)
 	if err != nil {
-		s.t.Errorf("%s (from %q) to %s: %v", s.name, from, to, err)
+		s.t.Errorf("dial from %s (source %q) to %s: %v", s.name, from, to, err)
 	} else if got.String() != source {
-		s.t.Errorf("%s (from %q) to %s: seen as %s, want %s", s.name, from, to, got, source)
+		s.t.Errorf("%s (source %q) to %s: source at the server = %s, want %s", s.name, from, to, got, source)
 	}
 }
 
@@ -235,6 +235,6 @@ func (s *space) seenFrom(from, to, source string) {
 func (s *space) cannotReach(from, to string) {
 	s.t.Helper()
 	if got, err := s.dialFrom(from, to, 400*time.Millisecond); err == nil {
-		s.t.Errorf("%s (from %q) reached %s, seen as %s", s.name, from, to, got)
+		s.t.Errorf("%s (source %q) reached %s with source %s, want no reply", s.name, from, to, got)
 	}
 }

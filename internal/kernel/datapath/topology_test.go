@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// bed is a node of a test, and its pods' namespaces.
+// bed is a test's node and its pods' namespaces.
 type bed struct {
 	t    testing.TB
 	host *space
@@ -16,7 +16,7 @@ type bed struct {
 }
 
 // vpc is a node with two ENIs, each wired to a router that, like a VPC, drops a packet whose source does not belong
-// to the ENI it came by (strict reverse path filtering over one route an address).
+// to the ENI it arrived from (strict reverse path filtering with one route for each address).
 //
 //	node eth0 (primary)   10.0.0.10 2001:db8::10 —— r0 router
 //	node eth1 (secondary) 10.0.0.20              —— r1 router
@@ -40,7 +40,7 @@ const (
 	eniAddr    = "10.0.0.20"
 	eniPrefix  = "10.0.0.32/28"
 	eniPrefix6 = "2001:db8:0:0:1::/80"
-	eniAddr6   = "2001:db8::1:ffff:ffff:ffff" // the last of it
+	eniAddr6   = "2001:db8::1:ffff:ffff:ffff" // the last address of the prefix
 	firstPods  = "10.0.0.64/28"               // addresses of the primary ENI
 	firstPods6 = "2001:db8:0:0:2::/80"
 )
@@ -63,7 +63,7 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	}
 	r.address("r0", "fe80:ec2::1/64")
 	r.address("r1", "fe80:ec2::1/64")
-	// A VPC delivers to the ENI that owns an address without asking the link.
+	// A VPC delivers to the ENI that owns an address without ARP.
 	for _, d := range []struct{ dst, via, link string }{
 		{nodeAddr + "/32", "", "r0"}, {firstPods, nodeAddr, "r0"}, {eniAddr + "/32", "", "r1"}, {eniPrefix, eniAddr, "r1"},
 		{nodeAddr6 + "/128", "", "r0"}, {firstPods6, "fe80::a", "r0"}, {eniPrefix6, "fe80::b", "r1"},
@@ -97,7 +97,7 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	return v
 }
 
-// as returns the node for a subtest, whose failures it reports and whose objects it removes.
+// as returns the node for a subtest, to which it reports failures, and whose objects it removes at the end.
 func (v *vpc) as(t testing.TB) *vpc {
 	c := *v
 	c.bed, c.router = *v.bed.as(t), v.router.as(t)
@@ -116,7 +116,7 @@ func (b *bed) setup(c Config) {
 	b.ok(b.node.Setup(ctx, c))
 }
 
-// ok ends the test with an error.
+// ok ends the test if err is not nil.
 func (b *bed) ok(err error) {
 	b.t.Helper()
 	if err != nil {
@@ -158,7 +158,7 @@ func (p *pod) as(t testing.TB) *pod {
 	return &c
 }
 
-// sandbox makes a pod's namespace and description, no link yet.
+// sandbox makes a pod's namespace and description, without a link.
 func (b *bed) sandbox(addrs ...string) *pod {
 	b.t.Helper()
 	p := &pod{space: newSpace(b.t, "pod")}
@@ -173,7 +173,7 @@ func (b *bed) sandbox(addrs ...string) *pod {
 	return p
 }
 
-// pod makes a sandbox and attaches it.
+// pod makes a sandbox and adds its link.
 func (b *bed) pod(addrs ...string) *pod {
 	b.t.Helper()
 	p := b.sandbox(addrs...)
@@ -225,28 +225,28 @@ func (b *bed) inventory() Inventory {
 func (b *bed) has(links, routes int) {
 	b.t.Helper()
 	if inv := b.inventory(); len(inv.Links) != links || len(inv.Routes) != routes {
-		b.t.Errorf("%d links and %d routes, want %d and %d: %+v %+v", len(inv.Links), len(inv.Routes), links, routes, inv.Links, inv.Routes)
+		b.t.Errorf("%d pod links and %d pod routes, want %d and %d: %+v %+v", len(inv.Links), len(inv.Routes), links, routes, inv.Links, inv.Routes)
 	}
 }
 
-// repairs asserts that a repair does something, that its report has a text, and that a second one does nothing.
+// repairs asserts that a repair changes something, that its report contains a text, and that a second one changes nothing.
 func (b *bed) repairs(w Desired, says string) {
 	b.t.Helper()
 	if did := b.repair(w); did == "" || !strings.Contains(did, says) {
-		b.t.Errorf("repaired %q, want %q", did, says)
+		b.t.Errorf("Repair() = %q, want %q", did, says)
 	}
 	b.whole(w)
 }
 
-// whole asserts that there is nothing to repair.
+// whole asserts that Repair has nothing to change.
 func (b *bed) whole(w Desired) {
 	b.t.Helper()
 	if did := b.repair(w); did != "" {
-		b.t.Errorf("repaired %q, want nothing", did)
+		b.t.Errorf("Repair() = %q, want no changes", did)
 	}
 }
 
-// repair asserts that a repair works and returns what it did.
+// repair asserts that Repair succeeds, and returns its changes.
 func (b *bed) repair(w Desired) string {
 	b.t.Helper()
 	did, err := b.node.Repair(ctx, w)

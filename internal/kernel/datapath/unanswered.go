@@ -16,15 +16,15 @@ import (
 
 // connection is an entry of connection tracking.
 type connection struct {
-	from, to netip.Addr // to: behind a Service's address
-	as       netip.Addr // the source that the destination sees
+	from, to netip.Addr // to: after DNAT of a Service's address
+	as       netip.Addr // source at the destination
 	answered bool
 }
 
-// forgetUnanswered deletes the connection tracking entries of pods' connections that were not answered and not
-// translated, although new connections would be. A connection is translated at its first packet or never: a program
-// that keeps sending from the same port, as with UDP, would keep the entry alive and never get an answer. Answered
-// connections work without translation and stay.
+// forgetUnanswered deletes the connection tracking entries of pods' connections that are neither answered nor
+// translated, although new connections would be translated. A connection is translated at its first packet or never: a
+// program that keeps sending from the same port, as with UDP, would keep the entry alive and never get an answer.
+// Answered connections work without translation and stay.
 func (k *kernel) forgetUnanswered(translated func(from, to netip.Addr) bool) (did []string, err error) {
 	pods := map[netip.Addr]bool{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

@@ -19,7 +19,7 @@ import (
 // Uplink is the desired state of an interface by which packets of pods leave a VPC's node, such as an elastic network
 // interface.
 type Uplink struct {
-	ID  string // names it in errors and to RemoveUplink
+	ID  string // identifies the uplink in errors
 	MAC net.HardwareAddr
 	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and never changes: the uplink's table and mark
 	// depend on it.

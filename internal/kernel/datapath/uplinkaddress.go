@@ -80,7 +80,7 @@ func isLastOfPrefix(a netip.Addr) bool {
 	return rtnl.IsIPv6(a) && a == lastOf(netip.PrefixFrom(a, prefixBits6))
 }
 
-// desiredAddresses are those of a secondary ENI's link in a family, given what it has.
+// desiredAddresses are those of a secondary ENI's link in a family, given its current ones.
 //
 // The node solicits the IPv6 router's MAC address from a link-local address (RFC 4861 section 4.3). The kernel adds
 // one only when a link comes up. Without it, IPv6 of the ENI's pods stops when the router's neighbour entry expires.
@@ -95,20 +95,20 @@ func (e Uplink) desiredAddresses(family int, observed []netlink.Addr) (list []ne
 		}
 		return list
 	}
-	// No other machine of a VPC can have these addresses, so duplicate address detection is skipped.
+	// No other machine in a VPC can have these addresses, so duplicate address detection is skipped.
 	if e.hasIPv6() && !slices.ContainsFunc(observed, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() }) {
 		list = append(list, netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(rtnl.LinkLocal(e.MAC), 64)), Flags: unix.IFA_F_NODAD})
 	}
 	if a := e.linkAddress6(); a.IsValid() {
 		list = append(list, netlink.Addr{
 			IPNet: rtnl.IPNet(rtnl.HostPrefix(a)), Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE,
-			ValidLft: forever, // and preferred for no time
+			ValidLft: forever, // the preferred lifetime is 0
 		})
 	}
 	return list
 }
 
-// mustGo reports whether an observed address that is not desired is for pods, or was added by an earlier call.
+// mustGo reports whether an observed, not desired address is for pods, or was added by an earlier call.
 func (e Uplink) mustGo(a netlink.Addr) bool {
 	ip := rtnl.AddrOf(a.IP)
 	if ip.Is6() {
@@ -145,8 +145,7 @@ func (e secondaryENI) addressKind() rtnl.Kind[netlink.Addr, netip.Prefix] {
 	}
 }
 
-// setAddresses gives the link its addresses. It adds first: with its last IPv4 address a link loses
-// its routes.
+// setAddresses sets the addresses of the link. It adds first: a link without IPv4 addresses loses its routes.
 func (e secondaryENI) setAddresses() (changed []string, err error) {
 	for _, family := range families(e.vpc) {
 		have, err := e.addresses(e.link, family)
@@ -172,12 +171,12 @@ func (e secondaryENI) setAddresses() (changed []string, err error) {
 	return changed, nil
 }
 
-// A VPC delivers packets to an ENI's own address by that ENI, and drops packets with this source from any other. What
-// the node itself sends from this address uses the ENI's table by a rule for the source. Other packets get this
-// source from the kernel's NAT, after routing: answers of pods behind a node port, and packets that other software
-// masquerades. They need the ENI's mark before. So each connection's mark has the number of the ENI by which its
-// first packet came in or left, or notePrimary. Connections that began without Berth's table, with other mark bits or
-// under a release without these marks have none.
+// A VPC delivers packets to an ENI's own address by that ENI, and drops packets with this source from any other.
+// Packets of the node itself from this address use the ENI's table by a rule for the source. Other packets get this
+// source from the kernel's NAT, after routing: replies of pods behind a node port, and packets that other software
+// masquerades. They need the ENI's mark before that. So each connection's mark has the number of the ENI by which its
+// first packet came in or left, or notePrimary. Connections that started without Berth's table, with other mark bits
+// or under a release without these marks have none.
 
 // own are the addresses of the ENI's link. They are not for pods.
 func (e Uplink) own(u VPC) uplinkEntries {

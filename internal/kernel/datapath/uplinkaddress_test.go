@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// forPods is the secondary ENI with its own address for pods.
+// forPods is the secondary ENI with its own address available to pods.
 func (v *vpc) forPods() Uplink {
 	e := v.uplink()
 	e.Addresses = addrs(eniAddr)
@@ -36,13 +36,13 @@ func (v *vpc) linkHas(want ...string) {
 		got = append(got, a.IPNet.String())
 	}
 	if !slices.Equal(got, want) {
-		v.t.Errorf("eth1 has %v, want %v", got, want)
+		v.t.Errorf("addresses of eth1 = %v, want %v", got, want)
 	}
 }
 
-// A pod with an ENI's own address works like any other, also if the node had the address before, or a network manager
+// A pod with an ENI's own address works like any other, also if the node had the address before or a network manager
 // adds it to the link.
-func TestOwnAddressOfAnENIForAPod(t *testing.T) {
+func TestPodWithENIsOwnAddress(t *testing.T) {
 	for name, filter := range map[string]string{"no filter": "0", "strict": "1", "loose": "2"} {
 		t.Run(name, func(t *testing.T) {
 			v := newVPC(t)
@@ -58,7 +58,7 @@ func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 			for _, s := range []*space{own.space, v.router, v.host} {
 				s.serveTCP(":80")
 			}
-			for _, p := range []*pod{own, b} { // both of this ENI
+			for _, p := range []*pod{own, b} { // both have addresses of this ENI
 				p.seenAs(peer+":80", p.want.IPv4.String())
 				p.seenAs(internet+":80", nodeAddr)
 				p.seenAs(nodeAddr+":80", p.want.IPv4.String())
@@ -66,14 +66,14 @@ func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 			a.seenAs(eniAddr+":80", podA)
 			b.seenAs(eniAddr+":80", podB)
 			v.host.seenAs(eniAddr+":80", nodeAddr)
-			v.router.seenAs(eniAddr+":80", "10.0.0.1") // from outside: rp_filter, and who owns it
+			v.router.seenAs(eniAddr+":80", "10.0.0.1") // from outside: depends on rp_filter and the address's owner
 			v.whole(Desired{Config: v.settings(), Supply: UplinkList{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}})
 		})
 	}
 }
 
-// The routes of the ENI's table stay while the link's address changes.
-func TestOwnAddressOfAnENIChangesHands(t *testing.T) {
+// The ENI's table keeps its routes while the link's address changes.
+func TestENIsOwnAddressMovesBetweenNodeAndPods(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	v.host.serveTCP(":81")
@@ -82,18 +82,18 @@ func TestOwnAddressOfAnENIChangesHands(t *testing.T) {
 		v.setUplink(v.forPods())
 		v.linkHas("169.254.1.1/32")
 		if got := v.host.run("ip route show table 19001"); got != policy {
-			t.Errorf("the table was\n%sis\n%s", policy, got)
+			t.Errorf("table 19001 before:\n%safter:\n%s", policy, got)
 		}
 		v.setUplink(v.uplink())
 		v.linkHas(eniAddr + "/32")
-		a.seenAs(eniAddr+":81", podA) // it is the node's
+		a.seenAs(eniAddr+":81", podA) // the address is the node's
 	}
-	v.host.run("ip address add 169.254.1.1/16 dev eth1") // not Berth's: its scope is another
+	v.host.run("ip address add 169.254.1.1/16 dev eth1") // not Berth's, as the scope differs
 	v.setUplink(v.uplink())
 	v.linkHas(eniAddr+"/32", "169.254.1.1/16")
 }
 
-func TestWatchOfAnAddressForPods(t *testing.T) {
+func TestWatchReportsAddressChangesOfENIs(t *testing.T) {
 	v := newVPC(t)
 	v.asFabric()
 	v.setUplink(v.forPods())
@@ -102,7 +102,7 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 	want := Desired{Config: v.settings(), Supply: UplinkList{v.forPods()}, Pods: []Pod{own.want}}
 	w := v.watch()
 	for _, c := range []struct{ command, says, repaired string }{
-		{"ip address add " + eniAddr + "/24 dev eth1", eniAddr + " of ENI eni-2 was given to its link", "removed address " + eniAddr + "/24 of eth1"},
+		{"ip address add " + eniAddr + "/24 dev eth1", eniAddr + " of ENI eni-2, which is for pods, was added to its link", "removed address " + eniAddr + "/24 of eth1"},
 		{"ip -4 address flush dev eth1", "169.254.1.1 of ENI eni-2 was removed", "address 169.254.1.1 of eth1"},
 	} {
 		v.host.run(c.command)
@@ -112,15 +112,15 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 		v.router.seenAs(eniAddr+":80", "10.0.0.1")
 	}
 	w.quiet(func() {
-		v.host.run("ip address add " + eniAddr + "/32 dev eth0") // odd, and not this ENI's link
+		v.host.run("ip address add " + eniAddr + "/32 dev eth0") // not the link of this ENI
 		v.host.run("ip address add 10.0.0.99/32 dev eth1")
 		v.host.run("ip address del 10.0.0.99/32 dev eth1")
 		v.repair(want)
 	})
 }
 
-// The link has the last IPv6 address of its ENI's first prefix, while the ENI has the prefix.
-func TestIPv6AddressOfAnENI(t *testing.T) {
+// The link has the last IPv6 address of its ENI's first prefix as long as the ENI has the prefix.
+func TestENILinkIPv6Address(t *testing.T) {
 	v := newVPC(t)
 	const other, last = "2001:db8::/80", "2001:db8::ffff:ffff:ffff"
 	both, single, none := v.uplink(), v.uplink(), v.uplink()
@@ -143,7 +143,7 @@ func TestIPv6AddressOfAnENI(t *testing.T) {
 	}{{v.uplink(), []string{eniAddr6 + "/128"}}, {both, []string{last + "/128"}}, {v.uplink(), []string{eniAddr6 + "/128"}}, {single, nil}, {v.uplink(), []string{eniAddr6 + "/128"}}, {none, nil}} {
 		v.setUplink(step.e)
 		if got := global(); !slices.Equal(got, step.want) {
-			t.Errorf("with %v and %v eth1 has %v, want %v", step.e.Prefixes, step.e.Addresses, got, step.want)
+			t.Errorf("with prefixes %v and addresses %v: addresses of eth1 = %v, want %v", step.e.Prefixes, step.e.Addresses, got, step.want)
 		}
 	}
 
@@ -156,9 +156,9 @@ func TestIPv6AddressOfAnENI(t *testing.T) {
 	v.repairs(want, "address "+eniAddr6+" of eth1")
 }
 
-// Replies to packets for an ENI's own address, or a node port there, leave by this ENI with that address: from a
+// Replies to packets to an ENI's own address, or to a node port on it, leave by this ENI with that address: from a
 // program on the node, pods of any ENI, and a pod of another node.
-func TestENIsOwnAddressAnswers(t *testing.T) {
+func TestRepliesFromENIsOwnAddress(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
 	for _, s := range []*space{a.space, b.space, v.router} {
@@ -183,7 +183,7 @@ func TestENIsOwnAddressAnswers(t *testing.T) {
 			for _, client := range []string{internet, onPrem, peer} {
 				want := client
 				if port == "30083" {
-					want = nodeAddr // masqueraded on its way to the other node
+					want = nodeAddr // masqueraded on the way to the other node
 				}
 				v.router.seenFrom(client, eniAddr+":"+port, want)
 			}
@@ -192,7 +192,7 @@ func TestENIsOwnAddressAnswers(t *testing.T) {
 			}
 			v.router.seenFrom(internet6, "["+eniAddr6+"]:"+port, internet6)
 		}
-		for _, p := range []*pod{a, b} { // pods of this node too
+		for _, p := range []*pod{a, b} { // also from pods of this node
 			p.seenAs(eniAddr+":81", p.want.IPv4.String())
 			p.seenAs("["+eniAddr6+"]:81", p.want.IPv6.String())
 		}
@@ -200,6 +200,6 @@ func TestENIsOwnAddressAnswers(t *testing.T) {
 	}
 	v.ok(v.node.RemoveUplink(ctx, v.uplink().Number))
 	if text := v.host.run("nft list table inet berth") + v.host.run("ip rule"); strings.Contains(text, eniAddr) || strings.Contains(text, "eni_1") {
-		t.Errorf("an ENI that is gone leaves\n%s", text)
+		t.Errorf("state left of a removed ENI:\n%s", text)
 	}
 }

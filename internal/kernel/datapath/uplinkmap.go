@@ -34,10 +34,10 @@ func (e Uplink) entries() uplinkEntries {
 	return m
 }
 
-// uplinkState is the part of the nftables table that is about ENIs.
+// uplinkState is the part of the nftables table that depends on ENIs.
 type uplinkState struct {
 	entries uplinkEntries // by pods' addresses
-	own     uplinkEntries // by the addresses of links of ENIs
+	own     uplinkEntries // by the addresses of ENIs' links
 }
 
 func (s uplinkState) numbers() []int {
@@ -59,12 +59,12 @@ func (s uplinkState) add(conn *nftables.Conn, markShift uint) error {
 	return s.entries.queue(uplinkMaps(), conn.SetAddElements)
 }
 
-// note is the element of an ENI's number.
+// note is the map element for an ENI's number.
 func note(markShift uint, number int) []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.Word(uint32(number) << markShift), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(number)}}}
 }
 
-// mapReader reads the maps of Berth's table. Missing ones, as of a version without, have no elements.
+// mapReader reads the maps of Berth's table. Missing ones, as after an upgrade, have no elements.
 type mapReader struct {
 	conn *nftables.Conn
 	maps []string // names
@@ -153,7 +153,7 @@ func (m uplinkEntries) queue(to []uplinkMap, send func(*nftables.Set, []nftables
 	return nil
 }
 
-// setMap makes the maps lead exactly the ENI's addresses to its chain. An address that was another ENI's moves in one
+// setMap makes the maps lead exactly the ENI's addresses to its chain. An address of another ENI moves in one
 // transaction.
 func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 	conn, err := e.nft()

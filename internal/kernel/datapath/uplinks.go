@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplinks tells how packets of pods leave the node and reach it: a VPC, where each address is of an ENI, a Routed,
+// Uplinks defines how packets of pods leave and reach the node: a VPC, where each address belongs to an ENI, a Routed,
 // where routers know the node's blocks, or Ports, where package plug makes the links. The implementations are
 // independent of each other.
 type Uplinks interface {
@@ -26,29 +26,28 @@ type Uplinks interface {
 	owns(r netlink.Rule) bool
 	// addTo adds its sets and chains to the nftables table.
 	addTo(rs *ruleset, primary string)
-	// state is the part of the table that changes with ENIs, which addTo leaves out. It includes that of the kernel.
+	// state is the part of the table that depends on ENIs, which addTo leaves out. It includes state in the kernel.
 	state(n *Node, conn *nftables.Conn) (uplinkState, error)
 	// replaced is called after the nftables table was replaced.
 	replaced(n *Node) (did []string, err error)
 	// follow sets up ENIs again after the Config changed.
 	follow(n *Node) error
-	// none is the Supply of a Repair that wants none.
+	// none is the Supply of a Repair without desired uplinks.
 	none() Supply
-	// clear removes the routes of a node that has other uplinks now, and forgets what this Node set up. It is called
-	// on a zero value.
+	// clear removes the routes of a node that now has other uplinks, and drops this Node's record of them. It is
+	// called on a zero value.
 	clear(n *Node) (changed []string, err error)
 }
 
-// Supply is what the addresses of pods come from: an UplinkList with a VPC, a BlockList with a Routed, nothing with
-// Ports.
+// Supply is the source of pod addresses: an UplinkList with a VPC, a BlockList with a Routed, nothing with Ports.
 type Supply interface {
-	// restore sets them up.
+	// restore sets up the uplinks or blocks.
 	restore(n *Node) (did []string, err error)
-	// tidy removes others that the node has.
+	// tidy removes all others from the node.
 	tidy(n *Node, has Inventory) (did []string, err error)
 }
 
-// implementations are all kinds, as zero values.
+// implementations has a zero value of each kind.
 var implementations = []Uplinks{VPC{}, Routed{}, Ports{}}
 
 // chosen returns the node's uplinks, which must be of type U.
@@ -60,7 +59,7 @@ func chosen[U Uplinks](s *established) (u U, err error) {
 	return u, nil
 }
 
-// families are the address families of the data path. IPv4 is always one, as every node in EC2 has it.
+// families are the address families of the data path. IPv4 is always included, as every node in EC2 has it.
 func families(u Uplinks) []int {
 	if u.ipv6() {
 		return []int{unix.AF_INET, unix.AF_INET6}
@@ -80,7 +79,7 @@ func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error) { return nil, 
 func (Ports) none() Supply                                        { return noSupply{} }
 func (Ports) clear(*Node) ([]string, error)                       { return nil, nil }
 
-// noENIs is the part of Uplinks that is about ENIs, for nodes without.
+// noENIs implements the methods of Uplinks about ENIs for nodes without ENIs.
 type noENIs struct{}
 
 func (noENIs) rules(int) []netlink.Rule                         { return nil }

@@ -31,10 +31,10 @@ type VPC struct {
 	LocalCIDRs []netip.Prefix
 	// ExcludeCIDRs are networks outside the VPC to which packets are not translated.
 	ExcludeCIDRs []netip.Prefix
-	// ExternalSNAT leaves translation to a NAT gateway: packets are not translated and leave by the ENI of their
+	// ExternalSNAT leaves translation to a NAT gateway: packets are not translated, and leave by the ENI of their
 	// source.
 	ExternalSNAT bool
-	// NodeLocal are networks of additional addresses of pods, of a family that they have no other address of. The
+	// NodeLocal are networks of additional pod addresses, for a family in which the pod has no other address. The
 	// addresses are valid on the node only. Packets from them leave the node with the node's own address, whatever
 	// their destination and ExternalSNAT, and only the node can open connections to them. IPv4 needs PrimaryIPv4;
 	// IPv6 turns the IPv6 data path on.
@@ -106,7 +106,7 @@ func (u VPC) primary(family int) netip.Addr {
 	return u.PrimaryIPv4
 }
 
-// direct are the destinations of one family to which packets are not translated.
+// direct are the destinations in one family to which packets are not translated.
 func (u VPC) direct(family int) []netip.Prefix {
 	all := slices.Concat(u.LocalCIDRs, u.ExcludeCIDRs)
 	if family == unix.AF_INET6 {
@@ -134,7 +134,7 @@ func (u VPC) rules(family int) []netlink.Rule {
 
 func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink && !isBranchRule(r) }
 
-// isBranchRule reports whether a rule is of branches, which package routedvlan owns.
+// isBranchRule reports whether a rule belongs to branches, which package routedvlan owns.
 func isBranchRule(r netlink.Rule) bool {
 	return r.Priority <= RuleLocal || r.Priority == RuleBranchPod || r.Priority == RuleBranchStandard
 }
@@ -155,8 +155,8 @@ func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 	return rules
 }
 
-// state is that of the kernel, which outlives the daemon, and that of the ENIs set up since, in case the table was
-// removed.
+// state combines the state in the kernel, which outlives the daemon, with the ENIs set up since, in case the table
+// was removed.
 func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
 	reader, err := newMapReader(conn)
 	if err != nil {
@@ -177,7 +177,7 @@ func (u VPC) state(n *Node, conn *nftables.Conn) (s uplinkState, err error) {
 	return s, nil
 }
 
-// replaced forgets unanswered connections of pods that lack their translation, as they began without the table or
+// replaced deletes unanswered connections of pods that lack their translation, as they started without the table or
 // with other settings.
 func (u VPC) replaced(n *Node) ([]string, error) {
 	if !u.snat(unix.AF_INET).IsValid() && !u.snat(unix.AF_INET6).IsValid() && len(u.NodeLocal) == 0 {
@@ -186,7 +186,7 @@ func (u VPC) replaced(n *Node) ([]string, error) {
 	return n.forgetUnanswered(u.translates)
 }
 
-// translates reports whether packets of a pod between two addresses get another source.
+// translates reports whether packets of a pod between two addresses are translated.
 func (u VPC) translates(from, to netip.Addr) bool {
 	if slices.ContainsFunc(u.NodeLocal, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true

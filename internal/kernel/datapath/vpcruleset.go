@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// addTo adds the sets and chains that choose the ENI by which a packet leaves, and its source.
+// addTo adds the sets and chains that choose the ENI by which a packet leaves, and the packet's source.
 func (u VPC) addTo(rs *ruleset, primary string) {
 	rs.markShift = u.MarkShift
 	maps := uplinkMaps()
@@ -44,7 +44,7 @@ func (u VPC) classifyChain(primary string) nft.Chain {
 	)
 }
 
-// byNodeChain marks packets that the node sends: those that IPVS forwards for pods, and answers of programs on the
+// byNodeChain marks packets that the node sends: those that IPVS forwards for pods, and replies of programs on the
 // node behind a node port.
 func (u VPC) byNodeChain() nft.Chain {
 	return nft.Base("by_node", nftables.ChainTypeRoute, nftables.ChainHookOutput, atClassify,
@@ -53,18 +53,18 @@ func (u VPC) byNodeChain() nft.Chain {
 	)
 }
 
-// toNodeChain marks packets of pods to the node itself. IPVS, which kube-proxy may use, has the addresses of Services
-// on the node. It replaces them after this chain, and forwards the packet by the main table with its mark. The mark
-// must differ from the one that by_node sets then, as the kernel reroutes only packets whose mark changes. The route
-// of a branch depends on the pod's link, which the packet has lost by then. So by_node ignores packets of pods of
-// branches, and they leave by the primary link with its address.
+// toNodeChain marks packets of pods to the node itself. If kube-proxy uses IPVS, the node has the addresses of
+// Services. IPVS replaces them after this chain, and forwards the packet by the main table with its mark. The mark
+// must differ from the one that by_node sets afterwards, as the kernel reroutes only packets whose mark changes. The
+// route of a branch depends on the pod's link, which the packet has lost at that point. So by_node ignores packets of
+// pods of branches, and they leave by the primary link with its address.
 func (u VPC) toNodeChain() nft.Chain {
 	return nft.Base("to_node", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
 		nft.NewRule("may be passed on by IPVS", fromPod(), nft.SetMark(u.mark(MarkOutside), u.mark(allMarks))),
 		nft.NewRule("of branches, not by them", fromPod(), fromGroup(rtnl.PortGroup, math.MaxUint32), nft.SetMark(u.mark(MarkOutside|MarkPrimary), u.mark(allMarks))))
 }
 
-// fromIPVSChain is from_pod for packets that IPVS forwards, which no chain at the forward hook sees.
+// fromIPVSChain does the work of from_pod for packets that IPVS forwards, which no chain at the forward hook sees.
 func (u VPC) fromIPVSChain() nft.Chain {
 	ch := nft.Regular("from_ipvs")
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -86,10 +86,10 @@ func isTranslated(direction byte) nft.Exprs {
 	return nft.Join(nft.CtDirection(direction), nft.CtStatus(of))
 }
 
-// fromPodChain chooses the table by which a pod's packet leaves. Destination and settings decide about the first
-// packet of a connection only. Later ones follow connection tracking: they leave by the link that has their
-// translated source, even if the settings changed or Berth's table was missing for a while. Translated connections
-// are routed by the note in their mark, or like a first packet if they have none.
+// fromPodChain chooses the table by which a pod's packet leaves. Destination and settings decide for the first packet
+// of a connection only. Later ones follow connection tracking: they leave by the link that has their translated
+// source, even if the settings changed or Berth's table was missing for a while. Translated connections are routed by
+// the note in their mark, or like a first packet if they have none.
 func (u VPC) fromPodChain() nft.Chain {
 	ch := nft.Regular("from_pod")
 	ch.Rules = append(ch.Rules, nft.NewRule("by the pod's own branch",
@@ -130,7 +130,7 @@ func (u VPC) byNote() nft.Exprs {
 	return nft.Join(nft.CtMark(u.mark(MarkUplink)), nft.VerdictOf(noteMap()))
 }
 
-// toOwnChain notes the ENI of connections to the ENI's own address, before DNAT, as of node ports.
+// toOwnChain notes the ENI of connections to the ENI's own address, before DNAT (node ports).
 func toOwnChain() nft.Chain {
 	ch := nft.Base("to_own", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, beforeDNAT)
 	for _, m := range ownMaps() {

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// EventKind tells what an Event is about, and so how to react.
+// EventKind is the kind of a change, and determines the reaction.
 type EventKind string
 
 const (
@@ -44,14 +44,14 @@ const (
 // Event is one change in the kernel.
 type Event struct {
 	Kind EventKind
-	Link string           // name, of an event about a link or a port's state on a link
-	MAC  net.HardwareAddr // of an event about a link
-	What string           // for a log
+	Link string           // set if the event is about a link or a port's state on a link
+	MAC  net.HardwareAddr // set if the event is about a link
+	What string           // for logs
 }
 
-// Watch reports changes until ctx ends, and then closes the channel. It does not report existing state; SetUplink and
-// Repair look at that. If the reader is too slow and the kernel's buffer overflows, a Resync follows. Changes by this
-// Node's own calls may be reported too; Repair then finds nothing to do.
+// Watch reports changes until ctx ends, and then closes the channel. It does not report existing state, which
+// SetUplink and Repair read. If the reader is too slow and the kernel's buffer overflows, a Resync follows. Changes by
+// this Node's own calls may be reported too; Repair then finds nothing to do.
 func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -97,12 +97,12 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 type watcher struct {
 	node  *Node
 	out   chan Event
-	links map[int]seenLink // by index; of the route reader only
+	links map[int]seenLink // by index; used by the route reader only
 
 	process string        // the name of this process, as the kernel reports it
 	sysctls chan struct{} // has an element when settings may have changed
 
-	pending []Event // of the nftables transaction whose end was not read yet; of the nftables reader only
+	pending []Event // events of an nftables transaction not yet read to its end; used by the nftables reader only
 }
 
 type seenLink struct {
@@ -205,7 +205,7 @@ func (w *watcher) tell(ctx context.Context, e Event) {
 func (w *watcher) linkMessage(ctx context.Context, m message) {
 	header := nl.DeserializeIfInfomsg(m.data)
 	if header.Family != unix.AF_UNSPEC {
-		return // a bridge port's or an IPv6 message about the link
+		return // a bridge port or IPv6 message about the link
 	}
 	link, err := netlink.LinkDeserialize(nil, m.data)
 	if err != nil {
@@ -240,29 +240,29 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		loopback := link.Attrs().Flags&net.FlagLoopback != 0
 		event.What = before.lost(now, loopback)
 		if !ours && !loopback && !w.isUplink(now.mac) {
-			event.Kind = PortStateLost // Repair has nothing to restore for it, and a port may depend on it
+			event.Kind = PortStateLost // not restored by Repair; a port may depend on it
 		}
 		w.tell(ctx, event)
 	}
 }
 
-// isUplink reports whether a MAC address is that of an ENI that SetUplink set up.
+// isUplink reports whether an ENI that SetUplink set up has this MAC address.
 func (w *watcher) isUplink(mac string) bool {
 	return slices.ContainsFunc(w.node.uplinks.list(), func(u Uplink) bool { return string(u.MAC) == mac })
 }
 
-// lost describes what a known link lost by a change, or returns "".
+// lost describes the state that a known link lost in a change, or returns "".
 func (before seenLink) lost(now seenLink, loopback bool) string {
 	switch {
 	case before.up && !now.up:
-		// The kernel removes the routes of a link that goes down without messages.
+		// When a link goes down, the kernel removes its routes without a notification.
 		return "link " + now.name + " went down"
 	case before.mac != now.mac:
 		return "link " + now.name + " has MAC address " + net.HardwareAddr([]byte(now.mac)).String()
 	case before.mtu != now.mtu:
 		return fmt.Sprintf("link %s has MTU %d", now.name, now.mtu)
 	case !before.up && now.up && loopback:
-		// Only now can Repair restore the routes of blocks by it.
+		// Repair can restore the routes of blocks on it only now.
 		return "link " + now.name + " came up"
 	}
 	return ""
@@ -273,12 +273,12 @@ func (before seenLink) lost(now seenLink, loopback bool) string {
 
 const sysctlInterval = 5 * time.Second
 
-// sysctlRepeat is the least time between two reports of a wrong setting: it may not be writable, or other software
-// may revert it each time.
+// sysctlRepeat is the minimum time between two reports of a wrong setting, which may not be writable, or be reverted
+// by other software each time.
 const sysctlRepeat = time.Minute
 
-// Of linux/netconf.h: the aligned length of struct netconfmsg, NETCONFA_IFINDEX and, of a value for all
-// links, NETCONFA_IFINDEX_ALL, which is -1.
+// From linux/netconf.h: the aligned length of struct netconfmsg, NETCONFA_IFINDEX and, for a value of all links,
+// NETCONFA_IFINDEX_ALL, which is -1.
 const (
 	netconfHeader  = 4
 	netconfIfIndex = 1
@@ -318,8 +318,8 @@ func (t reportedSysctls) due(wrong []string, now time.Time) (list []string) {
 	return list
 }
 
-// changesSettings reports whether a message is about settings that Berth may have made: of all links, or of one that is
-// not a pod's. The kernel also reports the settings of a new link.
+// changesSettings reports whether a message is about settings that Berth may have made: those of all links, or of one
+// that is not a pod's. The kernel also reports the settings of a new link.
 func (w *watcher) changesSettings(data []byte) bool {
 	index := attributes(data, netconfHeader)[netconfIfIndex]
 	if len(index) != 4 {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// watch collects events. A marker link shows that all earlier ones were read.
+// watch collects events. A marker link shows that all earlier events were read.
 type watch struct {
 	b      *bed
 	events <-chan Event
@@ -31,7 +31,7 @@ func (w *watch) next() Event {
 	select {
 	case e, ok := <-w.events:
 		if !ok {
-			w.b.t.Fatal("the channel was closed")
+			w.b.t.Fatal("the event channel was closed")
 		}
 		return e
 	case <-time.After(time.Minute):
@@ -40,7 +40,7 @@ func (w *watch) next() Event {
 	}
 }
 
-// expect reads events until one of a kind has a text.
+// expect reads events until one of the kind contains the text.
 func (w *watch) expect(kind EventKind, says string) Event {
 	w.b.t.Helper()
 	for {
@@ -50,7 +50,7 @@ func (w *watch) expect(kind EventKind, says string) Event {
 	}
 }
 
-// quiet asserts that do caused no event. It does not cover nftables, whose events come by another socket.
+// quiet asserts that do causes no events. It does not cover nftables, whose events come by another socket.
 func (w *watch) quiet(do func()) {
 	w.b.t.Helper()
 	do()
@@ -62,7 +62,7 @@ func (w *watch) quiet(do func()) {
 		if e.Kind == LinkAppeared && e.Link == name {
 			return
 		}
-		if !strings.HasPrefix(e.Link, "mark") && e.Kind != AddressChanged { // which is looked at, and nothing to repair
+		if !strings.HasPrefix(e.Link, "mark") && e.Kind != AddressChanged { // which needs no repair
 			w.b.t.Errorf("unexpected event %+v", e)
 		}
 	}
@@ -77,21 +77,21 @@ func TestWatch(t *testing.T) {
 	wire(h, "eth2", v.router, "r2")
 	mac := h.link("eth2").Attrs().HardwareAddr
 	if e := w.expect(LinkAppeared, "eth2"); e.Link != "eth2" || e.MAC.String() != mac.String() {
-		t.Errorf("event %+v, want eth2 at %s", e, mac)
+		t.Errorf("event = %+v, want eth2 with MAC address %s", e, mac)
 	}
 	h.must(h.nl.LinkDel(h.link("eth2")))
 	if e := w.expect(LinkVanished, "eth2"); e.MAC.String() != mac.String() {
-		t.Errorf("event %+v, want eth2 at %s", e, mac)
+		t.Errorf("event = %+v, want eth2 with MAC address %s", e, mac)
 	}
 
-	// Pods that come and go by this Node, and repairs with nothing to do, are no news.
+	// Adding and removing pods by this Node, and repairs without changes, cause no events.
 	w.quiet(func() {
 		b := v.pod(podB, podB6)
 		v.remove(b)
 		v.repair(v.wanted(a))
 	})
 
-	// Nor are addresses that an ENI gains or loses: the first event of nftables is that of another process.
+	// Nor do changes of an ENI's addresses: the first nftables event is from another process.
 	eni := v.uplink()
 	eni.Addresses = append(eni.Addresses, addrs("10.0.100.1")...)
 	v.setUplink(eni)
@@ -100,7 +100,7 @@ func TestWatch(t *testing.T) {
 	h.run("nft delete table inet " + PortNftTable)
 	for e := w.next(); e.Kind != PortStateLost; e = w.next() {
 		if strings.Contains(e.What, "nftables") {
-			t.Errorf("an event of changes by the node itself: %+v", e)
+			t.Errorf("event about a change by the node itself: %+v", e)
 		}
 	}
 
@@ -142,14 +142,14 @@ func TestWatch(t *testing.T) {
 		h.run(c.command)
 		w.expect(c.kind, c.says)
 		if c.kind == AddressChanged {
-			continue // and nothing of Berth's to repair
+			continue // Berth has nothing to repair
 		}
 		v.repairs(v.wanted(a), "")
 	}
 	v.check(a)
 
 	w.stop()
-	for range w.events { // until it is closed
+	for range w.events { // until the channel is closed
 	}
 }
 
@@ -203,7 +203,7 @@ func TestWatchBranches(t *testing.T) {
 	}
 }
 
-// The settings of an ENI's link are forgotten with the link, as another one may get its name.
+// Settings of an ENI's link are dropped with the link, as another one may get its name.
 func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
 	v := newVPC(t)
 	w := v.watch()
@@ -217,44 +217,44 @@ func TestWatchForgetsSysctlsOfLinks(t *testing.T) {
 			Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")})
 		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "1")
 		if wrong := v.node.sysctls.changed(""); len(wrong) != 1 {
-			t.Fatalf("wrong settings of eth2: %q, want one", wrong)
+			t.Fatalf("changed settings of eth2 = %q, want one", wrong)
 		}
 		v.host.sysctl("net/ipv4/conf/eth2/rp_filter", "2")
 		v.host.run(c.end)
 		w.expect(c.kind, c.says)
 		wire(v.host, "eth2", v.router, "r3")
 		if wrong := v.node.sysctls.changed(""); len(wrong) != 0 {
-			t.Errorf("%s: wrong settings of another link of that name: %q", c.end, wrong)
+			t.Errorf("%s: changed settings = %q, want none for another link with that name", c.end, wrong)
 		}
 		v.host.run("ip link del eth2")
 	}
 }
 
-// A setting that stays wrong is reported once a minute, another one at once.
-func TestSysctlNews(t *testing.T) {
+// A setting that stays wrong is reported once a minute, another one immediately.
+func TestSysctlReportsAreThrottled(t *testing.T) {
 	reported, begin := reportedSysctls{}, time.Now()
 	for _, c := range []struct {
 		after       time.Duration
 		wrong, want string
 	}{{0, "a", "a"}, {5 * time.Second, "a", ""}, {6 * time.Second, "a b", "b"}, {7 * time.Second, "", ""}, {8 * time.Second, "a b", ""}, {sysctlRepeat, "a b", "a"}, {6*time.Second + sysctlRepeat, "a b", "b"}} {
 		if got := strings.Join(reported.due(strings.Fields(c.wrong), begin.Add(c.after)), " "); got != c.want {
-			t.Errorf("after %s, of %q: reported %q, want %q", c.after, c.wrong, got, c.want)
+			t.Errorf("after %s with wrong settings %q: due() = %q, want %q", c.after, c.wrong, got, c.want)
 		}
 	}
 }
 
 // A slow reader gets a Resync.
-func TestWatchSurvivesAnOverflow(t *testing.T) {
+func TestWatchResyncsAfterOverflow(t *testing.T) {
 	v := newVPC(t)
 	wire(v.host, "spare", v.router, "rspare")
 	w := v.watch()
 	spare := v.host.link("spare")
-	for i := range 2000 { // each is an event; the channel fills, then the socket's buffer
+	for i := range 2000 { // each causes an event; the channel fills, then the socket's buffer
 		mac := net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}
 		v.host.must(v.host.nl.LinkSetHardwareAddr(spare, mac))
 	}
 	w.expect(Resync, "dropped")
-	for { // and it goes on; on a busy machine another loss may come first
+	for { // Watch continues; on a busy machine another loss may come first
 		v.host.run("ip rule del priority 512")
 		e := w.next()
 		for e.Kind != Resync && e.Kind != StateLost {

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Which changes by other software concern Berth. The removal of a pod's route concerns it only if the Node has the
-// pod as live, and was not its own.
+// Changes by other software that concern Berth. The removal of a pod's route concerns it only if the Node has the pod
+// as live and did not remove the route itself.
 
-// attributes are those of a message of NETLINK_ROUTE, or nil if it is malformed.
+// attributes returns the attributes of a NETLINK_ROUTE message, or nil if it is malformed.
 func attributes(data []byte, header int) map[uint16][]byte {
 	if len(data) < header {
 		return nil
@@ -36,7 +36,7 @@ func attributes(data []byte, header int) map[uint16][]byte {
 	return attrs
 }
 
-// routeOf is the route of a message.
+// routeOf is the route in a message.
 type routeOf struct {
 	protocol, kind int
 	table, oif     int
@@ -72,7 +72,7 @@ func readRoute(data []byte) (r routeOf, ok bool) {
 	return r, true
 }
 
-// lostRoute describes a removed route that should be there.
+// lostRoute describes the removal of a route that Berth needs.
 func (w *watcher) lostRoute(data []byte) (e Event) {
 	r, ok := readRoute(data)
 	if !ok || r.protocol != Protocol {
@@ -104,7 +104,7 @@ func (w *watcher) overruled(data []byte) (e Event) {
 		return e
 	}
 	if h := nl.DeserializeRtMsg(data); h.Protocol == Protocol || h.Table == unix.RT_TABLE_MAIN && h.Dst_len != 0 {
-		return e // a routing daemon may have many of these
+		return e // a routing daemon may add many of these
 	}
 	r, ok := readRoute(data)
 	if !ok {
@@ -134,7 +134,7 @@ func (w *watcher) isRouted() bool {
 	return is
 }
 
-// isUplinkTable reports whether a table is of a secondary ENI that is set up.
+// isUplinkTable reports whether a table belongs to a secondary ENI that is set up.
 func (w *watcher) isUplinkTable(table int) bool {
 	return slices.ContainsFunc(w.node.uplinks.list(), func(e Uplink) bool { return !e.Primary && e.table() == table })
 }
@@ -196,19 +196,19 @@ func (w *watcher) lostNeighbour(m message) (e Event) {
 	return e
 }
 
-// strayAddress describes a change of the node's addresses. It prefers to report that the link of a secondary ENI lost
-// its own address or got one that is for pods.
+// strayAddress describes a change of the node's addresses. If the link of a secondary ENI lost its own address or got
+// one that is for pods, it reports that instead.
 func (w *watcher) strayAddress(m message) (e Event) {
 	attrs := attributes(m.data, unix.SizeofIfAddrmsg)
 	addr, ok := netip.AddrFromSlice(attrs[unix.IFA_LOCAL])
-	if !ok { // as of IPv6
+	if !ok { // IPv6 addresses have no IFA_LOCAL
 		addr, ok = netip.AddrFromSlice(attrs[unix.IFA_ADDRESS])
 	}
 	if !ok {
 		return e
 	}
 	if mayBePods(addr) {
-		e = Event{Kind: AddressChanged, What: "the addresses of the node changed by " + addr.String()}
+		e = Event{Kind: AddressChanged, What: "node address added or removed: " + addr.String()}
 	}
 	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
 	for _, u := range w.node.uplinks.list() {
@@ -217,7 +217,7 @@ func (w *watcher) strayAddress(m message) (e Event) {
 		case m.kind == unix.RTM_DELADDR && (addr == u.linkAddress() || addr == u.linkAddress6() || addr.IsLinkLocalUnicast() && addr.Is6() && u.hasIPv6()):
 			return Event{What: fmt.Sprintf("address %s of ENI %s was removed", addr, u.ID)}
 		case m.kind == unix.RTM_NEWADDR && addr == u.PrimaryIPv4 && u.ownForPods():
-			return Event{What: fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, u.ID)}
+			return Event{What: fmt.Sprintf("address %s of ENI %s, which is for pods, was added to its link", addr, u.ID)}
 		}
 	}
 	return e
@@ -230,8 +230,8 @@ func processName() string {
 }
 
 // nftMessage reports removals from Berth's tables, and additions by other software to the table of the data path,
-// which Repair removes. In all of these messages the table's name is attribute 1. The kernel names the process only
-// at the end of a transaction, so events are held until then, and dropped if the process is this one.
+// which Repair removes. In all of these messages attribute 1 is the table's name. The kernel names the process only at
+// the end of a transaction, so events are held until then, and dropped if the process is this one.
 func (w *watcher) nftMessage(ctx context.Context, m message) {
 	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
 		return
@@ -270,14 +270,14 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 	}
 }
 
-// hold keeps an event, once, until its transaction ends.
+// hold keeps an event, without duplicates, until its transaction ends.
 func (w *watcher) hold(e Event) {
 	if !slices.ContainsFunc(w.pending, func(p Event) bool { return p.Kind == e.Kind && p.What == e.What }) {
 		w.pending = append(w.pending, e)
 	}
 }
 
-// endTransaction reports what a transaction of another process changed.
+// endTransaction reports the changes of a transaction by another process.
 func (w *watcher) endTransaction(ctx context.Context, attrs []nlattr.Attribute) {
 	changes := w.pending
 	w.pending = nil

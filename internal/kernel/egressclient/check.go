@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Check returns an error that names all differences between the pod's namespace at a path and s, or nil. Errors:
+// Check compares the pod's namespace at a path with s, and returns an error that names all differences. Errors:
 // ErrNoFoU; ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
 func Check(ctx context.Context, netnsPath string, s Setup) error {
 	found, err := check(ctx, netnsPath, s)
@@ -87,24 +87,24 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 		if r.Observed.route != r.Desired.route {
 			note("the pod has the %s, not the %s", r.Observed, r.Desired)
 		} else {
-			note("the %s leads by another link than %s", r.Desired, tunnel.LinkOf(r.Desired.family()))
+			note("the %s does not use link %s", r.Desired, tunnel.LinkOf(r.Desired.family()))
 		}
 	}
 	for _, r := range routes.Extra {
-		note("the pod has the %s, which no Egress of it asks for", r)
+		note("the pod has the %s, which none of its Egresses needs", r)
 	}
 	for _, r := range rules.Missing {
 		note("the pod lacks the %s", r)
 	}
 	for _, r := range rules.Extra {
-		note("the pod has the %s, which no Egress of it asks for", r)
+		note("the pod has the %s, which none of its Egresses needs", r)
 	}
 	switch was.filter {
 	case f.summary():
 	case "":
 		note("the pod lacks nftables table %s", tunnel.Table)
 	default:
-		note("nftables table %s is not as it should be", tunnel.Table)
+		note("nftables table %s has the wrong content", tunnel.Table)
 	}
 	return found, nil
 }

@@ -13,7 +13,7 @@ import (
 
 var networks = []string{"tcp", "udp"}
 
-// Packets to a destination have the gateway's address, all others the pod's.
+// Packets to a destination have the gateway's address, all others the pod's own.
 func TestPackets(t *testing.T) {
 	w := newWorld(t)
 	before := w.dump()
@@ -29,7 +29,7 @@ func TestPackets(t *testing.T) {
 	w.in(clientNS, "ping -c1 -W3 %s; ping -c1 -W3 %s", outside4, outside6)
 	w.apply(Setup{})
 	if after := w.dump(); after != before {
-		t.Errorf("after it was taken away:\n%s\nbefore:\n%s", after, before)
+		t.Errorf("state after the removal:\n%s\nwant, as before:\n%s", after, before)
 	}
 	for _, network := range networks {
 		w.from(network, outside4, client4)
@@ -40,8 +40,8 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// Connections spread over the gateways, also those of one client to one destination. Each keeps its gateway while
-// that one terminates and others are added and removed.
+// Connections are spread over the gateways, also those of one client to one destination. Each keeps its gateway while
+// that gateway terminates and others are added and removed.
 func TestSpreadAndPinning(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1), gateway(2)))
@@ -53,7 +53,7 @@ func TestSpreadAndPinning(t *testing.T) {
 	for _, network := range networks {
 		for _, to := range outsides {
 			if seen := w.spread(network, to, 24); len(seen) != 2 {
-				t.Errorf("%s to %s: connections are seen from %v, want two gateways", network, to, seen)
+				t.Errorf("%s to %s: sources of connections = %v, want two gateways", network, to, seen)
 			}
 			for range 6 {
 				c := w.connect(network, to)
@@ -65,7 +65,7 @@ func TestSpreadAndPinning(t *testing.T) {
 		t.Helper()
 		for _, l := range longs {
 			if now := l.talk(); now != l.from {
-				t.Errorf("%s: a connection that was seen from %s is seen from %s", when, l.from, now)
+				t.Errorf("%s: source of an open connection changed from %s to %s", when, l.from, now)
 			}
 		}
 	}
@@ -74,14 +74,14 @@ func TestSpreadAndPinning(t *testing.T) {
 	again("with a third gateway")
 	for _, to := range outsides {
 		if seen := w.spread("tcp", to, 36); len(seen) != 3 {
-			t.Errorf("to %s: seen from %v, want three gateways", to, seen)
+			t.Errorf("to %s: sources of connections = %v, want three gateways", to, seen)
 		}
 	}
 	w.apply(setup(ending(1), gateway(2), gateway(3)))
-	again("while the first ends")
+	again("while the first terminates")
 	for _, to := range outsides {
 		if seen := w.spread("tcp", to, 24); len(seen) != 2 || seen[gateway4(1)]+seen[gateway6(1)] != 0 {
-			t.Errorf("to %s: seen from %v, want gateways 2 and 3", to, seen)
+			t.Errorf("to %s: sources of connections = %v, want gateways 2 and 3", to, seen)
 		}
 	}
 	s := setup(ending(1), ending(2), gateway(3))
@@ -90,16 +90,16 @@ func TestSpreadAndPinning(t *testing.T) {
 	w.apply(s)
 	again("with more destinations and another source port")
 	w.apply(setup(ending(1), ending(2)))
-	again("while all end")
+	again("while all terminate")
 	for _, to := range outsides {
 		begin := time.Now()
 		if _, err := w.ask("tcp", to, 5*time.Second); err == nil || time.Since(begin) > time.Second {
-			t.Errorf("a new connection while all gateways end: %v after %s, want an error at once", err, time.Since(begin))
+			t.Errorf("new connection while all gateways terminate: error %v after %s, want an immediate error", err, time.Since(begin))
 		}
 	}
 }
 
-// Without a gateway a destination is unreachable at once, and never reached by another route.
+// Without a gateway a destination is immediately unreachable, and never reached by another route.
 func TestNoGateway(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1)))
@@ -111,7 +111,7 @@ func TestNoGateway(t *testing.T) {
 			begin := time.Now()
 			got, err := w.ask(network, to, 3*time.Second)
 			if err == nil || time.Since(begin) > time.Second {
-				t.Errorf("%s to %s without a gateway: seen from %s, %v after %s", network, to, got, err, time.Since(begin))
+				t.Errorf("%s to %s without a gateway: source %s, error %v after %s, want an immediate error", network, to, got, err, time.Since(begin))
 			}
 		}
 	}
@@ -144,9 +144,9 @@ func BenchmarkApply(b *testing.B) {
 		}
 	}
 	run("new", to(Setup{}), to(with))
-	run("nothing to do", to(with), to(with))
-	run("one gateway other", to(with), to(other))
+	run("no difference", to(with), to(with))
+	run("one gateway replaced", to(with), to(other))
 	run("check", to(with), func() { w.must(Check(b.Context(), ns.Path(clientNS), with)) })
-	run("taken away", to(with), to(Setup{}))
-	run("a namespace with a link, for comparison", func() {}, w.client)
+	run("removed", to(with), to(Setup{}))
+	run("namespace with a link, for comparison", func() {}, w.client)
 }

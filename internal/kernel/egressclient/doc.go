@@ -17,6 +17,6 @@
 // and writes what differs, in an order in which no packet to a destination bypasses the gateways. Only routes and
 // rules with routing protocol 190 (rtnl.Protocol) and the nftables table tunnel.Table are changed.
 //
-// A limitation: the kernel records the MTU of a path beyond the gateway (RFC 1191, RFC 8201) at the route to the
-// first gateway. TCP uses it with every gateway, and UDP over IPv6 with the first one only.
+// Limitation: the kernel stores the path MTU beyond the gateway (RFC 1191, RFC 8201) at the route to the first gateway.
+// TCP uses it with every gateway, UDP over IPv6 with the first one only.
 package egressclient

@@ -21,14 +21,15 @@ type filter struct{ nft.Table }
 
 // newFilter builds the table.
 //
-//	raw, sent   what tunnels receive and send is not tracked: its connections are those inside
-//	received    FoU is taken from the gateways only
-//	tunnelled   what comes out of a tunnel belongs to a connection that went out, and packets that
-//	            the pod passes on for others keep their gateway
-//	output      each connection's gateway
-//	forward     that of connections that the pod passes on
-//	gateway-N   a connection and its packet are given gateway N
-//	choose-…    a new connection is given one of an Egress's gateways
+//	raw, sent   exempts tunnel packets from tracking, as connections are tracked inside
+//	received    accepts FoU from the gateways only
+//	tunnelled   accepts from a tunnel only packets of connections that the pod opened, and keeps
+//	            the gateway of packets that the pod forwards for others
+//	output      leads each connection to its gateway
+//	forward     does the same for connections that the pod forwards
+//	gateway-N   marks a connection and its packet for gateway N
+//	choose-…    chooses one of an Egress's gateways for a new connection
+//	refuse      rejects connections without a gateway
 //	refuse      there is none
 func newFilter(s Setup, l loosened) (filter, error) {
 	s = s.sorted()
@@ -117,10 +118,10 @@ func (f *filter) addSenders(s Setup, family int) {
 	f.addSet(senders(family), nft.AddressType(family), keys(list...)...)
 }
 
-// notFromGateway, followed by the port, is the comment from which Apply reads the port of an earlier one.
+// notFromGateway, followed by the port, is the rule comment from which Apply reads the port of an earlier Setup.
 const notFromGateway = "not from a gateway: UDP port "
 
-// portIn is the FoU port in the summary of a filter; 0: it has none.
+// portIn returns the FoU port in the summary of a filter; 0: none.
 func portIn(summary string) uint16 {
 	_, rest, _ := strings.Cut(summary, notFromGateway)
 	number, _, _ := strings.Cut(rest, " ")
@@ -128,8 +129,8 @@ func portIn(summary string) uint16 {
 	return uint16(port)
 }
 
-// addReceived adds the chain for incoming packets. It drops tunnel packets without UDP, which a tunnel's device would
-// accept and no gateway sends.
+// addReceived adds the chain for incoming packets. It drops tunnel packets without UDP, which a tunnel device would
+// accept but no gateway sends.
 func (f *filter) addReceived(s Setup) {
 	received := nft.Base("received", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
 		nft.NewRule("no tunnel's packet", nft.Protocol(unix.IPPROTO_TCP), nft.Accept()))
@@ -220,14 +221,14 @@ func (e Egress) chooser(number, family int) nft.Chain {
 	}
 	c := nft.Regular(fmt.Sprintf("choose-%d-%d", number, tunnel.Digit(family)))
 	for i, g := range list[1:] {
-		// With equal probability among the remaining ones.
+		// Each remaining gateway with equal probability.
 		c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.OneOf(uint32(len(list)-i)), nft.GoTo(gatewayChain(g.ID))))
 	}
 	c.Rules = append(c.Rules, nft.NewRule(e.Name, nft.GoTo(gatewayChain(list[0].ID))))
 	return c
 }
 
-// addPins adds a chain for each gateway that sets its mark, and the map from a connection's mark to this chain.
+// addPins adds a chain for each gateway that sets the gateway's mark, and the map from a connection's mark to this chain.
 func (f *filter) addPins(ids map[int]bool) {
 	var to []leap
 	for id := range maxGateway + 1 {
@@ -248,18 +249,18 @@ func tunnelled() nft.Chain {
 		nft.NewRule("what the pod passes on keeps its gateway", nft.CtDirection(nft.Original), nft.CtMark(markGateway), leadTo(pins)))
 }
 
-// refuseChain rejects connections at once, as an unreachable route does. It resets TCP connections, which treat an
-// ICMP error as temporary.
+// refuseChain rejects connections immediately, as an unreachable route does. It resets TCP connections, which treat
+// an ICMP error as temporary.
 func refuseChain() nft.Chain {
 	return nft.Regular(refuse,
 		nft.NewRule("no gateway takes new connections", nft.Protocol(unix.IPPROTO_TCP), nft.Reset()),
 		nft.NewRule("no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)))
 }
 
-// in: @name, for what was loaded.
+// in: @name, for the loaded value.
 func in(name string) nft.Exprs { return nft.In(&nftables.Set{Name: name}) }
 
-// leadTo: vmap @name, for what was loaded.
+// leadTo: vmap @name, for the loaded value.
 func leadTo(name string) nft.Exprs { return nft.VerdictOf(&nftables.Set{Name: name}) }
 
 // keys encodes addresses as keys of a set.

@@ -56,10 +56,10 @@ func Supported() error { return tunnel.Supported() }
 // supported caches a positive result of Supported.
 var supported atomic.Bool
 
-// Apply makes the pod's namespace at a path as s says. It writes only what differs, completes what an earlier Apply
-// left unfinished, and removes what else there is of Berth's egress: everything, if s has no Egresses. Connections
-// continue unless their gateway changes. Errors: ErrNoFoU, and then a namespace without egress is unchanged;
-// ErrNoNetns; rtnl.ErrNotNetns; those of Validate.
+// Apply makes the pod's namespace at a path match s. It writes only differences, completes what an earlier Apply left
+// unfinished, and removes all other state of Berth's egress: everything, if s has no Egresses. Connections continue
+// unless their gateway changes. Errors: ErrNoFoU, and then a namespace without egress is unchanged; ErrNoNetns;
+// rtnl.ErrNotNetns; those of Validate.
 func Apply(ctx context.Context, netnsPath string, s Setup) error {
 	return apply(ctx, netnsPath, s, nil)
 }
@@ -88,9 +88,9 @@ func apply(ctx context.Context, netnsPath string, s Setup, before func(string) e
 	return nil
 }
 
-// apply orders changes so that no packet to a destination bypasses the gateways, and that nftables never selects the
-// routing table of a gateway that does not exist. The nftables table is made first and removed last: it shows that
-// there is anything to remove.
+// apply orders changes so that no packet to a destination bypasses the gateways, and nftables never selects the
+// routing table of a missing gateway. The nftables table is made first and removed last: while it exists, there may
+// be state to remove.
 func (k *kernel) apply(ctx context.Context, s Setup) error {
 	was, err := k.look()
 	if err != nil {

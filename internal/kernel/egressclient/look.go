@@ -15,8 +15,8 @@ import (
 
 // state is the observed state of Berth's egress in a namespace.
 type state struct {
-	filter string // as summary has it
-	port   uint16 // of FoU, as the filter has it; 0: unknown
+	filter string // in the format of filter.summary
+	port   uint16 // the FoU port in the filter; 0: unknown
 	links  map[int]netlink.Link
 	routes []linkedRoute
 	rules  []rtnl.Rule
@@ -34,8 +34,8 @@ type linkedRoute struct {
 // fresh reports whether the namespace has no links and no filter of Berth's egress.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
-// look reads the observed state. If there is neither the nftables table, which is made first and removed last, nor a
-// device, it reads no more.
+// look reads the observed state. Without a device and without the nftables table, which is made first and removed
+// last, it stops there.
 func (k *kernel) look() (state, error) {
 	s := state{links: map[int]netlink.Link{}}
 	var err error
@@ -87,7 +87,7 @@ func (k *kernel) lookSource(s *state) error {
 	return err
 }
 
-// portOf is the port of FoU to which a device sends.
+// portOf is the FoU port to which a device sends.
 func portOf(l netlink.Link) uint16 {
 	switch l := l.(type) {
 	case *netlink.Iptun:
@@ -164,5 +164,5 @@ func (k *kernel) links(s Setup) (own ownLink, further []string, err error) {
 	return own, slices.Sorted(maps.Keys(names)), nil
 }
 
-// ownLink is the pod's own interface. index is 0 if it is not needed.
+// ownLink is the pod's own interface. index is 0 if not needed.
 type ownLink struct{ index, mtu int }

@@ -48,7 +48,7 @@ func TestManyGateways(t *testing.T) {
 	for set, want := range map[string]int{"gateways4": 4*gateways + 4, "gateways6": 4 * gateways} {
 		list, err := k.nft.GetSetElements(&nftables.Set{Table: table, Name: set})
 		if err != nil || len(list) != want {
-			t.Errorf("%s has %d elements, want %d: %v", set, len(list), want, err)
+			t.Errorf("set %s has %d elements, want %d (error: %v)", set, len(list), want, err)
 		}
 	}
 }
@@ -61,27 +61,27 @@ func TestKernelWithoutFoU(t *testing.T) {
 	s := one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}})
 	err := Apply(context.Background(), path, s)
 	if Supported() == nil {
-		t.Logf("this kernel has FoU: Apply says %v", err)
+		t.Logf("this kernel has FoU: Apply() error = %v", err)
 		if errors.Is(err, ErrNoFoU) {
-			t.Errorf("Apply: %v, though the kernel has FoU", err)
+			t.Errorf("Apply() error = %v although the kernel has FoU", err)
 		}
 		return
 	}
 	if !errors.Is(err, ErrNoFoU) || !strings.Contains(err.Error(), "fou") || !strings.Contains(err.Error(), path) {
-		t.Errorf("Apply: %v, want %v, which module, and where", err, ErrNoFoU)
+		t.Errorf("Apply() error = %v, want %v with the module and the namespace", err, ErrNoFoU)
 	}
 	if after := stateText(t, path); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
+		t.Errorf("state before Apply():\n%s\nafter:\n%s", before, after)
 	}
 	if err := Apply(context.Background(), path, Setup{}); err != nil {
-		t.Errorf("take away what is not there: %v", err)
+		t.Errorf("Apply() without Egresses in a clean namespace: %v", err)
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}
 }
 
-// stateText is what the kernel has in a namespace.
+// stateText is the kernel state of a namespace.
 func stateText(t *testing.T, path string) string {
 	t.Helper()
 	var b strings.Builder
@@ -96,7 +96,7 @@ func stateText(t *testing.T, path string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Limits and use of the whole machine's are no part of a namespace.
+	// Limits and usage of the whole machine do not belong to a namespace.
 	machines := func(line string) bool { return strings.HasPrefix(line, "fs/") || strings.HasPrefix(line, "kernel/") }
 	return strings.Join(slices.DeleteFunc(strings.Split(b.String(), "\n"), machines), "\n")
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Errors that a caller tells apart with errors.Is.
+// Errors that callers distinguish with errors.Is.
 var (
 	// ErrNoFoU is tunnel.ErrNoFoU.
 	ErrNoFoU = tunnel.ErrNoFoU
@@ -17,8 +17,8 @@ var (
 	ErrNoNetns = rtnl.ErrNoNetns
 )
 
-// Routing tables in a pod. Those of destinations have the numbers of Coil's design ("Routing"); each gateway has one
-// by its ID.
+// Routing tables in a pod. Those of destinations have the numbers of Coil's design ("Routing"). Each gateway has a
+// table, numbered by its ID.
 const (
 	tableDestinations = 117
 	tableDefault      = 118
@@ -29,10 +29,10 @@ const (
 // interfaces are at 2048 (rtnl.LaterMetric); packets from their addresses skip all of these.
 const (
 	priorityOthers      = 1790 // from a further interface: to priorityPassed
-	priorityOthersBound = 1791 // by a further interface, as a program asked for: likewise
+	priorityOthersBound = 1791 // from a socket bound to a further interface: likewise
 	priorityOwnWay      = 1795 // marked to go its own way: the main table
 	priorityLinkLocal   = 1800
-	priorityOuter       = 1810 // to a gateway that is within a destination: the main table
+	priorityOuter       = 1810 // to a gateway within a destination: the main table
 	priorityGateways    = 1850 // marked for a gateway: its table
 	priorityDestination = 1900
 	priorityCluster     = 2000 // and up, in order
@@ -45,8 +45,8 @@ const (
 
 // Parts of the mark of packets and connections. Berth does not change other bits.
 const (
-	markGateway = 0x00ff0000 // of connections and packets: the gateway's ID
-	markOwnWay  = 0x01000000 // of packets: they go by the main table
+	markGateway = 0x00ff0000 // on connections and packets: the gateway's ID
+	markOwnWay  = 0x01000000 // on packets that use the main table
 	markShift   = 16
 	maxGateway  = 255
 )

@@ -24,7 +24,7 @@ func (k *kernel) setFilter(f filter) error {
 	})
 }
 
-// removeFilter removes the table; a missing one is no error.
+// removeFilter removes the table. A missing one is not an error.
 func (k *kernel) removeFilter() error {
 	return k.do("remove nftables table "+tunnel.Table, func() error {
 		nft.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}.Remove(k.nft)
@@ -32,7 +32,7 @@ func (k *kernel) removeFilter() error {
 	})
 }
 
-// summary has the chain and comment of each rule, sorted by chain, as filterSummary reads them.
+// summary returns the chain and comment of each rule, sorted by chain, in the format of filterSummary.
 func (f filter) summary() string {
 	var lines []string
 	for _, c := range f.Chains {
@@ -52,8 +52,8 @@ func join2(lines []string) string {
 	return strings.Join(lines, "\n")
 }
 
-// filterSummary reads the summary of the kernel's table; empty: there is none. It does not use the library, which
-// cannot decode all expressions of the rules.
+// filterSummary reads the summary of the kernel's table; empty: no table. It does not use the library, which cannot
+// decode all expressions of the rules.
 func (k *kernel) filterSummary() (string, error) {
 	c, err := mdnetlink.Dial(unix.NETLINK_NETFILTER, &mdnetlink.Config{NetNS: k.at.FD()})
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// plan is the desired state of the kernel, without nftables.
+// plan is the desired state of the kernel, except nftables.
 type plan struct {
 	tunnels []tunnel.Tunnel
 	routes  []route
 	rules   []rtnl.Rule
 }
 
-// route is one of Berth's in the tables of this package.
+// route is one of Berth's routes in the tables of this package.
 type route struct {
 	routeKey
 	// via is the gateway, on the tunnel's device. Zero: the route is unreachable.
@@ -26,7 +26,7 @@ type route struct {
 	src netip.Addr
 }
 
-// routeKey identifies a route: the kernel has at most one of each.
+// routeKey identifies a route: the kernel has at most one with each key.
 type routeKey struct {
 	table, metric int
 	dst           netip.Prefix
@@ -34,7 +34,7 @@ type routeKey struct {
 
 func (p routeKey) family() int { return rtnl.FamilyOf(p.dst.Addr()) }
 
-// families are those of the pod's addresses.
+// families are the address families of the pod.
 func (s Setup) families() []int {
 	var list []int
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -68,7 +68,7 @@ func newPlan(s Setup, mtu int, further []string) plan {
 	return p
 }
 
-// bar makes the destinations of the family of NodeLocal unreachable.
+// bar makes the destinations in the family of NodeLocal unreachable.
 func (s Setup) bar(p *plan, further []string) {
 	f, reached := rtnl.FamilyOf(s.NodeLocal), false
 	s.Egresses = slices.Clone(s.Egresses)
@@ -120,7 +120,7 @@ func (e Egress) base(family int) netip.Addr {
 	return netip.Addr{}
 }
 
-// destinations are those of a family.
+// destinations are the destinations of a family.
 func (e Egress) destinations(family int) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(e.Destinations), func(d netip.Prefix) bool { return rtnl.FamilyOf(d.Addr()) != family })
 }
@@ -133,7 +133,7 @@ func tableOf(d netip.Prefix) int {
 }
 
 // routes are those to an Egress's destinations, with a fallback for each, and the route to each gateway in the
-// gateway's own table.
+// gateway's table.
 func (e Egress) routes(family int, own netip.Addr) []route {
 	var list []route
 	base := e.base(family)
@@ -217,8 +217,8 @@ func (s Setup) others(family int) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// within lists the ends of tunnels that are within a destination of the pod's Egresses, so that their packets would
-// enter a tunnel again. Networks of the cluster are exempt from default routes.
+// within lists the tunnel ends within a destination of the pod's Egresses, whose packets would enter a tunnel again.
+// Networks of the cluster are exempt from default routes.
 func (s Setup) within(family int) []netip.Addr {
 	var list []netip.Addr
 	for _, e := range s.Egresses {

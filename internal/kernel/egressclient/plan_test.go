@@ -39,14 +39,14 @@ func one(e Egress) Setup {
 	return Setup{Link: "eth0", MTU: 1500, Addrs: addrsOf("10.1.0.2"), Port: 5555, ClusterNetworks: nets("10.0.0.0/8"), Egresses: []Egress{e}}
 }
 
-// nodeLocal is one, of a pod that reaches IPv6 as its node.
+// nodeLocal is a Setup of a pod that reaches IPv6 through its node.
 func nodeLocal(e Egress) Setup {
 	s := one(e)
 	s.NodeLocal = netip.MustParseAddr("fd00::ac:5")
 	return s
 }
 
-// The routes of a pod, by what its Egresses are.
+// The routes of a pod, depending on its Egresses.
 func TestRoutes(t *testing.T) {
 	a, b := gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")
 	d := nets("203.0.113.0/24")
@@ -58,20 +58,20 @@ func TestRoutes(t *testing.T) {
 		"two gateways": {one(Egress{Destinations: d, Gateways: []Gateway{b, a}}), []string{
 			beneath, "route 203.0.113.0/24 via 10.1.1.2 in table 117", "route 0.0.0.0/0 via 10.1.1.2 in table 11701", "route 0.0.0.0/0 via 10.1.2.2 in table 11702"}},
 		"no gateway": {one(Egress{Destinations: d}), []string{beneath}},
-		"the first ends": {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, false, "10.1.1.2"), b}}), []string{
+		"first gateway terminates": {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, false, "10.1.1.2"), b}}), []string{
 			beneath, "route 203.0.113.0/24 via 10.1.2.2 in table 117", "route 0.0.0.0/0 via 10.1.1.2 in table 11701", "route 0.0.0.0/0 via 10.1.2.2 in table 11702"}},
-		"all end": {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, false, "10.1.1.2")}}), []string{
+		"all gateways terminate": {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, false, "10.1.1.2")}}), []string{
 			beneath, "route 203.0.113.0/24 via 10.1.1.2 in table 117", "route 0.0.0.0/0 via 10.1.1.2 in table 11701"}},
-		"gateways of the other family":      {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, true, "fd01::2")}}), []string{beneath}},
-		"a destination of the other family": {one(Egress{Destinations: nets("2001:db8::/32"), Gateways: []Gateway{a}}), nil},
-		"a destination of a family of the node's": {nodeLocal(Egress{Destinations: nets("2001:db8::/32", "::/0", "203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2", "fd01::2")}, Service: addrsOf("10.96.0.9", "fd02::9"), OriginatingOnly: true}), []string{
+		"gateways of another family":    {one(Egress{Destinations: d, Gateways: []Gateway{gw(1, true, "fd01::2")}}), []string{beneath}},
+		"destination of another family": {one(Egress{Destinations: nets("2001:db8::/32"), Gateways: []Gateway{a}}), nil},
+		"destination of the node-local family": {nodeLocal(Egress{Destinations: nets("2001:db8::/32", "::/0", "203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2", "fd01::2")}, Service: addrsOf("10.96.0.9", "fd02::9"), OriginatingOnly: true}), []string{
 			beneath, "route 203.0.113.0/24 via 10.96.0.9 in table 117", "route unreachable 2001:db8::/32 in table 117", "route unreachable ::/0 in table 118"}},
-		"a default route": {one(Egress{Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{a}}), []string{
+		"default route": {one(Egress{Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{a}}), []string{
 			"route unreachable 0.0.0.0/0 in table 118", "route 0.0.0.0/0 via 10.1.1.2 in table 118", "route 0.0.0.0/0 via 10.1.1.2 in table 11701"}},
-		"a Service": {one(Egress{Destinations: d, Gateways: []Gateway{{Addrs: a.Addrs}}, Service: addrsOf("10.96.0.9")}), []string{
+		"Service": {one(Egress{Destinations: d, Gateways: []Gateway{{Addrs: a.Addrs}}, Service: addrsOf("10.96.0.9")}), []string{
 			beneath, "route 203.0.113.0/24 via 10.96.0.9 in table 117"}},
-		"a Service without gateways": {one(Egress{Destinations: d, Service: addrsOf("10.96.0.9")}), []string{beneath}},
-		"answers go their own way, no gateway": {one(Egress{Destinations: d, OriginatingOnly: true}), []string{
+		"Service without gateways": {one(Egress{Destinations: d, Service: addrsOf("10.96.0.9")}), []string{beneath}},
+		"originating only, no gateway": {one(Egress{Destinations: d, OriginatingOnly: true}), []string{
 			beneath, "route 203.0.113.0/24 via 192.0.0.8 in table 117"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestRoutes(t *testing.T) {
 				got = append(got, r.String())
 			}
 			if !slices.Equal(got, c.want) {
-				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+				t.Errorf("routes:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
 			}
 		})
 	}
@@ -105,14 +105,14 @@ func TestRules(t *testing.T) {
 		"rule 2099 from 10.9.0.2/32 goto 2150", "rule 2099 oif eth1 goto 2150", "rule 2100 lookup 118", "rule 2150 nop",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("rules:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for _, r := range newPlan(s, 1500, []string{"eth1"}).rules {
 		if back := rtnl.RuleOf(r.Kernel()); back != r {
-			t.Errorf("%s is read as %s", r, back)
+			t.Errorf("rule %s converted to the kernel and back = %s", r, back)
 		}
 	}
-	// Of the node's family all is as without gateways, where an Egress has destinations of it.
+	// Destinations in the node-local family have the rules of an Egress without gateways.
 	s.NodeLocal, s.ClusterNetworks = netip.MustParseAddr("fd00::ac:5"), append(s.ClusterNetworks, netip.MustParsePrefix("fd01::/16"))
 	got = got[:0]
 	for _, r := range newPlan(s, 1500, nil).rules {
@@ -121,22 +121,22 @@ func TestRules(t *testing.T) {
 		}
 	}
 	if want := []string{"rule 1800 to fe80::/10 lookup 254", "rule 1900 lookup 117", "rule 2000 to fd01::/16 lookup 254", "rule 2100 lookup 118"}; !slices.Equal(got, want) {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("IPv6 rules:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	s.Egresses[0].Destinations = s.Egresses[0].Destinations[:1]
 	if p := newPlan(s, 1500, nil); slices.ContainsFunc(p.rules, func(r rtnl.Rule) bool { return r.Family == unix.AF_INET6 }) {
-		t.Errorf("without destinations of IPv6 there are rules of it: %v", p.rules)
+		t.Errorf("IPv6 rules without IPv6 destinations: %v", p.rules)
 	}
 	for range 100 {
 		s.ClusterNetworks = append(s.ClusterNetworks, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(len(s.ClusterNetworks)), 0, 0}), 16))
 	}
 	if list := newPlan(s, 1500, nil).rules; !slices.IsSortedFunc(list, func(a, b rtnl.Rule) int { return a.Priority - b.Priority }) || len(list) < 100 {
-		t.Errorf("with a hundred networks of the cluster: %v", list)
+		t.Errorf("rules with a hundred cluster networks are not sorted or not complete: %v", list)
 	}
 }
 
 // The result does not depend on the order of the lists.
-func TestOrderDoesNotMatter(t *testing.T) {
+func TestPlanIgnoresListOrder(t *testing.T) {
 	s := one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}})
 	s.Egresses = append(s.Egresses, Egress{Name: "ns/two", Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gw(3, true, "10.1.3.2")}})
 	r := s
@@ -152,8 +152,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	}
 }
 
-// A change of the Setup changes the filter's tag if and only if nftables depends on it.
-func TestFilterFollowsTheSetup(t *testing.T) {
+// A change of the Setup changes the filter's tag if and only if nftables depends on that part of the Setup.
+func TestFilterTagFollowsSetup(t *testing.T) {
 	base := func() Setup {
 		return one(Egress{Destinations: nets("203.0.113.0/24"), Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2")}})
 	}
@@ -168,38 +168,38 @@ func TestFilterFollowsTheSetup(t *testing.T) {
 		change  func(*Setup)
 		differs bool
 	}{
-		"a gateway ends":          {func(s *Setup) { s.Egresses[0].Gateways[0] = gw(1, false, "10.1.1.2") }, true},
-		"a gateway's ID":          {func(s *Setup) { s.Egresses[0].Gateways[1].ID = 9 }, true},
-		"a gateway's address":     {func(s *Setup) { s.Egresses[0].Gateways[1].Addrs = addrsOf("10.1.2.3") }, true},
-		"port":                    {func(s *Setup) { s.Port = 6666 }, true},
-		"answers their own way":   {func(s *Setup) { s.Egresses[0].OriginatingOnly = true }, true},
-		"another destination":     {func(s *Setup) { s.Egresses[0].Destinations = nets("192.0.2.0/24") }, false},
-		"source port":             {func(s *Setup) { s.Egresses[0].SourcePortAuto = true }, false},
-		"networks of the cluster": {func(s *Setup) { s.ClusterNetworks = nil }, false},
+		"gateway terminates": {func(s *Setup) { s.Egresses[0].Gateways[0] = gw(1, false, "10.1.1.2") }, true},
+		"gateway ID":         {func(s *Setup) { s.Egresses[0].Gateways[1].ID = 9 }, true},
+		"gateway address":    {func(s *Setup) { s.Egresses[0].Gateways[1].Addrs = addrsOf("10.1.2.3") }, true},
+		"port":               {func(s *Setup) { s.Port = 6666 }, true},
+		"originating only":   {func(s *Setup) { s.Egresses[0].OriginatingOnly = true }, true},
+		"destination":        {func(s *Setup) { s.Egresses[0].Destinations = nets("192.0.2.0/24") }, false},
+		"source port":        {func(s *Setup) { s.Egresses[0].SourcePortAuto = true }, false},
+		"cluster networks":   {func(s *Setup) { s.ClusterNetworks = nil }, false},
 	} {
 		s := base()
 		c.change(&s)
 		if got := tag(s) != tag(base()); got != c.differs {
-			t.Errorf("%s: the filter differs %t, want %t", name, got, c.differs)
+			t.Errorf("%s: filter changes = %t, want %t", name, got, c.differs)
 		}
 	}
 	f, err := newFilter(base(), loosened{4, 1})
 	if err != nil || portIn(f.summary()) != 5555 || loosenedIn(f.summary()) != (loosened{}) {
-		t.Errorf("port %d, %v, %v", portIn(f.summary()), loosenedIn(f.summary()), err)
+		t.Errorf("summary of the filter: port %d, loosened %v (error: %v), want port 5555 and nothing loosened", portIn(f.summary()), loosenedIn(f.summary()), err)
 	}
 	s := base()
 	s.Egresses[0].OriginatingOnly = true
 	if f, err = newFilter(s, loosened{4, 1}); err != nil || loosenedIn(f.summary()) != (loosened{4, 1}) {
-		t.Errorf("%v, %v", loosenedIn(f.summary()), err)
+		t.Errorf("summary of the filter: loosened %v (error: %v), want link 4 with 1", loosenedIn(f.summary()), err)
 	}
 }
 
-// Each of n gateways is chosen with the probability 1/n.
+// Each of n gateways is chosen with probability 1/n.
 func TestChooser(t *testing.T) {
 	e := Egress{Name: "ns/e", Gateways: []Gateway{gw(1, true, "10.1.1.2"), gw(2, true, "10.1.2.2"), gw(3, false, "10.1.3.2"), gw(4, true, "10.1.4.2")}}
 	c := e.chooser(0, unix.AF_INET)
 	if len(c.Rules) != 3 || len(e.chooser(0, unix.AF_INET6).Rules) != 0 {
-		t.Errorf("rules: %v, %v", c.Rules, e.chooser(0, unix.AF_INET6))
+		t.Errorf("rules = %v for IPv4 and %v for IPv6, want three and none", c.Rules, e.chooser(0, unix.AF_INET6))
 	}
 }
 
@@ -231,14 +231,14 @@ func TestValidate(t *testing.T) {
 		s := good()
 		change(&s)
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
+			t.Errorf("Validate() error = %v, want %q", err, want)
 		}
 	}
 }
 
-// TestRemovalStops removes the rule that looks up the default table, and routes, before what protects other packets
-// from them. An error ends it.
-func TestRemovalStops(t *testing.T) {
+// Removal starts with the rule that looks up the default table and with the fallback routes, as the other rules and
+// routes are exceptions from them. It stops at the first error.
+func TestRemovalStopsAtFirstError(t *testing.T) {
 	p := newPlan(one(Egress{Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}}), 1500, nil)
 	var did []string
 	k := &kernel{at: &tunnel.Namespace{}, before: func(what string) error {
@@ -247,9 +247,9 @@ func TestRemovalStops(t *testing.T) {
 	}}
 	was := state{rules: p.rules, routes: p.desired(nil)}
 	if err := errors.Join(k.removeRules(was, plan{}), k.removeRoutes(was, plan{})); err == nil {
-		t.Error("no error")
+		t.Error("removeRules() and removeRoutes() succeeded, want an error")
 	}
 	if want := []string{"remove rule 2100 lookup 118", "remove route unreachable 0.0.0.0/0 in table 118"}; !slices.Equal(did, want) {
-		t.Errorf("attempted %q, want %q", did, want)
+		t.Errorf("attempted changes = %q, want %q", did, want)
 	}
 }

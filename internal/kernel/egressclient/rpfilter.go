@@ -14,9 +14,9 @@ import (
 // of the link's setting and that of "all".
 const looseFilter = 2
 
-// loosened tells that reverse path filtering of the pod's own link was made loose, and what it was before:
-// connections from a destination come in by the link although the route back is by a tunnel. A comment in nftables
-// has it, so that it can be reverted. Zero: it was not changed.
+// loosened records that reverse path filtering of the pod's own link was made loose, and its previous value:
+// connections from a destination come in by the link although the route back is through a tunnel. It is stored in an
+// nftables comment so that it can be reverted. Zero: not changed.
 type loosened struct{ link, was int }
 
 const loosenedComment = "; rp_filter of link %d was %d"
@@ -28,7 +28,7 @@ func (l loosened) String() string {
 	return fmt.Sprintf(loosenedComment, l.link, l.was)
 }
 
-// loosenedIn parses it from the summary of a filter.
+// loosenedIn parses the record from the summary of a filter.
 func loosenedIn(summary string) loosened {
 	var l loosened
 	start, _, _ := strings.Cut(loosenedComment, "%")
@@ -44,8 +44,8 @@ func (s Setup) answersOwnWay() bool {
 	return slices.ContainsFunc(s.Egresses, func(e Egress) bool { return e.OriginatingOnly })
 }
 
-// loosen returns the change to make: the one that was made before, or one if the link filters strictly, by its own
-// setting or by that of all links.
+// loosen returns the change to make: an earlier one, or one if the link filters strictly, by its own setting or that
+// of all links.
 func (k *kernel) loosen(s Setup, own ownLink, was state) (loosened, error) {
 	if !s.answersOwnWay() || !tunnel.AddrOf(s.Addrs, unix.AF_INET).IsValid() {
 		return loosened{}, nil

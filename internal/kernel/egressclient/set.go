@@ -72,7 +72,7 @@ func (p plan) has(family int) bool {
 	return slices.ContainsFunc(p.tunnels, func(t tunnel.Tunnel) bool { return rtnl.FamilyOf(t.Local) == family })
 }
 
-// removePort removes the FoU port of an earlier Setup that had another one.
+// removePort removes the FoU port of an earlier Setup if the port differs.
 func (k *kernel) removePort(was state, p plan) error {
 	for _, t := range p.tunnels {
 		if was.port == 0 || was.port == t.Port {
@@ -87,7 +87,7 @@ func (k *kernel) removePort(was state, p plan) error {
 	return nil
 }
 
-// routeKind describes the routes of this package's tables. A route that leads elsewhere is replaced in one step.
+// routeKind describes the routes of this package's tables. A route with another next hop is replaced in one step.
 func (k *kernel) routeKind() rtnl.Kind[linkedRoute, routeKey] {
 	return rtnl.Kind[linkedRoute, routeKey]{
 		Key: func(h linkedRoute) routeKey { return h.routeKey },
@@ -125,7 +125,7 @@ func (p plan) desired(devices map[int]int) []linkedRoute {
 
 func ofGateway(h linkedRoute) bool { return h.table > tableGateways }
 
-// setRoutes sets routes that are missing or lead elsewhere: those of gateways' own tables, or the others.
+// setRoutes sets missing and differing routes: those of gateways' tables, or the others.
 func (k *kernel) setRoutes(was state, p plan, devices map[int]int, gateways bool) error {
 	routes := slices.DeleteFunc(p.desired(devices), func(h linkedRoute) bool { return ofGateway(h) != gateways })
 	_, err := k.routeKind().Set(k.routeKind().Compare(routes, was.routes))
@@ -139,8 +139,8 @@ func (k *kernel) removeRoutes(was state, p plan) error {
 	return removeInOrder(k.routeKind(), extra)
 }
 
-// removeInOrder removes objects and stops at the first error: exceptions that come later must stay while what they are
-// exceptions of does.
+// removeInOrder removes objects and stops at the first error: objects later in the list are exceptions from earlier
+// ones, and must exist as long as these.
 func removeInOrder[T any, K comparable](kind rtnl.Kind[T, K], extra []T) error {
 	for i := range extra {
 		if _, err := kind.RemoveAll(extra[i : i+1]); err != nil {
@@ -182,7 +182,7 @@ func (k *kernel) addRules(was state, p plan) error {
 	return err
 }
 
-// removeRules removes rules that the plan does not have, the last first.
+// removeRules removes rules that the plan does not have, in reverse order.
 func (k *kernel) removeRules(was state, p plan) error {
 	extra := k.ruleKind().Compare(p.rules, was.rules).Extra
 	slices.SortStableFunc(extra, func(a, b rtnl.Rule) int { return b.Priority - a.Priority })

@@ -11,35 +11,35 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Setup is the desired state of a pod.
+// Setup is the desired egress state of a pod.
 type Setup struct {
 	// Link is the pod's own interface, by which the tunnels' packets leave.
 	Link string
-	// MTU is that of Link in bytes; 0: the kernel's.
+	// MTU is the MTU of Link in bytes; 0: the kernel's value.
 	MTU int
 	// Addrs are the pod's own addresses on Link, at most one of each family. They are the tunnels' ends; a family
 	// without an address has no tunnels.
 	Addrs []netip.Addr
 	// NodeLocal is an address of a family that Addrs does not have, with which the pod reaches that family through
-	// its node; zero: none. Tunnels cannot use it: destinations of Egresses in the family are unreachable, so that
+	// its node; zero: none. Tunnels cannot use it, so destinations of Egresses in the family are unreachable, and
 	// packets do not bypass the gateways.
 	NodeLocal netip.Addr
-	// Others are addresses of the pod's further interfaces. Packets from these do not use Egresses.
+	// Others are addresses of the pod's further interfaces. Packets from them do not use Egresses.
 	Others []netip.Addr
 	// Port is the UDP port of Foo over UDP.
 	Port uint16
 	// ClusterNetworks are exempt from the default route of an Egress.
 	ClusterNetworks []netip.Prefix
-	// Egresses are those that the pod uses. If empty, nothing is set up.
+	// Egresses are the Egresses that the pod uses. If empty, nothing is set up.
 	Egresses []Egress
 }
 
-// Egress is one of those that a pod uses.
+// Egress is an Egress that a pod uses.
 type Egress struct {
 	// Name is namespace/name.
 	Name string
-	// Destinations go by the gateways. 0.0.0.0/0 and ::/0 may contain those of other
-	// Egresses; others do not overlap.
+	// Destinations are reached through the gateways. 0.0.0.0/0 and ::/0 may contain destinations of
+	// other Egresses; otherwise destinations do not overlap.
 	Destinations []netip.Prefix
 	// Gateways are all gateways, including terminating ones. If the Egress has a Service only their addresses matter.
 	Gateways []Gateway
@@ -54,14 +54,14 @@ type Egress struct {
 
 // Gateway is a pod of an Egress.
 type Gateway struct {
-	// ID is 1 to 255, and unique among the gateways of all Egresses without Service of the pod. It is part of the
-	// mark and of the number of the routing table. It must not change, as connections are marked with it.
+	// ID is 1 to 255, and unique among the gateways of all of the pod's Egresses without a Service. It is part of
+	// the mark and of the number of the routing table. It must not change, as connections are marked with it.
 	ID int
-	// Addrs are its addresses, one of a family.
+	// Addrs are its addresses, at most one of each family.
 	Addrs []netip.Addr
-	// Ending tells that the gateway serves its existing connections and takes no new ones.
+	// Ending reports that the gateway serves its existing connections and takes no new ones.
 	Ending bool
-	// Chosen tells that new connections may use it.
+	// Chosen reports that new connections may use it.
 	Chosen bool
 }
 

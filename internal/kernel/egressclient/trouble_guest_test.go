@@ -26,7 +26,7 @@ func everything() Setup {
 	return s
 }
 
-// sampled returns the first case to run and the stride to the next: all cases take minutes in the emulated machine.
+// sampled returns the first case to run and the stride to the next, as all cases take minutes in the emulated machine.
 // BERTH_SAMPLE is the number of the slice. (This does not use test/harness, which imports the Kubernetes client.)
 func sampled(t *testing.T, n int) (first, stride int) {
 	t.Helper()
@@ -55,8 +55,8 @@ func (w *world) steps(s Setup, before func(string) error) ([]string, error) {
 	return list, err
 }
 
-// An Apply that fails at any step is completed by the next one. An Apply without a difference writes nothing.
-func TestEndsAtEachStep(t *testing.T) {
+// If Apply fails at any step, the next one completes it. Apply without a difference writes nothing.
+func TestApplyCompletesAfterFailureAtAnyStep(t *testing.T) {
 	w := newWorld(t)
 	empty := w.dump()
 	smaller := setup(gateway(2))
@@ -67,7 +67,7 @@ func TestEndsAtEachStep(t *testing.T) {
 	}{
 		{"made", Setup{}, everything()},
 		{"changed", everything(), smaller},
-		{"taken away", everything(), Setup{}},
+		{"removed", everything(), Setup{}},
 	}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
@@ -95,15 +95,15 @@ func TestEndsAtEachStep(t *testing.T) {
 					return nil
 				})
 				if !errors.Is(err, stop) {
-					t.Fatalf("step %d, %s: %v", i, list[i], err)
+					t.Fatalf("step %d, %s: Apply() error = %v, want the injected one", i, list[i], err)
 				}
 				w.apply(way.to)
 				if got := stateOf(t); got != want {
-					t.Errorf("ended before step %d, %s: then\n%s\nwant\n%s", i, list[i], got, want)
+					t.Errorf("failed before step %d, %s: state after the next Apply():\n%s\nwant:\n%s", i, list[i], got, want)
 				}
 				again, err := w.steps(way.to, nil)
 				if err != nil || slices.ContainsFunc(again, func(s string) bool { return !repeated(s) }) {
-					t.Errorf("ended before step %d, %s: a third Apply did %q (%v), want nothing", i, list[i], again, err)
+					t.Errorf("failed before step %d, %s: third Apply() made changes %q (error: %v), want none", i, list[i], again, err)
 				}
 			}
 			t.Logf("%d steps: %s", len(list), strings.Join(list, "; "))
@@ -111,11 +111,11 @@ func TestEndsAtEachStep(t *testing.T) {
 	}
 	w.apply(Setup{})
 	if now := w.dump(); withoutNumbers(now) != withoutNumbers(empty) {
-		t.Errorf("at the end\n%s\nat first\n%s", now, empty)
+		t.Errorf("state at the end:\n%s\nwant, as at the start:\n%s", now, empty)
 	}
 }
 
-// repeated are steps that are always made, as they compare by themselves.
+// repeated reports whether a step is always made, as it does its own comparison.
 func repeated(step string) bool {
 	return strings.HasPrefix(step, "make the tunnel")
 }
@@ -147,7 +147,7 @@ func stateOf(t *testing.T) string {
 }
 
 // Objects of other software stay when Egresses are added, changed and removed.
-func TestOthersStay(t *testing.T) {
+func TestObjectsOfOtherSoftwareAreKept(t *testing.T) {
 	w := newWorld(t)
 	w.in(clientNS, `
 ip route add 203.0.113.77/32 via 10.1.0.1 table 117
@@ -168,7 +168,7 @@ N`)
 	w.apply(setup(gateway(1)))
 	w.apply(Setup{})
 	if after := w.dump(); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
+		t.Errorf("state before:\n%s\nafter:\n%s", before, after)
 	}
 }
 
@@ -181,16 +181,16 @@ func TestCheck(t *testing.T) {
 		"ip route del unreachable 203.0.113.0/24 table 117 metric 4096":                            "lacks the route unreachable 203.0.113.0/24",
 		"ip -6 rule del pref 1900":                                                                 "lacks the rule 1900 lookup 117",
 		"ip rule del pref 1850 fwmark 0x20000/0xff0000":                                            "lacks the rule 1850 fwmark 0x20000/0xff0000 lookup 11702",
-		"ip rule add pref 1850 fwmark 0x70000/0xff0000 lookup 11707 proto 190":                     "has the rule 1850 fwmark 0x70000/0xff0000 lookup 11707, which no Egress",
-		"ip route add 192.0.2.0/24 via 10.1.9.2 dev berth-egress4 onlink table 117 proto 190":      "has the route 192.0.2.0/24 via 10.1.9.2 in table 117, which no Egress",
+		"ip rule add pref 1850 fwmark 0x70000/0xff0000 lookup 11707 proto 190":                     "has the rule 1850 fwmark 0x70000/0xff0000 lookup 11707, which none of its Egresses needs",
+		"ip route add 192.0.2.0/24 via 10.1.9.2 dev berth-egress4 onlink table 117 proto 190":      "has the route 192.0.2.0/24 via 10.1.9.2 in table 117, which none of its Egresses needs",
 		"ip route replace 203.0.113.0/24 via 10.1.0.1 dev eth0 table 117 metric 1024 proto 190":    "not the route 203.0.113.0/24 via 10.1.1.2",
 		"ip link set berth-egress6 down":                                                           "berth-egress6",
 		"ip link del berth-egress4":                                                                "berth-egress4",
 		"ip link set berth-egress4 mtu 1400":                                                       "MTU 1400, not 1472",
 		"ip fou del port 5555":                                                                     "5555",
 		"nft delete table inet berth-egress":                                                       "lacks nftables table berth-egress",
-		"nft flush chain inet berth-egress output":                                                 "nftables table berth-egress is not",
-		"nft add rule inet berth-egress received udp dport 5555 accept":                            "nftables table berth-egress is not",
+		"nft flush chain inet berth-egress output":                                                 "nftables table berth-egress has the wrong content",
+		"nft add rule inet berth-egress received udp dport 5555 accept":                            "nftables table berth-egress has the wrong content",
 		"echo 0 > /proc/sys/net/ipv4/conf/berth-egress4/rp_filter":                                 "no loose reverse path filtering",
 		"ip addr flush dev berth-egress4":                                                          "lacks the pod's address",
 		"nft delete table inet berth-egress; ip link del berth-egress4; ip link del berth-egress6": "lacks nftables table berth-egress",
@@ -204,7 +204,7 @@ func TestCheck(t *testing.T) {
 			w.in(clientNS, "%s", command)
 			err := Check(t.Context(), ns.Path(clientNS), s)
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("Check says %v, want %q", err, want)
+				t.Errorf("Check() error = %v, want %q", err, want)
 			}
 			w.apply(s)
 			w.from("udp", outside4, gateway4(1), gateway4(2))
@@ -214,7 +214,7 @@ func TestCheck(t *testing.T) {
 }
 
 // If the kernel lacks the device type of the second family, Apply removes what it made for the first.
-func TestLacksADevice(t *testing.T) {
+func TestMissingDeviceTypeIsRolledBack(t *testing.T) {
 	w := newWorld(t)
 	before := w.dump()
 	list, err := w.steps(setup(gateway(1)), func(what string) error {
@@ -224,19 +224,19 @@ func TestLacksADevice(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, ErrNoFoU) || !slices.Contains(list, "make the tunnel from 10.1.0.2") {
-		t.Errorf("after %q: %v, want %v", list, err, ErrNoFoU)
+		t.Errorf("Apply() error after steps %q = %v, want %v", list, err, ErrNoFoU)
 	}
 	if after := w.dump(); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
+		t.Errorf("state before:\n%s\nafter:\n%s", before, after)
 	}
 }
 
-// A missing namespace is ErrNoNetns.
-func TestNoNamespace(t *testing.T) {
+// For a missing namespace, the error is ErrNoNetns.
+func TestMissingNamespace(t *testing.T) {
 	if err := Apply(t.Context(), "/run/netns/none", setup()); !errors.Is(err, ErrNoNetns) {
-		t.Errorf("got %v, want %v", err, ErrNoNetns)
+		t.Errorf("Apply() error = %v, want %v", err, ErrNoNetns)
 	}
 	if err := Check(t.Context(), "/run/netns/none", setup()); !errors.Is(err, ErrNoNetns) {
-		t.Errorf("got %v, want %v", err, ErrNoNetns)
+		t.Errorf("Check() error = %v, want %v", err, ErrNoNetns)
 	}
 }

@@ -51,7 +51,7 @@ N`, service4, gateway4(1), gateway4(2), service6, gateway6(1), gateway6(2))
 				for _, to := range outsides {
 					seen := w.spread(network, to, 12)
 					if want := map[bool]int{false: 1, true: 2}[auto]; len(seen) != want {
-						t.Errorf("%s to %s: seen from %v, want %d gateways", network, to, seen, want)
+						t.Errorf("%s to %s: sources of connections = %v, want %d gateways", network, to, seen, want)
 					}
 				}
 			}
@@ -61,19 +61,19 @@ N`, service4, gateway4(1), gateway4(2), service6, gateway6(1), gateway6(2))
 			w.apply(s)
 			for _, to := range outsides {
 				if got, err := w.ask("tcp", to, time.Second); err == nil {
-					t.Errorf("to %s without a gateway: seen from %s", to, got)
+					t.Errorf("connection to %s without a gateway succeeded with source %s", to, got)
 				}
 			}
 			s.Egresses[0].Gateways = []Gateway{{Addrs: gateway(1).Addrs}, {Addrs: gateway(2).Addrs}}
 			w.apply(s)
 			if now := w.talk(long); now != from {
-				t.Errorf("the connection that was seen from %s is seen from %s", from, now)
+				t.Errorf("source of an open connection changed from %s to %s", from, now)
 			}
 		})
 	}
 }
 
-// soon limits the wait for a reply that must not come. patience limits the wait for one that must.
+// soon limits the wait for a reply that must not come, patience the wait for one that must.
 const (
 	soon     = 300 * time.Millisecond
 	patience = 5 * time.Second
@@ -88,7 +88,7 @@ func (w *world) askFrom(space, network string, to netip.Addr, timeout time.Durat
 }
 
 // With OriginatingOnly, replies of connections from outside do not use the Egress, also without a gateway and with
-// strict reverse path filtering. The pod's own connections do.
+// strict reverse path filtering. Connections that the pod opens do.
 func TestOriginatingOnly(t *testing.T) {
 	for _, strict := range []string{"0", "1"} {
 		w := newWorld(t)
@@ -101,7 +101,7 @@ func TestOriginatingOnly(t *testing.T) {
 		for _, network := range networks {
 			for _, to := range []netip.Addr{client4, client6} {
 				if err := w.askFrom(outsideNS, network, to, soon); err == nil {
-					t.Errorf("%s to %s: answered by a gateway's way, which knows no such connection", network, to)
+					t.Errorf("%s to %s: got a reply although it goes through a gateway that does not know the connection", network, to)
 				}
 				w.must(w.askFrom(elsewhereNS, network, to, patience))
 			}
@@ -113,13 +113,13 @@ func TestOriginatingOnly(t *testing.T) {
 			for _, network := range networks {
 				for _, to := range []netip.Addr{client4, client6} {
 					if err := w.askFrom(outsideNS, network, to, patience); err != nil {
-						t.Errorf("rp_filter %s, gateways %v: %s to %s: %v", strict, list, network, to, err)
+						t.Errorf("rp_filter %s, gateways %v: %s from outside to %s: %v", strict, list, network, to, err)
 					}
 				}
 				for _, to := range outsides {
 					got, err := w.ask(network, to, 2*time.Second)
 					if len(list) == 2 && err != nil || len(list) < 2 && err == nil || got == client4 || got == client6 {
-						t.Errorf("rp_filter %s, gateways %v: %s to %s: seen from %s, %v", strict, list, network, to, got, err)
+						t.Errorf("rp_filter %s, gateways %v: %s to %s: source %s, error %v", strict, list, network, to, got, err)
 					}
 				}
 			}
@@ -131,18 +131,18 @@ func TestOriginatingOnly(t *testing.T) {
 		s.Egresses[0].OriginatingOnly = false
 		w.apply(s)
 		if now := w.in(clientNS, "cat /proc/sys/net/ipv4/conf/eth0/rp_filter"); now != "0\n" {
-			t.Errorf("rp_filter of eth0 is %s afterwards", now)
+			t.Errorf("rp_filter of eth0 = %s after OriginatingOnly was disabled, want 0", now)
 		}
 		s.Egresses[0].OriginatingOnly = true
 		w.apply(s)
 		w.apply(Setup{})
 		if after := w.dump(); after != before {
-			t.Errorf("before\n%s\nafter\n%s", before, after)
+			t.Errorf("state before:\n%s\nafter the removal:\n%s", before, after)
 		}
 	}
 }
 
-// inject sends a datagram from a namespace to a port of the client through a tunnel, with an outside source.
+// inject sends a datagram through a tunnel from a namespace to a port of the client, with a source outside of the cluster.
 func (w *world) inject(space string, own, to, from netip.Addr, port uint16, fou bool) {
 	w.t.Helper()
 	at, err := tunnel.Open(ns.Path(space))
@@ -195,13 +195,13 @@ func TestInjection(t *testing.T) {
 			}
 			w.inject(strangerNS, c.own, c.to, c.from, port, true)
 			if arrives() {
-				t.Error("FoU from a stranger got in")
+				t.Error("a FoU packet that is not from a gateway reached the client")
 			}
 			w.inject(strangerNS, c.own, c.to, c.from, port, false)
 			if arrives() {
-				t.Error("a tunnel without UDP from a stranger got in")
+				t.Error("a tunnel packet without UDP that is not from a gateway reached the client")
 			}
-			// A gateway has its tunnel.
+			// The gateway already has its tunnel.
 			w.in(gatewayNS(1), "ip addr replace %s dev lo nodad", netip.PrefixFrom(c.from, c.from.BitLen()))
 			g, err := ns.Dial(t.Context(), ns.Path(gatewayNS(1)), "udp", netip.AddrPortFrom(c.to, port), c.from)
 			w.must(err)
@@ -213,19 +213,19 @@ func TestInjection(t *testing.T) {
 			}))
 			_, _ = g.Write([]byte("not asked for"))
 			if arrives() {
-				t.Error("what a gateway sends of its own got in")
+				t.Error("an unsolicited packet from a gateway reached the client")
 			}
-			// That they would get in without nftables makes the above mean something.
+			// Without nftables these packets arrive; otherwise the checks above would prove nothing.
 			w.in(clientNS, "nft delete table inet berth-egress")
 			for _, fou := range []bool{true, false} {
 				w.inject(strangerNS, c.own, c.to, c.from, port, fou)
 				if !arrives() {
-					t.Errorf("without nftables (FoU %t) the stranger's packet does not arrive: the test is wrong", fou)
+					t.Errorf("without nftables (FoU %t) the packet did not arrive: this test cannot detect an injection", fou)
 				}
 			}
 			_, _ = g.Write([]byte("not asked for"))
 			if !arrives() {
-				t.Error("without nftables the gateway's packet does not arrive: the test is wrong")
+				t.Error("without nftables the gateway's packet did not arrive: this test cannot detect an injection")
 			}
 			w.apply(setup(gateway(1)))
 			w.in(gatewayNS(1), "ip addr del %s dev lo", netip.PrefixFrom(c.from, c.from.BitLen()))
@@ -233,7 +233,7 @@ func TestInjection(t *testing.T) {
 	}
 }
 
-// With a default route by an Egress, packets to networks of the cluster, and to gateways within destinations, do not
+// With a default route through an Egress, packets to cluster networks, and to gateways within destinations, do not
 // use the Egress.
 func TestClusterNetworks(t *testing.T) {
 	w := newWorld(t)
@@ -254,8 +254,8 @@ func TestClusterNetworks(t *testing.T) {
 	}
 }
 
-// Packets from the address of a further interface, or bound to it, leave by it.
-func TestFurtherInterface(t *testing.T) {
+// Packets from the address of a further interface, or from sockets bound to it, leave by that interface.
+func TestPodWithSeveralInterfaces(t *testing.T) {
 	w := newWorld(t)
 	w.sh(`ip link del vk2 2>/dev/null || true
 ip link add vk2 type veth peer name eth1 netns kc; ip link set vk2 up; ip addr add 10.2.0.1/24 dev vk2; ip addr add fd02::1/64 dev vk2 nodad`)
@@ -274,7 +274,7 @@ ip -6 route add default via fd02::1 dev eth1 table 2053; ip -6 rule add pref 204
 				r, err := echo.Ask(ctx, ns.Path(clientNS), network, netip.AddrPortFrom(to, echo.Port), from, "x")
 				cancel()
 				if err != nil || r.You != from {
-					t.Errorf("%v: %s from %s is seen from %s, %v", destinations, network, from, r.You, err)
+					t.Errorf("destinations %v: source of %s from %s = %s, error %v", destinations, network, from, r.You, err)
 				}
 			}
 			w.in(clientNS, "ping -c1 -W3 -I eth1 %s", to)
@@ -284,7 +284,7 @@ ip -6 route add default via fd02::1 dev eth1 table 2053; ip -6 rule add pref 204
 	}
 }
 
-// bulk sends n bytes both ways over TCP.
+// bulk sends n bytes in each direction over TCP.
 func (w *world) bulk(to netip.Addr, n int) {
 	w.t.Helper()
 	l, err := ns.Listen(ns.Path(outsideNS), netip.AddrPortFrom(to, 4444))
@@ -315,11 +315,11 @@ func (w *world) bulk(to netip.Addr, n int) {
 	_ = c.(*net.TCPConn).CloseWrite()
 	got := make([]byte, n)
 	if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, sent) {
-		w.t.Errorf("get %d bytes back from %s: %v", n, to, err)
+		w.t.Errorf("receive %d bytes from %s: %v", n, to, err)
 	}
 }
 
-// Large transfers work through the tunnel, and by a path beyond the gateway with a smaller MTU.
+// Large transfers work through the tunnel, also over a path beyond the gateway with a smaller MTU.
 func TestMTU(t *testing.T) {
 	w := newWorld(t)
 	w.apply(setup(gateway(1), gateway(2)))
@@ -338,13 +338,13 @@ func TestMTU(t *testing.T) {
 	for _, to := range outsides {
 		c := w.connect("udp", to)
 		var err error
-		for range 4 { // until the kernel knows; of IPv6 it tells the program
+		for range 4 { // until the kernel knows the path MTU; for IPv6 the program gets an error
 			if _, err = c.Once(strings.Repeat("x", 1380), time.Second); err == nil {
 				break
 			}
 		}
 		if err != nil {
-			t.Errorf("1,380 bytes by UDP to %s: %v", to, err)
+			t.Errorf("1,380 bytes over UDP to %s: %v", to, err)
 		}
 	}
 }
@@ -367,19 +367,19 @@ func TestManyDestinations(t *testing.T) {
 	w.from("tcp", other6, gateway6(2))
 	w.from("tcp", outside4, gateway4(1))
 	if now := w.talk(long); now != from {
-		t.Errorf("seen from %s, then %s", from, now)
+		t.Errorf("source of an open connection changed from %s to %s", from, now)
 	}
 	list, err := w.steps(setup(gateway(1)), nil)
 	w.must(err)
 	t.Logf("%d steps", len(list))
 	w.from("tcp", other4, client4)
 	if now := w.talk(long); now != from {
-		t.Errorf("seen from %s, then %s", from, now)
+		t.Errorf("source of an open connection changed from %s to %s", from, now)
 	}
 }
 
 // While gateways, ports, destinations and Egresses change, no packet to a destination bypasses the gateways.
-func TestNeverAnotherWay(t *testing.T) {
+func TestNoPacketBypassesGateways(t *testing.T) {
 	w := newWorld(t)
 	all := setup(gateway(2))
 	all.Egresses[0].Destinations = nets("0.0.0.0/0", "::/0", "203.0.113.0/24", "2001:db8:9::/64")
@@ -408,12 +408,12 @@ func TestNeverAnotherWay(t *testing.T) {
 					answered++
 					r, err := echo.Parse(string(answer[:n]))
 					if err != nil || r.You == client4 || r.You == client6 {
-						t.Errorf("to %s: %s, %v: a packet left by the pod's own way", to, r, err)
+						t.Errorf("to %s: a packet bypassed the gateways: reply %s, error %v", to, r, err)
 					}
 				}
 				_ = c.Close()
 			}
-			t.Logf("to %s: %d asked, %d answered", to, asked, answered)
+			t.Logf("to %s: %d requests, %d replies", to, asked, answered)
 		})
 	}
 	rounds := 3

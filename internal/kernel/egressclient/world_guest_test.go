@@ -23,14 +23,14 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// world is a client, gateways and an outside, each in a network namespace, around a router, which
+// world is a client, gateways and hosts outside of the cluster, each in a network namespace, around a router, which
 // is the guest's own namespace:
 //
 //	client    10.1.0.2     fd01::2
 //	gateway-N 10.1.N.2     fd01:0:N::2
-//	stranger  10.1.99.2    fd01:0:99::2      a pod that is no gateway
+//	stranger  10.1.99.2    fd01:0:99::2      a pod that is not a gateway
 //	outside   203.0.113.9  2001:db8:9::9     a destination
-//	elsewhere 198.51.100.9 2001:db8:51::9    another network
+//	elsewhere 198.51.100.9 2001:db8:51::9    a network that is not a destination
 type world struct{ t testing.TB }
 
 const (
@@ -53,7 +53,7 @@ func gatewayNS(n int) string { return fmt.Sprintf("kg%d", n) }
 func gateway4(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("10.1.%d.2", n)) }
 func gateway6(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd01:0:%d::2", n)) }
 
-// gateway is gateway n with ID n, which takes new connections.
+// gateway is gateway n, with ID n, for new connections.
 func gateway(n int) Gateway {
 	return Gateway{ID: n, Addrs: []netip.Addr{gateway4(n), gateway6(n)}, Chosen: true}
 }
@@ -64,7 +64,7 @@ func ending(n int) Gateway {
 	return g
 }
 
-// setup is a client with one Egress to the outside by gateways.
+// setup is a client with one Egress, which reaches the outside through the gateways.
 func setup(gateways ...Gateway) Setup {
 	return Setup{
 		Link: "eth0", MTU: 1500, Addrs: []netip.Addr{client4, client6}, Port: fouPort,
@@ -83,7 +83,7 @@ func (w *world) sh(script string, args ...any) string {
 	return string(out)
 }
 
-// in runs one in a namespace.
+// in runs a script in a namespace.
 func (w *world) in(space, script string, args ...any) string {
 	w.t.Helper()
 	out, err := exec.Command("ip", "netns", "exec", space, "bash", "-ec", fmt.Sprintf(script, args...)).CombinedOutput()
@@ -93,7 +93,7 @@ func (w *world) in(space, script string, args ...any) string {
 	return string(out)
 }
 
-// newWorld returns the world, which tests share, with three gateways and no Egress in the client.
+// newWorld returns the world, which all tests share, with three gateways and no Egress in the client.
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t}
@@ -137,7 +137,7 @@ func (w *world) must(err error) {
 func (w *world) make() {
 	w.t.Helper()
 	for _, space := range spaces() {
-		_ = ns.Remove(space) // of a run before in the same guest
+		_ = ns.Remove(space) // left by an earlier run in the same guest
 	}
 	w.must(ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "1"}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
 		ns.Sysctl{Name: "net/ipv4/conf/all/rp_filter", Value: "0"}, ns.Sysctl{Name: "net/ipv4/conf/default/rp_filter", Value: "0"}))
@@ -159,8 +159,8 @@ func (w *world) client() {
 	w.host(clientNS, "10.1.0.2/24", "fd01::2/64")
 }
 
-// host makes a namespace with addresses in networks, behind the router, which has the first one of its
-// first two's networks.
+// host makes a namespace behind the router with addresses in networks. The router has the first address in each of
+// the first two networks.
 func (w *world) host(space string, networks ...string) {
 	w.t.Helper()
 	own := nets(networks...)
@@ -178,7 +178,7 @@ func (w *world) host(space string, networks ...string) {
 	}))
 }
 
-// gateway makes gateway n, which forwards all packets of clients.
+// gateway makes gateway n, which forwards all packets from clients.
 func (w *world) gateway(n int) {
 	w.t.Helper()
 	space := gatewayNS(n)
@@ -192,7 +192,7 @@ func (w *world) gateway(n int) {
 		w.must(err)
 		to := tunnel.AddrOf([]netip.Addr{client4, client6}, rtnl.FamilyOf(own))
 		w.must(h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: rtnl.IPNet(rtnl.HostPrefix(to)), Table: 117}))
-		// The tunnels' own packets, which are to the same address, go by the main table.
+		// The tunnels' own packets, which have the same destination, use the main table.
 		rule := netlink.NewRule()
 		rule.Family, rule.Priority, rule.Table, rule.IifName, rule.Invert = rtnl.FamilyOf(own), 100, 117, "lo", true
 		w.must(h.RuleAdd(rule))
@@ -211,7 +211,7 @@ table inet e {
 N`)
 }
 
-// kill removes a gateway at once.
+// kill removes a gateway abruptly.
 func (w *world) kill(n int) { w.must(ns.Remove(gatewayNS(n))) }
 
 func (w *world) apply(s Setup) {
@@ -220,11 +220,11 @@ func (w *world) apply(s Setup) {
 		w.t.Fatal(err)
 	}
 	if err := Check(w.t.Context(), ns.Path(clientNS), s); err != nil {
-		w.t.Fatalf("after Apply: %v", err)
+		w.t.Fatalf("Check() after Apply(): %v", err)
 	}
 }
 
-// ask asks a server once, from the client.
+// ask sends one request from the client.
 func (w *world) ask(network string, to netip.Addr, timeout time.Duration) (netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -232,16 +232,16 @@ func (w *world) ask(network string, to netip.Addr, timeout time.Duration) (netip
 	return r.You, err
 }
 
-// from asserts that servers see connections of the client from one of some addresses.
+// from asserts that connections of the client have one of some source addresses at the server.
 func (w *world) from(network string, to netip.Addr, want ...netip.Addr) {
 	w.t.Helper()
 	got, err := w.ask(network, to, 5*time.Second)
 	if err != nil || !slices.Contains(want, got) {
-		w.t.Errorf("%s to %s: seen from %v (%v), want one of %v", network, to, got, err, want)
+		w.t.Errorf("%s to %s: source = %v (error: %v), want one of %v", network, to, got, err, want)
 	}
 }
 
-// spread counts connections by the source that the server sees.
+// spread counts connections by their source address at the server.
 func (w *world) spread(network string, to netip.Addr, n int) map[netip.Addr]int {
 	w.t.Helper()
 	seen := map[netip.Addr]int{}
@@ -269,19 +269,19 @@ func (w *world) connect(network string, to netip.Addr) *echo.Conn {
 	return c
 }
 
-// talk sends a request on a connection and returns the source that the server sees.
+// talk sends a request on a connection and returns the connection's source address at the server.
 func (w *world) talk(c *echo.Conn) netip.Addr {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	r, err := c.Ask(ctx, "more")
 	if err != nil {
-		w.t.Errorf("on a connection to %s: %v", c.RemoteAddr(), err)
+		w.t.Errorf("request on a connection to %s: %v", c.RemoteAddr(), err)
 	}
 	return r.You
 }
 
-// dump is the whole state of the client's namespace as text.
+// dump is the complete state of the client's namespace as text.
 func (w *world) dump() string {
 	w.t.Helper()
 	return w.in(clientNS, `ip -d link | grep -v 'link/ether'; ip addr; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule; ip nexthop

@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// endConnections deletes the connection tracking entries of clients that are gone. The first call also deletes those
-// of all addresses that are no clients', as an earlier process may have ended before it did.
+// endConnections deletes the connection tracking entries of removed clients. The first call also deletes those of all
+// addresses that belong to no client, as an earlier process may have ended before it did so.
 func (k *Kernel) endConnections(s Setup, c change) error {
 	if k.swept && len(c.gone) == 0 {
 		return nil
@@ -32,7 +32,7 @@ func (k *Kernel) endConnections(s Setup, c change) error {
 	}
 	for _, of := range tunnel.Families {
 		if _, err := k.at.NL.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(of), end); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("end connections of IPv%d of clients that are gone: %w", tunnel.Digit(of), err)
+			return fmt.Errorf("end IPv%d connections of removed clients: %w", tunnel.Digit(of), err)
 		}
 	}
 	k.swept = true
@@ -42,13 +42,13 @@ func (k *Kernel) endConnections(s Setup, c change) error {
 // ended matches connections to end. It implements netlink.CustomConntrackFilter.
 type ended struct {
 	gone    map[netip.Addr]bool
-	all     bool // also those of addresses that are neither a client's nor the gateway's own
+	all     bool // also connections of addresses that are neither a client's nor the gateway's own
 	members map[netip.Addr]string
 	own     map[netip.Addr]bool
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter. A connection belongs to its originator. Connections
-// from outside to the gateway's own address are its own.
+// from outside to the gateway's own address belong to the gateway.
 func (e ended) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
 	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
@@ -100,7 +100,7 @@ func (k *Kernel) OpenConnections() (int, error) {
 	for _, of := range tunnel.Families {
 		list, err := k.at.NL.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(of))
 		if err != nil {
-			return 0, fmt.Errorf("list connections of IPv%d: %w", tunnel.Digit(of), err)
+			return 0, fmt.Errorf("list IPv%d connections: %w", tunnel.Digit(of), err)
 		}
 		for _, flow := range list {
 			if k.isOpen(flow) {
@@ -137,12 +137,12 @@ func number(path string) (int, error) {
 	return n, nil
 }
 
-// ConnectionsRefused returns how many packets were dropped because the connection table was full, since the namespace
-// was made.
+// ConnectionsRefused returns the number of packets dropped since the namespace was made because the connection table
+// was full.
 func (k *Kernel) ConnectionsRefused() (uint64, error) {
 	var refused uint64
 	err := k.at.Inside(func() error {
-		// Not /proc/net, which is that of the process's first thread.
+		// Not /proc/net, which belongs to the process's first thread.
 		text, err := os.ReadFile("/proc/thread-self/net/stat/nf_conntrack")
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -156,8 +156,8 @@ func (k *Kernel) ConnectionsRefused() (uint64, error) {
 	return refused, err
 }
 
-// statistic returns the sum of a column of /proc/net/stat/nf_conntrack, which has a line of names, and a line of
-// hexadecimal numbers for each processor.
+// statistic returns the sum of a column of /proc/net/stat/nf_conntrack, which has a line of names, and for each
+// processor a line of hexadecimal numbers.
 func statistic(text, column string) (uint64, error) {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	at := -1
@@ -184,10 +184,10 @@ func statistic(text, column string) (uint64, error) {
 	return sum, nil
 }
 
-// Count has packets, and bytes including IP headers.
+// Count is a number of packets, and of bytes including IP headers.
 type Count struct{ Packets, Bytes uint64 }
 
-// Counters count packets since the namespace got Berth's table, by family, 4 or 6.
+// Counters count packets since Berth's table was created, by family, 4 or 6.
 type Counters struct {
 	Translated map[string]map[int]Count // by direction, Out or In
 	Dropped    map[Reason]map[int]Count

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// TestServesClients: clients reach the outside with the gateway's address by all protocols.
+// Clients reach the outside with the gateway's address over all protocols.
 func TestServesClients(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -36,27 +36,27 @@ func TestServesClients(t *testing.T) {
 				must(t, ping(from, w.outside.of(f), echoRequest))
 			}
 			if n := dropped(t, k, f); n[NotClient]+n[Destination]+n[Invalid]+n[NotForwarded] != 0 {
-				t.Errorf("dropped: %v", n)
+				t.Errorf("dropped packets = %v, want none", n)
 			}
 			c, err := k.Counters()
 			must(t, err)
 			if out, in := c.Translated[Out][f], c.Translated[In][f]; out.Packets < 10 || in.Packets < 10 || out.Bytes < 20*out.Packets || in.Bytes < 20*in.Packets {
-				t.Errorf("translated: %+v", c.Translated)
+				t.Errorf("translated packets = %+v, want at least 10 in each direction", c.Translated)
 			}
 		})
 	}
 	count, limit, err := k.Connections()
 	if err != nil || count < 8 || limit < count {
-		t.Errorf("%d connections of %d (%v)", count, limit, err)
+		t.Errorf("Connections() = %d, limit %d (error: %v), want at least 8", count, limit, err)
 	}
 }
 
-// TestServesNobodyElse: packets that are neither from a client to a destination nor replies are dropped and counted.
-func TestServesNobodyElse(t *testing.T) {
+// Packets that are neither from a client to a destination nor replies are dropped and counted.
+func TestOtherPacketsAreDropped(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
 	apply(t, k, w.setup())
-	// What the other host outside sends to a client comes to the gateway first.
+	// Packets from the other host outside to a client reach the gateway first.
 	must(t, ns.Netlink(ns.Path(router), func(h *netlink.Handle) error {
 		for i, to := range w.two.addrs {
 			link, err := h.LinkByName("to-gateway")
@@ -82,15 +82,15 @@ func TestServesNobodyElse(t *testing.T) {
 				do   func(t *testing.T)
 			}{
 				{"not a client", NotClient, func(t *testing.T) { unanswered(t, w.stranger, "udp", w.outside.of(f)) }},
-				{"forges another client's address inside", NotClient, func(t *testing.T) { w.forges(t, f) }},
+				{"forged inner address of another client", NotClient, func(t *testing.T) { w.forges(t, f) }},
 				{"tunnel without UDP", NotClient, func(t *testing.T) { w.withoutUDP(t, f) }},
-				{"no destination", Destination, func(t *testing.T) { unanswered(t, w.one, "tcp", w.other.of(f)) }},
-				{"a client", NotForwarded, func(t *testing.T) { unanswered(t, w.one, "udp", w.two.of(f)) }},
-				{"the gateway itself", NotForwarded, func(t *testing.T) { w.toGateway(t, f) }},
+				{"not a destination", Destination, func(t *testing.T) { unanswered(t, w.one, "tcp", w.other.of(f)) }},
+				{"to another client", NotForwarded, func(t *testing.T) { unanswered(t, w.one, "udp", w.two.of(f)) }},
+				{"to the gateway itself", NotForwarded, func(t *testing.T) { w.toGateway(t, f) }},
 				{"from outside to a client", NotForwarded, func(t *testing.T) { unanswered(t, w.outside, "udp", w.two.of(f)) }},
 				{"no connection", Invalid, func(t *testing.T) {
 					if ping(w.one, w.outside.of(f), echoReply) == nil {
-						t.Error("answered")
+						t.Error("ping with an echo reply was answered")
 					}
 				}},
 			} {
@@ -121,11 +121,11 @@ func (w world) forges(t *testing.T, f int) {
 	must(t, err)
 	defer c.Close()
 	if _, err := c.Once("forged", time.Second); err == nil {
-		t.Error("answered")
+		t.Error("the forged packet was answered")
 	}
 }
 
-// withoutUDP sends a client's packet by IP in IP without UDP, which the gateway's device would accept.
+// withoutUDP sends a client's packet as IP in IP without UDP, which the gateway's device would accept.
 func (w world) withoutUDP(t *testing.T, f int) {
 	t.Helper()
 	const link = "plain"
@@ -173,16 +173,16 @@ func (w world) toGateway(t *testing.T, f int) {
 			Flags: int(netlink.FLAG_ONLINK), Src: w.one.of(f).AsSlice(), Table: 200,
 		})
 	})
-	// With a filter by the reverse path, which Berth does not need, the kernel drops it uncounted: to the
-	// tunnel's own end routes lead by the link.
+	// With reverse path filtering, which Berth does not need, the kernel drops the packet uncounted: the route to
+	// the tunnel's own end does not use the tunnel.
 	within(t, w.gateway.path(), func() error {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/conf/all/rp_filter", Value: "0"}, ns.Sysctl{Name: "net/ipv4/conf/berth-egress4/rp_filter", Value: "0"})
 	})
 	unanswered(t, w.one, "udp", second)
 }
 
-// TestPathMTU: ICMP errors of a path with a smaller MTU than the tunnel's reach the client, and the sender of a reply
-// that is too large for the tunnel gets one.
+// ICMP errors reach the client from a path with a smaller MTU than the tunnel, and the sender of a reply that is too
+// large for the tunnel.
 func TestPathMTU(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -198,7 +198,7 @@ func TestPathMTU(t *testing.T) {
 		t.Run(name+" narrow outside", func(t *testing.T) {
 			long := strings.Repeat("x", 30_000)
 			if r, err := connect(t, w.one, w.outside.of(f)).Once(long, time.Minute); err != nil || r.Text != long {
-				t.Errorf("30 kB by TCP: %v", err)
+				t.Errorf("30 kB over TCP: %v", err)
 			}
 		})
 	}
@@ -208,17 +208,17 @@ func TestPathMTU(t *testing.T) {
 			c, err := echo.Connect(t.Context(), w.two.path(), "udp", netip.AddrPortFrom(w.outside.of(f), echo.Port), netip.Addr{})
 			must(t, err)
 			defer c.Close()
-			// The question fits, the answer, which is longer, does not at first.
+			// The request fits into the tunnel. The reply is longer and at first does not fit.
 			text := strings.Repeat("x", map[int]int{4: 1472 - 28, 6: 1452 - 48}[f])
 			if _, err := c.Ask(t.Context(), text); err != nil {
-				t.Errorf("a long answer: %v", err)
+				t.Errorf("reply larger than the tunnel's MTU: %v", err)
 			}
 		})
 	}
 }
 
-// TestClientsComeAndGo removes a client and gives its address to another.
-func TestClientsComeAndGo(t *testing.T) {
+// A client is removed, and its address given to another.
+func TestClientChanges(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
 	s := w.setup()
@@ -241,7 +241,7 @@ func TestClientsComeAndGo(t *testing.T) {
 			unanswered(t, w.one, "udp", w.outside.of(f))
 			onlyMore(t, k, f, before, NotClient)
 			alive(t, second, true)
-			// Who comes again begins anew.
+			// A client that is added again starts without connections.
 			apply(t, k, s)
 			alive(t, third, false)
 			seenAs(t, w.one, "udp", w.outside.of(f), w.gateway.of(f))
@@ -250,7 +250,7 @@ func TestClientsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestDestinationsChange adds and removes destinations of open connections.
+// Destinations are added and removed while connections to them are open.
 func TestDestinationsChange(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -280,8 +280,8 @@ func TestDestinationsChange(t *testing.T) {
 	}
 }
 
-// TestTakesOver: a new process finds the state of the last one, changes nothing, and restores what is missing.
-func TestTakesOver(t *testing.T) {
+// A new process finds the state of its predecessor, changes nothing, and restores what is missing.
+func TestNewProcessTakesOverState(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
 	s := w.setup()
@@ -291,18 +291,18 @@ func TestTakesOver(t *testing.T) {
 	next := w.open(t)
 	apply(t, next, s)
 	if after := w.state(t); after != before {
-		t.Errorf("taking over changed:\n%s\ninto\n%s", before, after)
+		t.Errorf("the new process changed the state from\n%s\nto\n%s", before, after)
 	}
 	alive(t, c4, true)
 	alive(t, c6, true)
 
-	// A client went while nobody was there.
+	// A client was removed while no process was running.
 	third := w.open(t)
 	s.Clients = s.Clients[1:]
 	apply(t, third, s)
 	alive(t, c4, false)
 	alive(t, c6, true)
-	// And the one that ended it ended before it forgot the connections.
+	// A process removed a client, but ended before it deleted the client's connections.
 	s = w.setup()
 	apply(t, third, s)
 	c4 = connect(t, w.one, w.outside.of(4))
@@ -312,7 +312,7 @@ func TestTakesOver(t *testing.T) {
 	alive(t, c4, false)
 	seenAs(t, w.one, "tcp", w.outside.of(4), w.gateway.of(4))
 
-	// Somebody takes things away.
+	// Other software removes the devices and the nftables table.
 	within(t, w.gateway.path(), func() error {
 		h, err := netlink.NewHandle()
 		if err != nil {
@@ -329,7 +329,7 @@ func TestTakesOver(t *testing.T) {
 	for _, f := range families46 {
 		seenAs(t, w.one, "tcp", w.outside.of(f), w.gateway.of(f))
 	}
-	// The device alone, of which the one who made it is not told to look again at all else.
+	// Only the device is removed, and the process that made it keeps its cache.
 	within(t, w.gateway.path(), func() error {
 		h, err := netlink.NewHandle()
 		if err != nil {
@@ -351,7 +351,7 @@ func TestNotForwarded(t *testing.T) {
 	k := w.open(t)
 	err := k.Apply(t.Context(), w.setup())
 	if !errors.Is(err, ErrNotForwarded) || !strings.Contains(err.Error(), "IPv6 needs net.ipv6.conf.all.forwarding") || strings.Contains(err.Error(), "IPv4") {
-		t.Errorf("err = %v", err)
+		t.Errorf("Apply() error = %v, want ErrNotForwarded for IPv6 only", err)
 	}
 	seenAs(t, w.one, "tcp", w.outside.of(4), w.gateway.of(4))
 	only4 := w.setup()
@@ -359,8 +359,8 @@ func TestNotForwarded(t *testing.T) {
 	apply(t, k, only4)
 }
 
-// TestConnectionsFull: existing connections continue when the table is full.
-func TestConnectionsFull(t *testing.T) {
+// TestFullConnectionTable: existing connections continue when the table is full.
+func TestFullConnectionTable(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
 	apply(t, k, w.setup())
@@ -382,16 +382,16 @@ func TestConnectionsFull(t *testing.T) {
 	must(t, err)
 	count, most, err := k.Connections()
 	must(t, err)
-	t.Logf("%d connections of %d, %d refused", count, most, refused)
+	t.Logf("%d connections (limit %d), %d refused", count, most, refused)
 	if count < limit*9/10 || count > limit || most != limit || refused == 0 {
-		t.Errorf("%d connections of %d, %d refused", count, most, refused)
+		t.Errorf("%d connections (limit %d), %d refused, want a nearly full table with the configured limit and refused packets", count, most, refused)
 	}
 	alive(t, c, true)
 	s := w.setup()
 	s.Clients = s.Clients[:1]
-	apply(t, k, s) // the one that has them all goes
+	apply(t, k, s) // removes the client that has almost all connections
 	if count, _, _ := k.Connections(); count > 100 {
-		t.Errorf("%d connections after the client went", count)
+		t.Errorf("%d connections after the client was removed, want at most 100", count)
 	}
 	alive(t, c, true)
 	seenAs(t, w.one, "tcp", w.outside.of(4), w.gateway.of(4))
@@ -406,7 +406,7 @@ func ignoreRefused(err error) error {
 	return err
 }
 
-// TestManyClients logs how long a thousand clients take, and one more.
+// Logs the time to set up a thousand clients, and to add and remove one.
 func TestManyClients(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -427,17 +427,16 @@ func TestManyClients(t *testing.T) {
 	s.Clients = append(s.Clients, Client{UID: "more", Addrs: []netip.Addr{a4.Next(), a6.Next()}})
 	began := time.Now()
 	apply(t, k, s)
-	t.Logf("one more: %v", time.Since(began))
+	t.Logf("one client added: %v", time.Since(began))
 	s.Clients = s.Clients[:len(s.Clients)-1]
 	began = time.Now()
 	apply(t, k, s)
-	t.Logf("one less: %v", time.Since(began))
+	t.Logf("one client removed: %v", time.Since(began))
 	seenAs(t, w.one, "tcp", w.outside.of(4), w.gateway.of(4))
 	seenAs(t, w.two, "udp", w.outside.of(6), w.gateway.of(6))
 }
 
-// TestTimeExceeded has a client hear of a packet whose time to live ended at the gateway, as a trace of
-// its path does.
+// The gateway sends an ICMP time exceeded message, as a path trace needs.
 func TestTimeExceeded(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
@@ -446,15 +445,15 @@ func TestTimeExceeded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			from, err := exceed(w.one, w.outside.of(f))
 			if err != nil || from != w.gateway.of(f) {
-				t.Errorf("time exceeded by %v (%v), want %s", from, err, w.gateway.of(f))
+				t.Errorf("ICMP time exceeded from %v (error: %v), want %s", from, err, w.gateway.of(f))
 			}
 		})
 	}
 }
 
-// TestKilled has processes that change clients killed at any moment, while connections last. The next one
-// finds all as it should be, and serves nobody whom the last one did not.
-func TestKilled(t *testing.T) {
+// Processes that change clients are killed at any moment while connections are open. The next process restores the
+// desired state, and the connections continue.
+func TestKilledProcessLeavesConsistentState(t *testing.T) {
 	w := newWorld(t)
 	k := w.open(t)
 	s := w.setup()
@@ -471,7 +470,7 @@ func TestKilled(t *testing.T) {
 		out, err := cmd.StdoutPipe()
 		must(t, err)
 		must(t, cmd.Start())
-		_, err = bufio.NewReader(out).ReadString('\n') // it has begun
+		_, err = bufio.NewReader(out).ReadString('\n') // the child has started
 		must(t, err)
 		<-time.After(time.Duration(i*37) * time.Millisecond)
 		must(t, cmd.Process.Kill())
@@ -481,13 +480,13 @@ func TestKilled(t *testing.T) {
 	}
 	apply(t, w.open(t), s)
 	if got := w.state(t); got != want {
-		t.Errorf("there is now\n%s\nwant\n%s", got, want)
+		t.Errorf("state after the last process:\n%s\nwant:\n%s", got, want)
 	}
 	alive(t, c4, true)
 	alive(t, c6, true)
 }
 
-// childEnv has a process of the tests change clients of a gateway until it is killed.
+// childEnv makes a test process change a gateway's clients until it is killed.
 const childEnv = "BERTH_TEST_GATEWAY"
 
 func child(path string) error {

@@ -1,8 +1,8 @@
 // Package egressgateway sets up an egress gateway in the kernel: it decapsulates clients' packets, translates those
 // to the Egress's destinations to the gateway's own address, and sends replies back through the tunnels.
 //
-// Everything is in the gateway's network namespace, and keeps working while the program is restarted. Apply reads
-// what the kernel has and changes what differs.
+// All state is in the gateway's network namespace, and keeps working while the program is restarted. Apply reads the
+// kernel's state and changes only differences.
 //
 // For each client the kernel has an element of an nftables set, with the client's UID as its comment, and a route.
 // FoU packets are accepted if both the outer and the inner source is the client's address. Packets with IP options
@@ -30,21 +30,20 @@ import (
 type Kernel struct {
 	at *tunnel.Namespace
 
-	known *known // what the kernel has since the last Apply; nil: it must be read
-	swept bool   // connections of addresses that are no clients' were ended
+	known *known // kernel state after the last Apply; nil: must be read
+	swept bool   // connections of addresses that belong to no client were ended
 }
 
-// known caches what Apply left in the kernel.
+// known caches the kernel state that Apply left.
 type known struct {
-	tag          string // of the rules
+	tag          string // tag of the rules
 	destinations map[int][]netip.Prefix
-	index        map[int]int // of the tunnels' devices by family
+	index        map[int]int // indexes of the tunnel devices by family
 	members      map[netip.Addr]string
 	routes       map[netip.Addr]bool
 }
 
-// OpenOwn opens the network namespace that the process is in, which takes CAP_NET_ADMIN to change and no
-// more. It changes nothing.
+// OpenOwn opens the network namespace of the process, where changes need CAP_NET_ADMIN only. It changes nothing.
 func OpenOwn() (*Kernel, error) { return opened(tunnel.OpenOwn(unix.NETLINK_NETFILTER)) }
 
 // Open opens the network namespace at a path. It changes nothing. Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
@@ -57,14 +56,14 @@ func opened(at *tunnel.Namespace, err error) (*Kernel, error) {
 	return &Kernel{at: at}, nil
 }
 
-// Close closes the sockets to the namespace, and leaves it as it is.
+// Close closes the sockets to the namespace, which stays as it is.
 func (k *Kernel) Close() { k.at.Close() }
 
 // Forget drops the cache, so that the next Apply reads the kernel's state.
 func (k *Kernel) Forget() { k.known = nil }
 
-// Apply makes the gateway as a setup says, and changes only what differs. It ends connections of clients that are
-// gone or whose address is another client's now. Errors: tunnel.ErrNoFoU; ErrLeftOut and ErrNotForwarded, after
+// Apply makes the gateway match a setup, and changes only differences. It ends connections of clients that are gone
+// or whose address now belongs to another client. Errors: tunnel.ErrNoFoU; ErrLeftOut and ErrNotForwarded, after
 // everything else is done; ctx's.
 func (k *Kernel) Apply(ctx context.Context, s Setup) error {
 	if err := (Setup{Link: s.Link, Addrs: s.Addrs, Port: s.Port, Destinations: s.Destinations}).Validate(); err != nil {
@@ -193,7 +192,7 @@ func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 		return err
 	}
 	if was, known := k.known.index[of]; known && was != index {
-		// It was replaced; the routes went with the old one.
+		// The device was replaced, and the kernel removed its routes.
 		maps.DeleteFunc(k.known.routes, func(a netip.Addr, _ bool) bool { return rtnl.FamilyOf(a) == of })
 	}
 	k.known.index[of] = index
@@ -205,7 +204,7 @@ func (k *Kernel) device(t tunnel.Tunnel, link *netlink.LinkAttrs) error {
 	return k.returnRules(of)
 }
 
-// serve removes and adds clients. It ends the connections of a removed client after the client can no longer send,
+// serve removes and adds clients. It ends the connections of a removed client when the client can no longer send,
 // and before a new client with its address can.
 func (k *Kernel) serve(conn *nftables.Conn, s Setup, c change) error {
 	if err := remove(conn, c.gone); err != nil {

@@ -19,18 +19,18 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// ownVariable tells a process of TestOwnNamespace that it is the gateway.
+// ownVariable makes a process of TestOwnNamespace the gateway.
 const ownVariable = "BERTH_TEST_OWN_NAMESPACE"
 
-// TestOwnNamespace: a process with CAP_NET_ADMIN only, as in a gateway's container, changes and reads its own
-// namespace; without tunnels on a kernel that lacks Foo over UDP.
+// A process with CAP_NET_ADMIN only, as in a gateway's container, changes and reads its own namespace; on a kernel
+// without Foo over UDP it does so without tunnels.
 func TestOwnNamespace(t *testing.T) {
 	if os.Getenv(ownVariable) != "" {
 		asGateway(t)
 		return
 	}
 	path := nstest.New(t, "berth-own")
-	// That of lo is more than a tunnel can have.
+	// The default MTU of lo is larger than a tunnel allows.
 	err := ns.Netlink(path, func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
 		via := &netlink.Route{LinkIndex: lo.Attrs().Index, Gw: net.IPv4(10, 1, 0, 1), Flags: int(netlink.FLAG_ONLINK)}
@@ -53,7 +53,7 @@ func TestOwnNamespace(t *testing.T) {
 
 func asGateway(t *testing.T) {
 	if _, err := Open("/proc/self/ns/net"); err == nil || !strings.Contains(err.Error(), unix.EPERM.Error()) {
-		t.Fatalf("entering a namespace: %v, want it not permitted: this process is no gateway", err)
+		t.Fatalf("Open() error = %v, want EPERM: this process has more capabilities than a gateway", err)
 	}
 	k, err := OpenOwn()
 	if err != nil {
@@ -62,14 +62,14 @@ func asGateway(t *testing.T) {
 	defer k.Close()
 	own := netip.MustParseAddr("10.1.0.2")
 	if list, err := k.Routers(); err != nil || len(list) != 1 || list[0] != own.Prev() {
-		t.Errorf("routers %v, %v, want %s", list, err, own.Prev())
+		t.Errorf("Routers() = %v, %v, want %s", list, err, own.Prev())
 	}
 	err = k.Apply(t.Context(), Setup{
 		Link: "lo", Addrs: []netip.Addr{own}, Port: 5555, Destinations: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},
 		Clients: []Client{{UID: "1", Addrs: []netip.Addr{own.Next()}}},
 	})
 	if err != nil && !errors.Is(err, tunnel.ErrNoFoU) {
-		t.Errorf("apply: %v", err)
+		t.Errorf("Apply(): %v", err)
 	}
 	conn, err := k.at.NFTables()
 	if err != nil {
@@ -77,7 +77,7 @@ func asGateway(t *testing.T) {
 	}
 	tables, err := conn.ListTables()
 	if err != nil || !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == tunnel.Table }) {
-		t.Errorf("there are tables %v, %v, want %s", tables, err, tunnel.Table)
+		t.Errorf("nftables tables = %v (error: %v), want %s", tables, err, tunnel.Table)
 	}
 	if _, err := k.Counters(); err != nil {
 		t.Error(err)

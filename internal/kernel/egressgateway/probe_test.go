@@ -19,13 +19,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Kinds of ICMP messages, as they are for IPv4 and IPv6 (RFC 792, RFC 4443).
+// ICMP message types for IPv4 and IPv6 (RFC 792, RFC 4443).
 var (
 	echoRequest = map[bool]byte{true: 8, false: 128}
 	echoReply   = map[bool]byte{true: 0, false: 129}
 )
 
-// ping sends an ICMP message and waits for the answer to an echo request.
+// ping sends an ICMP message and waits for the reply to an echo request.
 func ping(from host, to netip.Addr, kind map[bool]byte) error {
 	network := "ip6:ipv6-icmp"
 	if to.Is4() {
@@ -58,7 +58,7 @@ func ping(from host, to netip.Addr, kind map[bool]byte) error {
 		if err != nil {
 			return fmt.Errorf("%w to ping from %s to %s: %w", errNone, from.name, to, err)
 		}
-		if n >= 20 && buf[0] == 0x45 { // Linux gives the IPv4 header too
+		if n >= 20 && buf[0] == 0x45 { // Linux includes the IPv4 header
 			n = copy(buf, buf[20:n])
 		}
 		if n > 5 && buf[0] == echoReply[to.Is4()] && binary.BigEndian.Uint16(buf[4:]) == 4711 {
@@ -86,7 +86,7 @@ func openNFT(t *testing.T, k *Kernel) *nftables.Conn {
 	return conn
 }
 
-// state has the rules, sets, links and routes of the gateway's namespace, without counters.
+// state returns the rules, sets, links and routes of the gateway's namespace, without counters.
 func (w world) state(t *testing.T) string {
 	t.Helper()
 	var out string

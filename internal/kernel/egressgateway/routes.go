@@ -19,8 +19,8 @@ import (
 )
 
 // The table with a route into the tunnel for each client. Forwarded packets, and packets of the gateway itself with
-// the mark, look it up before the main table. Others do not, above all the tunnels' own packets, which have the same
-// destinations.
+// the mark, look it up before the main table. Others do not, in particular the tunnels' own packets, which have the
+// same destinations.
 const (
 	ReturnTable = 117
 	returnPref  = 1900
@@ -46,10 +46,10 @@ func (k *Kernel) Routers() (list []netip.Addr, err error) {
 	return list, nil
 }
 
-// returnRules adds the rules of a family that are missing.
+// returnRules adds the missing rules of a family.
 func (k *Kernel) returnRules(family int) error {
 	desired := []rtnl.Rule{
-		{Family: family, Priority: returnPref, Table: ReturnTable, In: "lo", Invert: true}, // what is forwarded
+		{Family: family, Priority: returnPref, Table: ReturnTable, In: "lo", Invert: true}, // forwarded packets
 		{Family: family, Priority: returnPref, Table: ReturnTable, Mark: returnMark, Mask: math.MaxUint32},
 	}
 	observed, err := rtnl.Rules(k.at.NL, family, func(netlink.Rule) bool { return true })
@@ -78,8 +78,8 @@ func (k *Kernel) listRoutes() (map[netip.Addr]bool, error) {
 	return list, nil
 }
 
-// setRoutes removes the routes of clients that are gone and adds those that are missing. A client of a family that
-// the gateway has no address of has none.
+// setRoutes removes the routes of removed clients and adds missing ones. It adds none in a family in which the gateway
+// has no address.
 func (k *Kernel) setRoutes(c change) error {
 	var desired []netip.Addr
 	for _, list := range []map[netip.Addr]string{k.known.members, c.added} {
@@ -133,7 +133,7 @@ func (k *Kernel) forwardFrom(name string, index int) error {
 	return nil
 }
 
-// forwarded returns ErrNotForwarded for families that have destinations and no forwarding.
+// forwarded returns ErrNotForwarded for families with destinations but without forwarding.
 func (k *Kernel) forwarded(s Setup) error {
 	return k.at.Inside(func() error {
 		var problems []error
@@ -141,7 +141,7 @@ func (k *Kernel) forwarded(s Setup) error {
 			if len(s.destinations(of)) == 0 || !s.own(of).IsValid() {
 				continue
 			}
-			// IPv4 has a setting for each link. IPv6 has one for all; that of a link only makes it a router's.
+			// IPv4 has a setting for each link. IPv6 has one for all; that of a link only makes the link a router's.
 			setting := filepath.Join("net/ipv4/conf", s.Link, "forwarding")
 			if of == unix.AF_INET6 {
 				setting = "net/ipv6/conf/all/forwarding"
@@ -152,7 +152,7 @@ func (k *Kernel) forwarded(s Setup) error {
 				continue
 			}
 			if strings.TrimSpace(string(text)) != "1" {
-				problems = append(problems, fmt.Errorf("%w: IPv%d needs %s = 1 in the pod: berthd sets it for pods with the annotation berth.dev/egress-gateway, another network by securityContext.sysctls of the Egress's template",
+				problems = append(problems, fmt.Errorf("%w: IPv%d needs %s = 1 in the pod: berthd sets it for pods with the annotation berth.dev/egress-gateway; with another network, set it in securityContext.sysctls of the Egress's template",
 					ErrNotForwarded, tunnel.Digit(of), strings.ReplaceAll(setting, "/", ".")))
 			}
 		}

@@ -13,18 +13,18 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// Reason is why packets were dropped.
+// Reason is the reason for which packets were dropped.
 type Reason string
 
-// The reasons.
+// Reasons for dropping packets.
 const (
-	NotClient    Reason = "not-a-client"  // to the tunnels' port from an address that is no client's, or with another inner source
+	NotClient    Reason = "not-a-client"  // to the tunnels' port from an address that is not a client's, or with another inner source
 	Destination  Reason = "destination"   // from a client to an address outside of the Egress's destinations
-	Invalid      Reason = "invalid"       // of no known connection, and not the first of a new one
+	Invalid      Reason = "invalid"       // part of no known connection, and not the first of a new one
 	NotForwarded Reason = "not-forwarded" // between clients, to the gateway itself, or from outside and not a reply
 )
 
-// Reasons are all.
+// Reasons are all reasons.
 var Reasons = []Reason{NotClient, Destination, Invalid, NotForwarded}
 
 // Directions of translated packets.
@@ -39,7 +39,7 @@ func table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table}
 }
 
-// ruleset has the table's chains. Sets and counters stay when it changes.
+// ruleset has the table's chains. Sets and counters are kept when it changes.
 func (s Setup) ruleset() (nft.Table, error) {
 	t := nft.Table{Family: nftables.TableFamilyINet, Name: tunnel.Table, Chains: s.chains()}
 	var err error
@@ -68,8 +68,8 @@ func destinationSet(of int) *nftables.Set {
 // itself does not forward IPv6 link-local addresses.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16")
 
-// chains are the table's. Packets that do not have the gateway's own address of the family are translated. A family
-// without one has no tunnel.
+// chains are the table's chains. Packets that do not have the gateway's own address of the family are translated. A
+// family without an own address has no tunnel.
 func (s Setup) chains() []nft.Chain {
 	receive := split{base: nft.Base("receive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw)}
 	send := nft.Base("send", nftables.ChainTypeFilter, nftables.ChainHookOutput, nftables.ChainPriorityRaw)
@@ -135,7 +135,7 @@ func (s Setup) refusals(of int) []nft.Rule {
 	return rules
 }
 
-// isOwn compares the loaded address with the gateway's own, or if it has none of the family with the unspecified
+// isOwn compares the loaded address with the gateway's own address, or without one in the family with the unspecified
 // address, which never matches.
 func (s Setup) isOwn(of int) nft.Exprs {
 	if own := s.own(of); own.IsValid() {
@@ -177,7 +177,7 @@ func toClients(of int) nft.Chain {
 	)
 }
 
-// counters are the names of the table's.
+// counters are the names of the table's counters.
 func counters() []string {
 	var names []string
 	for _, of := range tunnel.Families {
@@ -189,7 +189,7 @@ func counters() []string {
 	return names
 }
 
-// The tunnel's device of a family: iifname, oifname.
+// The tunnel device of a family: iifname, oifname.
 func fromTunnel(family int) nft.Exprs    { return byTunnel(expr.MetaKeyIIFNAME, nft.Is, family) }
 func notFromTunnel(family int) nft.Exprs { return byTunnel(expr.MetaKeyIIFNAME, nft.IsNot, family) }
 func toTunnel(family int) nft.Exprs      { return byTunnel(expr.MetaKeyOIFNAME, nft.Is, family) }

@@ -15,29 +15,29 @@ import (
 type Setup struct {
 	// Link is the gateway's interface to clients and to the outside.
 	Link string
-	// Addrs are its own addresses there, at most one of each family.
+	// Addrs are the gateway's own addresses on Link, at most one of each family.
 	Addrs []netip.Addr
 	// Port is the UDP port of Foo over UDP.
 	Port uint16
-	// Destinations are the networks that clients may reach. Those of a family that the gateway has no address of have
-	// no effect.
+	// Destinations are the networks that clients may reach. Those of a family without an address in Addrs have no
+	// effect.
 	Destinations []netip.Prefix
-	// Clients are all pods that are served.
+	// Clients are all pods that use the gateway.
 	Clients []Client
 }
 
-// Client is a pod that is served.
+// Client is a pod that uses the gateway.
 type Client struct {
-	// UID distinguishes it from another pod that gets the address later.
+	// UID distinguishes the pod from a later pod with the same address.
 	UID string
-	// Addrs are its own, at most one of each family.
+	// Addrs are its own addresses, at most one of each family.
 	Addrs []netip.Addr
 }
 
-// maxUID is the maximum length of a UID, which is an element's comment in the kernel (NFT_USERDATA_MAXLEN is 256).
+// maxUID is the maximum length of a UID, which is a set element's comment in the kernel (NFT_USERDATA_MAXLEN is 256).
 const maxUID = 64
 
-// ErrLeftOut: some clients are not served, as their addresses are invalid or also another client's.
+// ErrLeftOut: some clients are not served, as their addresses are invalid or belong to several clients.
 var ErrLeftOut = errors.New("clients are left out")
 
 // Validate returns an error with all invalid fields.
@@ -75,8 +75,8 @@ func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && a.IsGlobalUnicast()
 }
 
-// members maps the addresses of clients to UIDs. It leaves out invalid addresses and those of two clients, and
-// returns an error about them (ErrLeftOut) with the others.
+// members maps the addresses of clients to UIDs. It leaves out invalid addresses and those of several clients, and
+// returns them in an error (ErrLeftOut) beside the others.
 func members(clients []Client) (map[netip.Addr]string, error) {
 	var problems []error
 	of, twice := map[netip.Addr]string{}, map[netip.Addr]bool{}
@@ -98,7 +98,7 @@ func members(clients []Client) (map[netip.Addr]string, error) {
 		}
 	}
 	for a := range twice {
-		delete(of, a) // it is ambiguous
+		delete(of, a) // ambiguous
 	}
 	if len(problems) > 0 {
 		return of, fmt.Errorf("%w: %w", ErrLeftOut, errors.Join(problems...))
@@ -106,13 +106,13 @@ func members(clients []Client) (map[netip.Addr]string, error) {
 	return of, nil
 }
 
-// change has the addresses of clients to remove and to add.
+// change lists the client addresses to remove and to add.
 type change struct {
 	gone  []netip.Addr          // no longer served: their connections end
 	added map[netip.Addr]string // served from now on, with their UIDs
 }
 
-// compare compares observed members with the desired ones. An address with another UID is another pod's now: it is
+// compare compares observed members with the desired ones. An address whose UID changed belongs to another pod: it is
 // both gone and added.
 func compare(have, want map[netip.Addr]string) change {
 	c := change{added: map[netip.Addr]string{}}
@@ -130,14 +130,14 @@ func compare(have, want map[netip.Addr]string) change {
 	return c
 }
 
-// own is the gateway's address of a family; invalid: it has none.
+// own is the gateway's address of a family; invalid: none.
 func (s Setup) own(family int) netip.Addr { return tunnel.AddrOf(s.Addrs, family) }
 
-// destinations are those of a family, as the elements of a set.
+// destinations are the destinations of a family, as set elements.
 func (s Setup) destinations(of int) []netip.Prefix { return nft.Disjoint(s.Destinations, of) }
 
-// tunnels are the gateway's, one for each of its addresses. mtu is that of its link in bytes. It returns an error if
-// that is too small for IPv6 in a tunnel.
+// tunnels are the gateway's tunnels, one for each of its addresses. mtu is the MTU of its link in bytes. It returns an
+// error if the MTU is too small for IPv6 in a tunnel.
 func (s Setup) tunnels(mtu int) ([]tunnel.Tunnel, error) {
 	var list []tunnel.Tunnel
 	for _, a := range s.Addrs {

@@ -38,22 +38,22 @@ func TestValidate(t *testing.T) {
 		s := good()
 		change(&s)
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("err = %v, want %s", err, want)
+			t.Errorf("Validate() error = %v, want %s", err, want)
 		}
 	}
 }
 
-// TestMembers: an address of two clients is left out, and nothing else.
+// Only an address that two clients share is left out.
 func TestMembers(t *testing.T) {
 	got, err := members([]Client{
 		{"a", []netip.Addr{addr("10.1.0.1"), addr("fd01::1")}}, {"b", []netip.Addr{addr("10.1.0.1"), addr("10.1.0.2")}},
 		{"c", []netip.Addr{addr("10.1.0.1")}}, {"d", []netip.Addr{addr("10.1.0.3")}}, {"d", []netip.Addr{addr("10.1.0.3")}},
 	})
 	if !errors.Is(err, ErrLeftOut) {
-		t.Errorf("err = %v", err)
+		t.Errorf("members() error = %v, want ErrLeftOut", err)
 	}
 	if want := "map[10.1.0.2:b 10.1.0.3:d fd01::1:a]"; fmt.Sprint(got) != want {
-		t.Errorf("%v, want %s", got, want)
+		t.Errorf("members() = %v, want %s", got, want)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestCompare(t *testing.T) {
 		map[netip.Addr]string{addr("10.1.0.1"): "stays", addr("10.1.0.2"): "before", addr("10.1.0.3"): "goes"},
 		map[netip.Addr]string{addr("10.1.0.1"): "stays", addr("10.1.0.2"): "after", addr("10.1.0.4"): "comes"})
 	if got, want := fmt.Sprint(c.gone, c.added), "[10.1.0.2 10.1.0.3] map[10.1.0.2:after 10.1.0.4:comes]"; got != want {
-		t.Errorf("%s, want %s", got, want)
+		t.Errorf("compare() = %s, want %s", got, want)
 	}
 }
 
@@ -70,31 +70,31 @@ func TestTunnels(t *testing.T) {
 	s := Setup{Link: "eth0", Addrs: []netip.Addr{addr("10.1.0.9"), addr("fd01::9")}, Port: 5555}
 	list, err := s.tunnels(1500)
 	if err != nil || len(list) != 2 || list[0].MTU != 1472 || list[1].MTU != 1452 || !list[0].SourcePortAuto {
-		t.Errorf("%+v, %v", list, err)
+		t.Errorf("tunnels() = %+v, %v, want MTUs 1472 and 1452", list, err)
 	}
 	if _, err := s.tunnels(1327); err == nil || !strings.Contains(err.Error(), "at least 1328") {
-		t.Errorf("err = %v", err)
+		t.Errorf("tunnels() error = %v, want one about the MTU", err)
 	}
 }
 
-// TestStatistic: the statistics of two processors.
+// The statistics of two processors are added up.
 func TestStatistic(t *testing.T) {
 	const text = `entries  clashres found new invalid ignore delete chainlength insert insert_failed drop early_drop icmp_error  expect_new expect_create expect_delete search_restart
 00000027  00000000 00000000 00000000 00000003 00000000 00000000 00000000 00000000 00000000 0000000a 00000000 00000000  00000000 00000000 00000000 00000000
 00000027  00000000 00000000 00000000 00000001 00000000 00000000 00000000 00000000 00000000 00000002 00000000 00000000  00000000 00000000 00000000 00000000
 `
 	if n, err := statistic(text, "drop"); err != nil || n != 12 {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("statistic() = %d, %v, want 12", n, err)
 	}
 	if _, err := statistic(text, "dropped"); err == nil {
-		t.Error("a column that is not there")
+		t.Error("statistic() of a missing column succeeded")
 	}
 	if _, err := statistic("a b\n1\n", "b"); err == nil {
-		t.Error("a line that is too short")
+		t.Error("statistic() of a short line succeeded")
 	}
 }
 
-// TestOpen: which connections of clients count as open.
+// Connections of clients that count as open.
 func TestOpen(t *testing.T) {
 	k := &Kernel{known: &known{members: map[netip.Addr]string{addr("10.1.0.1"): "a"}}}
 	flow := func(from string, tcp int) *netlink.ConntrackFlow {
@@ -112,7 +112,7 @@ func TestOpen(t *testing.T) {
 		{flow("10.1.0.1", nl.TCP_CONNTRACK_TIME_WAIT), false}, {flow("10.1.0.9", -1), false},
 	} {
 		if got := k.isOpen(tt.flow); got != tt.want {
-			t.Errorf("%v %v: %t", tt.flow.Forward.SrcIP, tt.flow.ProtoInfo, got)
+			t.Errorf("isOpen(%v %v) = %t", tt.flow.Forward.SrcIP, tt.flow.ProtoInfo, got)
 		}
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
-// setRules makes chains, sets and counters, unless they are as desired. It refills chains in one transaction, and
-// keeps sets and counters.
+// setRules makes chains, sets and counters, unless they are as desired. It replaces the chains' rules in one
+// transaction, and keeps sets and counters.
 func setRules(conn *nftables.Conn, rules nft.Table) error {
 	if rules.InKernel(conn) {
 		return nil

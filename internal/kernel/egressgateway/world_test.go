@@ -32,11 +32,11 @@ func (h host) path() string { return ns.Path(h.name) }
 
 func (h host) of(family int) netip.Addr { return h.addrs[map[int]int{4: 0, 6: 1}[family]] }
 
-// world is a gateway, two pods and a stranger in a cluster, and two hosts outside behind a further
-// router.
+// world is a cluster of a gateway, two client pods and a pod that is no client (stranger), with two hosts outside,
+// behind another router.
 type world struct {
 	gateway, one, two, stranger host
-	outside, other              host // one is in the destinations, the other is not
+	outside, other              host // outside is in the destinations, other is not
 }
 
 func at(name string, n int, v4, v6 string) host {
@@ -93,8 +93,8 @@ func newWorld(t *testing.T) world {
 		}
 		return nil
 	})
-	// What berthd does for pods with the annotation of gateways, but for IPv4, which the gateway can
-	// do itself. Filtering by the reverse path is as strict as a node's may be.
+	// These are the sysctls that berthd sets for pods with the annotation of gateways, except IPv4 forwarding, which
+	// the gateway can set itself. Reverse path filtering is as strict as a node's may be.
 	within(t, w.gateway.path(), func() error {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
 			ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"},
@@ -118,7 +118,7 @@ func within(t *testing.T, path string, f func() error) {
 	must(t, ns.Do(path, f))
 }
 
-// onLink changes something about a link of a namespace.
+// onLink changes a link of a namespace.
 func onLink(t *testing.T, path, name string, do func(h *netlink.Handle, l netlink.Link) error) {
 	t.Helper()
 	must(t, ns.Netlink(path, func(h *netlink.Handle) error {
@@ -134,7 +134,7 @@ func prefixes(addrs []netip.Addr) []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(addrs[0], 30), netip.PrefixFrom(addrs[1], 64)}
 }
 
-// client makes a host send packets to all hosts but the gateway by the gateway.
+// client routes packets from a host to all hosts except the gateway through the gateway.
 func (w world) client(t *testing.T, p host) {
 	t.Helper()
 	for i, own := range p.addrs {
@@ -171,7 +171,7 @@ func (w world) ensureTunnel(t *testing.T, p host, own netip.Addr) (index int) {
 	return index
 }
 
-// setup serves one and two.
+// setup has the clients one and two.
 func (w world) setup() Setup {
 	return Setup{
 		Link: "eth0", Addrs: w.gateway.addrs, Port: port,
@@ -193,7 +193,7 @@ func apply(t *testing.T, k *Kernel, s Setup) {
 	must(t, k.Apply(t.Context(), s))
 }
 
-// ask sends a request from a host to another's echo server, and returns the source that the server saw.
+// ask sends a request from a host to another's echo server, and returns the source address at the server.
 func ask(t *testing.T, from host, network string, to netip.Addr, wait time.Duration) (netip.Addr, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -205,18 +205,18 @@ func ask(t *testing.T, from host, network string, to netip.Addr, wait time.Durat
 func seenAs(t *testing.T, from host, network string, to, want netip.Addr) {
 	t.Helper()
 	if you, err := ask(t, from, network, to, time.Minute); err != nil || you != want {
-		t.Errorf("%s from %s to %s is seen as %v (%v), want %s", network, from.name, to, you, err, want)
+		t.Errorf("source of %s from %s to %s = %v (error: %v), want %s", network, from.name, to, you, err, want)
 	}
 }
 
-// unansweredFor limits the wait for a reply that must not come. Tests also count dropped packets, so that a stalled
-// machine hides nothing.
+// unansweredFor limits the wait for a reply that must not come. Tests also count dropped packets, so a stalled
+// machine cannot hide a failure.
 const unansweredFor = 500 * time.Millisecond
 
 func unanswered(t *testing.T, from host, network string, to netip.Addr) {
 	t.Helper()
 	if you, err := ask(t, from, network, to, unansweredFor); err == nil {
-		t.Errorf("%s from %s to %s is answered, as %s", network, from.name, to, you)
+		t.Errorf("%s from %s to %s was answered, with source %s", network, from.name, to, you)
 	}
 }
 
@@ -233,7 +233,7 @@ func connect(t *testing.T, from host, to netip.Addr) *echo.Conn {
 	return c
 }
 
-// alive asks once more.
+// alive asserts whether a connection still gets replies.
 func alive(t *testing.T, c *echo.Conn, want bool) {
 	t.Helper()
 	wait := unansweredFor
@@ -241,7 +241,7 @@ func alive(t *testing.T, c *echo.Conn, want bool) {
 		wait = time.Minute
 	}
 	if _, err := c.Once("still", wait); (err == nil) != want {
-		t.Errorf("the connection %s: %v, want it alive: %t", c.LocalAddr(), err, want)
+		t.Errorf("request on connection %s: error %v, want it alive = %t", c.LocalAddr(), err, want)
 	}
 }
 
@@ -257,19 +257,19 @@ func dropped(t *testing.T, k *Kernel, family int) map[Reason]uint64 {
 	return n
 }
 
-// onlyMore asserts that packets were dropped for one reason since before, and for no other.
+// onlyMore asserts that packets were dropped since before for exactly one reason.
 func onlyMore(t *testing.T, k *Kernel, family int, before map[Reason]uint64, why Reason) {
 	t.Helper()
 	for r, n := range dropped(t, k, family) {
 		if more := n > before[r]; more != (r == why) {
-			t.Errorf("dropped as %s: %d after %d; want more of %s only", r, n, before[r], why)
+			t.Errorf("dropped as %s: %d, before %d; want an increase for %s only", r, n, before[r], why)
 		}
 	}
 }
 
 func TestMain(m *testing.M) {
 	if err := tunnel.Supported(); err != nil {
-		fmt.Fprintln(os.Stderr, "this kernel has no Foo over UDP, run it in the machine that does (hack/vm.sh):", err)
+		fmt.Fprintln(os.Stderr, "this kernel has no Foo over UDP; run the test in the virtual machine of hack/vm.sh:", err)
 		os.Exit(1)
 	}
 	if path := os.Getenv(childEnv); path != "" {

@@ -29,7 +29,7 @@ type Part struct {
 	Write func(io.Writer) error
 }
 
-// Parts are all kinds. The output of a part that fails is incomplete but useful.
+// Parts are all kinds of state. The output of a failed part is incomplete but useful.
 func Parts() []Part {
 	return []Part{
 		{"links.txt", Links}, {"routes.txt", Routes}, {"rules.txt", Rules}, {"neighbours.txt", Neighbours},
@@ -37,7 +37,8 @@ func Parts() []Part {
 	}
 }
 
-// dumpTries is how often a dump is tried that changes interrupt (NLM_F_DUMP_INTR). The last result is used anyway.
+// dumpTries is the number of attempts at a dump that concurrent changes interrupt (NLM_F_DUMP_INTR). The last result is
+// used anyway.
 const dumpTries = 5
 
 func dump[T any](list func() ([]T, error)) ([]T, error) {
@@ -53,7 +54,7 @@ func dump[T any](list func() ([]T, error)) ([]T, error) {
 	return all, err
 }
 
-// families are those of routes, with the name that ip gives them.
+// families are the families of routes, with their names.
 var families = []struct {
 	name   string
 	family int
@@ -62,7 +63,7 @@ var families = []struct {
 // words are the words of one line.
 type words []string
 
-// add adds a name and a value unless the value is a zero one.
+// add appends a name and a value unless it is a zero value.
 func (w *words) add(name string, v any) {
 	switch s := fmt.Sprint(v); s {
 	case "", "0", "<nil>", "[]", "false":
@@ -100,7 +101,7 @@ func Sysctls(w io.Writer) (failed error) {
 		for _, file := range files {
 			value, err := os.ReadFile(file)
 			if err != nil {
-				if !errors.Is(err, os.ErrNotExist) { // a link that went
+				if !errors.Is(err, os.ErrNotExist) { // the link was removed
 					failed = errors.Join(failed, err)
 				}
 				continue
@@ -113,8 +114,8 @@ func Sysctls(w io.Writer) (failed error) {
 	return failed
 }
 
-// Iptables lists the tables of iptables-legacy and of iptables-nft. It does not write the rules of the former;
-// Nftables writes those of the latter.
+// Iptables lists the tables of iptables-legacy and of iptables-nft. It does not write legacy rules; Nftables writes
+// those of iptables-nft.
 func Iptables(w io.Writer) error {
 	var failed error
 	for _, f := range []struct{ program, file string }{
@@ -165,7 +166,7 @@ func iptablesNft(w io.Writer) error {
 	return errors.Join(failed, err)
 }
 
-// isXtables reports whether an expression is one that only iptables-nft makes.
+// isXtables reports whether only iptables-nft makes an expression.
 func isXtables(e expr.Any) bool {
 	switch e.(type) {
 	case *expr.Match, *expr.Target:

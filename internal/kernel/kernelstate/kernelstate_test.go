@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// The text has all objects of a namespace.
+// The text contains all objects of a namespace.
 func TestParts(t *testing.T) {
 	const name = "kernelstate"
 	if err := ns.Create(name); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// maxElements is the most elements of a set that are written.
+// maxElements is the maximum number of elements written for a set.
 const maxElements = 2048
 
 // Nftables writes the tables of all families, with chains, rules and sets. A rule is written as its comment and its
@@ -129,7 +129,7 @@ func writeChain(w io.Writer, conn *nftables.Conn, t *nftables.Table, c *nftables
 	return errors.Join(err, writeErr, endErr)
 }
 
-// expression is the name of an expression with those of its fields that are set.
+// expression is the name of an expression with its non-zero fields.
 func expression(e expr.Any) string {
 	v := reflect.Indirect(reflect.ValueOf(e))
 	if v.Kind() != reflect.Struct {

@@ -99,7 +99,7 @@ func writeRoute(w io.Writer, r netlink.Route, names map[int]string) error {
 	return line.line(w)
 }
 
-// destination of a route; the default route has none, or all addresses.
+// destination is the destination of a route, which a default route lacks or has as all addresses.
 func destination(dst *net.IPNet) string {
 	if dst == nil {
 		return "default"
@@ -168,7 +168,7 @@ func orAll(n *net.IPNet) string {
 	return n.String()
 }
 
-// Neighbours writes neighbours, proxies too.
+// Neighbours writes neighbours, including proxies.
 func Neighbours(w io.Writer) (err error) {
 	names := linkNames()
 	for _, f := range families {
@@ -192,7 +192,7 @@ func Neighbours(w io.Writer) (err error) {
 	return err
 }
 
-// linkNames are the names of links by index; empty if links cannot be listed.
+// linkNames returns the names of links by index; empty if links cannot be listed.
 func linkNames() map[int]string {
 	names := map[int]string{}
 	links, _ := dump(netlink.LinkList)

@@ -15,17 +15,17 @@ func ctInto(key expr.CtKey, register uint32) Exprs {
 	return Exprs{&expr.Ct{Key: key, Register: register}}
 }
 
-// Network loads length bytes of the IP header, from an offset on.
+// Network loads length bytes at an offset of the IP header.
 func Network(offset, length uint32) Exprs {
 	return payload(expr.PayloadBaseNetworkHeader, offset, length, Register)
 }
 
-// Transport loads length bytes of what follows the IP header, from an offset on.
+// Transport loads length bytes at an offset after the IP header.
 func Transport(offset, length uint32) Exprs {
 	return payload(expr.PayloadBaseTransportHeader, offset, length, Register)
 }
 
-// TransportBeside is Transport, loaded after an address of a family.
+// TransportBeside is like Transport, but loads into the register after an address of a family.
 func TransportBeside(family int, offset, length uint32) Exprs {
 	return payload(expr.PayloadBaseTransportHeader, offset, length, beside(family))
 }

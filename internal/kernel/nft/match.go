@@ -35,8 +35,8 @@ func LeavesByOther(prefix string) Exprs {
 	return Join(Meta(expr.MetaKeyOIFNAME), IsNot([]byte(prefix)...))
 }
 
-// LinkName encodes a whole name of a link for Is and IsNot, with expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. The
-// bytes of a name match all names that begin so.
+// LinkName encodes a link's whole name for Is and IsNot, with expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. The bytes
+// alone would match all names with that prefix.
 func LinkName(name string) []byte {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
@@ -68,7 +68,7 @@ func SourceIs(a netip.Addr) Exprs {
 	return Join(Family(rtnl.FamilyOf(a)), Source(rtnl.FamilyOf(a)), Is(a.AsSlice()...))
 }
 
-// SourceIn is SourceIs of a network.
+// SourceIn is SourceIs for a network.
 func SourceIn(p netip.Prefix) Exprs {
 	return Join(Family(rtnl.FamilyOf(p.Addr())), Source(rtnl.FamilyOf(p.Addr())), Inside(p))
 }
@@ -78,7 +78,7 @@ func DestinationIs(a netip.Addr) Exprs {
 	return Join(Family(rtnl.FamilyOf(a)), Destination(rtnl.FamilyOf(a)), Is(a.AsSlice()...))
 }
 
-// DestinationIn is DestinationIs of a network.
+// DestinationIn is DestinationIs for a network.
 func DestinationIn(p netip.Prefix) Exprs {
 	return Join(Family(rtnl.FamilyOf(p.Addr())), Destination(rtnl.FamilyOf(p.Addr())), Inside(p))
 }
@@ -100,7 +100,7 @@ func ICMPv6Between(first, last byte) Exprs {
 // ICMPType matches ICMP and loads icmp type.
 func ICMPType() Exprs { return Join(Protocol(unix.IPPROTO_ICMP), Transport(0, 1)) }
 
-// The directions of a connection, as CtDirection takes them.
+// Directions of a connection, for CtDirection.
 const (
 	Original byte = 0 // IP_CT_DIR_ORIGINAL
 	Reply    byte = 1 // IP_CT_DIR_REPLY
@@ -122,12 +122,12 @@ func CtStatus(bits uint32) Exprs {
 // Bits of CtStatus (linux/netfilter/nf_conntrack_common.h).
 const (
 	CtSeenReply uint32 = 1 << 1
-	CtConfirmed uint32 = 1 << 3 // the first packet is through
+	CtConfirmed uint32 = 1 << 3 // the first packet has passed
 	CtSNAT      uint32 = 1 << 4
 	CtDNAT      uint32 = 1 << 5
 )
 
-// OneOf is numgen random mod n 0. It matches one packet of n at random.
+// OneOf is numgen random mod n 0. It matches one packet in n at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))
 }
@@ -152,8 +152,8 @@ func VerdictOf(s *nftables.Set) Exprs {
 	return Exprs{&expr.Lookup{SourceRegister: Register, SetName: s.Name, SetID: s.ID, IsDestRegSet: true}}
 }
 
-// ElementChunk is the most elements of a set in one message. They share an attribute of at most 64 KiB
-// (linux/netlink.h, nla_len); the kernel silently ignores some of them if there are more.
+// ElementChunk is the maximum number of set elements in one message. They share an attribute of at most 64 KiB
+// (linux/netlink.h, nla_len), and the kernel silently ignores elements that do not fit.
 const ElementChunk = 256
 
 // AddressType is the type of a family's addresses as keys of a set.
@@ -165,7 +165,7 @@ func AddressType(family int) nftables.SetDatatype {
 }
 
 // Intervals encodes networks, which must not overlap, as elements of an interval set: the first address of each, and
-// the first address after it unless there is none.
+// the first address after it, if any.
 func Intervals(networks []netip.Prefix) []nftables.SetElement {
 	var list []nftables.SetElement
 	for _, p := range networks {

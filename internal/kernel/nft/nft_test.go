@@ -21,7 +21,7 @@ var (
 	ways4      = &nftables.Set{Name: "ways4", KeyType: nftables.TypeIPAddr, DataType: nftables.TypeVerdict, IsMap: true}
 )
 
-// words are rules and how nft(8) prints them.
+// words are rules and their text as printed by nft(8).
 var words = []struct {
 	rule Exprs
 	text string
@@ -76,8 +76,8 @@ var words = []struct {
 	{MasqueradeFullyRandom(), "masquerade fully-random"},
 }
 
-// nft(8) prints each rule, as read from the kernel, in the words of its documentation.
-func TestWords(t *testing.T) {
+// nft(8) prints each rule, as read from the kernel, in its documented syntax.
+func TestRulesAsPrintedByNFT(t *testing.T) {
 	path := nstest.New(t, "nftwords")
 	in, err := netns.GetFromPath(path)
 	if err != nil {
@@ -90,12 +90,12 @@ func TestWords(t *testing.T) {
 	}
 	for _, w := range words {
 		if got := listed(t, conn, path, w.rule); got != w.text {
-			t.Errorf("%s, want %s", got, w.text)
+			t.Errorf("nft prints %s, want %s", got, w.text)
 		}
 	}
 }
 
-// listed puts a rule into the kernel of a namespace and reads it with the command.
+// listed adds a rule in a namespace and returns it as printed by nft(8).
 func listed(t *testing.T, conn *nftables.Conn, path string, rule Exprs) string {
 	t.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "words"}
@@ -140,7 +140,7 @@ func TestIntervals(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"10.0.0.0/16", "0a000000 0a010000!"},
 		{"10.0.0.5/32", "0a000005 0a000006!"},
-		{"240.0.0.0/4", "f0000000"}, // past the last address there is none
+		{"240.0.0.0/4", "f0000000"}, // no address follows the last one
 		{"0.0.0.0/0", "00000000"},
 		{"2001:db8::/32", "20010db8000000000000000000000000 20010db9000000000000000000000000!"},
 	} {
@@ -158,7 +158,7 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// Networks of one family, without those within another.
+// Networks of one family, without those that another one contains.
 func TestDisjoint(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"", "[]"},

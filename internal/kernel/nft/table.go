@@ -1,8 +1,8 @@
-// Package nft has the expressions of nftables rules as functions with the terms of nft(8): what a rule matches and
-// what it does. A rule is the concatenation of its parts (Join), and a Table is the desired content of a table. It
-// does not know Berth's tables.
+// Package nft provides the expressions of nftables rules as functions named after the terms of nft(8), for matches and
+// statements. A rule is the concatenation of its parts (Join), and a Table is the desired content of a table. The
+// package does not know Berth's tables.
 //
-// Parts that load a value leave it in Register, and those that compare or look up take it from there:
+// Parts that load a value leave it in Register, where parts that compare or look up read it:
 // Join(Source(family), In(set)) is ip saddr @set. A family is unix.AF_INET or unix.AF_INET6.
 package nft
 
@@ -27,13 +27,13 @@ type Rule struct {
 	Exprs   Exprs
 }
 
-// NewRule returns a rule of some parts.
+// NewRule returns a rule made of parts.
 func NewRule(comment string, parts ...Exprs) Rule { return Rule{comment, Join(parts...)} }
 
-// Tagged is the comment of a rule in the kernel, which ends with the tag of its table.
+// Tagged is the rule's comment in the kernel, which ends with the tag of its table.
 func (r Rule) Tagged(tag string) string { return r.Comment + " #" + tag }
 
-// UserData is Tagged as the kernel stores it.
+// UserData is Tagged in the kernel's format.
 func (r Rule) UserData(tag string) []byte {
 	return userdata.AppendString(nil, userdata.TypeComment, r.Tagged(tag))
 }
@@ -49,10 +49,10 @@ func Base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nf
 	return Chain{nftables.Chain{Name: name, Type: kind, Hooknum: hook, Priority: at}, rules}
 }
 
-// Regular returns a chain that is not at a hook.
+// Regular returns a chain without a hook.
 func Regular(name string, rules ...Rule) Chain { return Chain{nftables.Chain{Name: name}, rules} }
 
-// Set is a set or map and the elements that it has when its table is made.
+// Set is a set or map with its initial elements.
 type Set struct {
 	*nftables.Set
 	Elements []nftables.SetElement
@@ -64,14 +64,14 @@ type Table struct {
 	Name   string
 	Sets   []Set
 	Chains []Chain
-	// Tag is the Fingerprint, which the caller sets. Every rule in the kernel has it in its comment, so that the
-	// content can be compared without decoding rules.
+	// Tag is the Fingerprint, set by the caller. Every rule in the kernel has it in its comment, so that the content
+	// can be compared without decoding rules.
 	Tag string
 }
 
 func (t Table) handle() *nftables.Table { return &nftables.Table{Family: t.Family, Name: t.Name} }
 
-// Fingerprint returns a hash of sets and chains, and of more. It returns an error if a rule cannot be encoded.
+// Fingerprint returns a hash of sets, chains and further values. It returns an error if a rule cannot be encoded.
 func (t Table) Fingerprint(more ...any) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, more...)
@@ -104,7 +104,7 @@ func (t Table) Fingerprint(more ...any) (string, error) {
 func (t Table) Replace(conn *nftables.Conn) error {
 	t.Remove(conn)
 	table := conn.AddTable(t.handle())
-	for _, c := range t.Chains { // maps lead to them
+	for _, c := range t.Chains { // maps refer to the chains
 		t.addChain(conn, c)
 	}
 	for _, s := range t.Sets {
@@ -183,7 +183,7 @@ func (t Table) InKernel(conn *nftables.Conn) bool {
 	return true
 }
 
-// Has reports whether the kernel has a chain with its rules, by their comments, whose tag covers their content.
+// Has reports whether the kernel has a chain with its rules. It compares comments, whose tag covers the rules' content.
 func (t Table) Has(conn *nftables.Conn, c Chain) bool {
 	rules, err := conn.GetRules(t.handle(), &nftables.Chain{Name: c.Name, Table: t.handle()})
 	return err == nil && slices.EqualFunc(rules, c.Rules, func(have *nftables.Rule, want Rule) bool {
@@ -209,12 +209,11 @@ func SameElements(have, want []nftables.SetElement) bool {
 // Exprs are the expressions of a rule, or of a part of one.
 type Exprs = []expr.Any
 
-// Register is where values are loaded (linux/netfilter/nf_tables.h, NFT_REG_1).
+// Register is the register for loaded values (linux/netfilter/nf_tables.h, NFT_REG_1).
 const Register = 1
 
 // Join concatenates the parts of a rule.
 func Join(parts ...Exprs) Exprs { return slices.Concat(parts...) }
 
-// Word is a number as the kernel has marks, states and indexes: 32 bits in the machine's own
-// order of bytes.
+// Word encodes a number as the kernel stores marks, states and indexes: 32 bits in the machine's byte order.
 func Word(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }

@@ -73,7 +73,7 @@ func CtMarked(m uint32) Exprs { return Join(Ct(expr.CtKeyMARK), Mask(Word(m)...)
 // CtMark loads ct mark & mask.
 func CtMark(mask uint32) Exprs { return Join(Ct(expr.CtKeyMARK), Mask(Word(mask)...)) }
 
-// CtMarkBeside is CtMark, loaded after an address of a family.
+// CtMarkBeside is like CtMark, but loads into the register after an address of a family.
 func CtMarkBeside(family int, mask uint32) Exprs {
 	return Join(ctInto(expr.CtKeyMARK, beside(family)), bits(beside(family), Word(mask), Word(0)))
 }

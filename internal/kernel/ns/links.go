@@ -13,15 +13,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// doomed is the link group that links are put into before they are deleted
-// together: the kernel's wait for each deleted veth is then shared by all.
+// doomed is the link group for links that are about to be deleted together, so that they share the kernel's wait for
+// each deleted veth.
 const doomed = 0x626c
 
-// deleteLinks deletes all veth links of a namespace, in which the calling thread
-// is, and by that their peers wherever they are.
+// deleteLinks deletes all veth links of the calling thread's namespace, and thereby their peers in any namespace.
 func deleteLinks(h *netlink.Handle) error {
 	links, err := h.LinkList()
-	for errors.Is(err, netlink.ErrDumpInterrupted) { // links changed meanwhile
+	for errors.Is(err, netlink.ErrDumpInterrupted) { // links changed during the listing
 		links, err = h.LinkList()
 	}
 	if err != nil {
@@ -49,8 +48,8 @@ func deleteLinks(h *netlink.Handle) error {
 	return nil
 }
 
-// deleteGroup deletes all links of a group (RTM_DELLINK with IFLA_GROUP,
-// rtnetlink(7)), which the netlink library has no call for.
+// deleteGroup deletes all links of a group (RTM_DELLINK with IFLA_GROUP, rtnetlink(7)), for which the netlink library
+// has no function.
 func deleteGroup(group uint32) error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -59,7 +58,7 @@ func deleteGroup(group uint32) error {
 	return err
 }
 
-// DeleteLink deletes a link. A missing link is no error.
+// DeleteLink deletes a link. A missing link is not an error.
 func DeleteLink(h *netlink.Handle, name string) error {
 	l, err := h.LinkByName(name)
 	if err == nil {
@@ -71,8 +70,7 @@ func DeleteLink(h *netlink.Handle, name string) error {
 	return nil
 }
 
-// Netlink runs fn on a thread in the namespace at path, with a handle that is open
-// there until fn returns.
+// Netlink runs fn on a thread in the namespace at path, with a netlink handle that is valid until fn returns.
 func Netlink(path string, fn func(h *netlink.Handle) error) error {
 	return Do(path, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

@@ -1,7 +1,6 @@
-// Package ns makes, enters, lists and removes network namespaces, for tests and for the
-// lab; Berth itself makes none. They are named as iproute2 names its own (a file under
-// /run/netns), so that `ip netns` shows them, and every lab's begin with a
-// prefix of its own, so that a crashed lab's can be found and removed.
+// Package ns makes, enters, lists and removes network namespaces, for tests and for the lab. Berth itself makes none.
+// They are mounted below /run/netns like those of iproute2, so that `ip netns` shows them. The names of each lab's
+// namespaces begin with the same prefix, so that those of a crashed lab can be found and removed.
 package ns
 
 import (
@@ -19,15 +18,15 @@ import (
 // Dir is where named network namespaces are mounted (ip-netns(8)).
 const Dir = "/run/netns"
 
-// Path is the file of the namespace called name.
+// Path is the file of a named namespace.
 func Path(name string) string { return filepath.Join(Dir, name) }
 
-// Create makes a namespace called name. A name that is taken is an error.
+// Create makes a namespace. An existing name is an error.
 func Create(name string) error {
 	done := make(chan error, 1)
 	go func() {
-		// The thread ends up in the new namespace and is not unlocked: it
-		// dies with this goroutine instead of serving others from there.
+		// The thread stays in the new namespace, so it must end with this
+		// goroutine and not run others.
 		runtime.LockOSThread()
 		h, err := netns.NewNamed(name)
 		if err == nil {
@@ -41,9 +40,8 @@ func Create(name string) error {
 	return nil
 }
 
-// Do runs fn on a thread that is in the namespace at path. Sockets that fn
-// opens and processes that it starts belong to that namespace for good; fn
-// must not leave work to goroutines that expect to be there too.
+// Do runs fn on a thread in the namespace at path. Sockets that fn opens and processes that it starts stay in that
+// namespace. Other goroutines that fn starts do not run in it.
 func Do(path string, fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -70,7 +68,7 @@ func Enter(path string) error {
 	return nil
 }
 
-// List returns the names that begin with prefix, in order.
+// List returns the names with a prefix, sorted.
 func List(prefix string) ([]string, error) {
 	entries, err := os.ReadDir(Dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -88,9 +86,8 @@ func List(prefix string) ([]string, error) {
 	return names, nil
 }
 
-// Remove deletes the virtual links inside the namespace called name, then the
-// namespace. One that does not exist is no error. The links go first because
-// the kernel may keep a nameless namespace, and its links, for minutes.
+// Remove deletes the virtual links in a namespace, then the namespace. A missing one is not an error. The links are
+// deleted first because the kernel may keep an unnamed namespace and its links for minutes.
 func Remove(name string) error {
 	path := Path(name)
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
@@ -113,19 +110,17 @@ func Remove(name string) error {
 	return linkErr
 }
 
-// mounted reports whether the file at path is a namespace rather than what a
-// half-done creation or removal left.
+// mounted reports whether the file at path is a namespace, and not left by an incomplete creation or removal.
 func mounted(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// Sysctl is one kernel parameter under /proc/sys, its name with slashes, as
-// link names may contain dots: "net/ipv4/ip_forward".
+// Sysctl is a kernel parameter under /proc/sys. Its name has slashes, as link names may contain dots:
+// "net/ipv4/ip_forward".
 type Sysctl struct{ Name, Value string }
 
-// Forwarding makes a router of a namespace, which judges no sources. New links
-// inherit the defaults.
+// Forwarding makes a namespace a router that accepts all source addresses. New links inherit the defaults.
 var Forwarding = []Sysctl{
 	{Name: "net/ipv4/ip_forward", Value: "1"},
 	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},

@@ -12,12 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside says in which mount namespace the test runs: of its own, with mounts of some
-// propagation.
+// inside makes the test run in a mount namespace of its own, with the given mount propagation.
 const inside = "BERTH_TEST_NETNS_PROPAGATION"
 
-// ip-netns(8) mounts /run/netns on itself, the first time. Namespaces that are mounted
-// there already are mounted twice then, the first time out of sight.
+// On first use, ip-netns(8) mounts /run/netns on itself. Namespaces that are already mounted there are then mounted
+// twice, with the first mount hidden.
 func TestRemoveAfterIPNetnsAdd(t *testing.T) {
 	propagation := os.Getenv(inside)
 	if propagation != "" {
@@ -59,13 +58,13 @@ func harmed(t *testing.T, propagation uintptr) {
 	for _, name := range []string{"lab-a", "lab-c"} {
 		ok(Remove(name))
 		if _, err := os.Stat(Path(name)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is there: %v", name, err)
+			t.Errorf("removed namespace %s: Stat() error = %v, want ErrNotExist", name, err)
 		}
 		ok(Create(name))
 	}
 	for _, name := range []string{"lab-a", "lab-b", "lab-c", "other"} {
 		if !mounted(Path(name)) {
-			t.Errorf("%s is no namespace any more", name)
+			t.Errorf("%s is no longer a namespace", name)
 		}
 		if strings.HasPrefix(name, "lab-") {
 			ok(Remove(name))
@@ -74,6 +73,6 @@ func harmed(t *testing.T, propagation uintptr) {
 	ok(ip("exec", "other", "true"))
 	ok(ip("delete", "other"))
 	if names, err := List(""); err != nil || len(names) > 0 {
-		t.Errorf("%v are left, %v", names, err)
+		t.Errorf("List() at the end = %v, %v, want none", names, err)
 	}
 }

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PIDs lists the processes that run in the namespaces at paths, this process
-// not among them. Paths that do not exist are passed over.
+// PIDs lists the processes in the namespaces at paths, except this process. It ignores missing paths.
 func PIDs(paths ...string) ([]int, error) {
 	want := make(map[[2]uint64]bool, len(paths))
 	for _, p := range paths {
@@ -33,7 +32,7 @@ func PIDs(paths ...string) ([]int, error) {
 	for _, p := range procs {
 		var st unix.Stat_t
 		if err := unix.Stat(p, &st); err != nil || !want[[2]uint64{st.Dev, st.Ino}] {
-			continue // it ended, or is elsewhere
+			continue // it ended, or is in another namespace
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
 		if err != nil || pid == os.Getpid() {
@@ -44,8 +43,8 @@ func PIDs(paths ...string) ([]int, error) {
 	return pids, nil
 }
 
-// Kill ends the processes that run in the namespaces at paths with SIGKILL,
-// waits until none is left, and returns how many there were.
+// Kill ends the processes in the namespaces at paths with SIGKILL, waits until all have ended, and returns their
+// number.
 func Kill(deadline time.Duration, paths ...string) (int, error) {
 	end := time.Now().Add(deadline)
 	killed := map[int]bool{}
@@ -63,13 +62,12 @@ func Kill(deadline time.Duration, paths ...string) (int, error) {
 		if time.Now().After(end) {
 			return len(killed), fmt.Errorf("processes %v still run %v after SIGKILL", pids, deadline)
 		}
-		<-time.After(5 * time.Millisecond) // the kernel does not notify of the end of a foreign process
+		<-time.After(5 * time.Millisecond) // the kernel sends no notification about the end of a process that is not a child
 	}
 }
 
-// EnterMounts moves the calling thread, which must be locked and must end locked, to
-// the mount namespace at path: it gives up sharing its folder and root with the
-// process's other threads, which setns(2) asks for.
+// EnterMounts moves the calling thread, which must be locked and end locked, to the mount namespace at path. The
+// thread stops sharing working directory and root with the other threads, as setns(2) requires.
 func EnterMounts(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -85,15 +83,13 @@ func EnterMounts(path string) error {
 	return nil
 }
 
-// removeHidden removes a file on which something is mounted out of sight: ip-netns(8)
-// mounts Dir on itself when it first makes a namespace, above those that are there. The
-// kernel refuses that in the mount namespace of the mount only, and takes the mount
-// away when the file is removed in another one. So Dir, and what others have in it,
-// stays mounted.
+// removeHidden removes a file with a hidden mount: when ip-netns(8) first makes a namespace, it mounts Dir on itself,
+// above existing namespaces. The kernel refuses the removal in the mount namespace of the mount only, and removes the
+// mount when the file is removed in another one. So Dir, and the mounts of other software in it, stay mounted.
 func removeHidden(path string) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		done <- func() error {
 			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 				return fmt.Errorf("make a mount namespace: %w", err)

@@ -36,9 +36,8 @@ func ListenPacket(path string, addr netip.AddrPort) (*net.UDPConn, error) {
 	return c, nil
 }
 
-// Dial connects from the namespace at path. The address must be literal: names
-// are resolved on other threads, which are elsewhere. A zero local address
-// leaves the choice to the kernel.
+// Dial connects from the namespace at path. The address must be literal, as names are resolved on threads in other
+// namespaces. With a zero local address, the kernel chooses the source.
 func Dial(ctx context.Context, path, network string, remote netip.AddrPort, local netip.Addr) (net.Conn, error) {
 	var d net.Dialer
 	if local.IsValid() {
@@ -57,9 +56,8 @@ func Dial(ctx context.Context, path, network string, remote netip.AddrPort, loca
 	return c, err
 }
 
-// Get fetches a URL from inside the namespace at path. The URL's host is a
-// literal address. A status other than 200 is an error; the body is returned
-// in either case.
+// Get fetches a URL from inside the namespace at path. The URL's host must be a literal address. A status other than
+// 200 is an error; the body is returned in both cases.
 func Get(ctx context.Context, path, url string) (string, error) {
 	t := &http.Transport{
 		DisableKeepAlives: true,

@@ -1,5 +1,5 @@
-// Package plug defines what the packages below it share, which plug ports of a VPC into pods: the
-// desired state (Want), the errors, and the contract (Plugger).
+// Package plug defines the desired state (Want), the errors, and the contract (Plugger) of the packages below it,
+// which plug ports of a VPC into pods.
 //
 //	podif       the pod's end: name, MAC address, addresses, MTU, routes, source rules
 //	ovs         directly on the integration bridge of Open vSwitch, for OVN and Neutron's OVS agent
@@ -15,8 +15,8 @@
 //
 // # Ownership
 //
-// Everything that is created for a port records its owner. Links on the node and VLANs in pods are
-// created in the link group LinkGroup, and their alias has the attachment and the full port ID
-// (Mark). Rows of OVSDB have both in their external IDs. A link of the group without an alias is
-// incomplete: the program ended while creating it. Berth never changes or removes anything else.
+// Everything that is created for a port records its owner. Links on the node and VLANs in pods are created in the link
+// group LinkGroup, and their alias contains the attachment and the full port ID (Mark). Rows of OVSDB have both in their
+// external IDs. A link of the group without an alias is incomplete: the program ended while creating it. Berth never
+// changes or removes anything else.
 package plug

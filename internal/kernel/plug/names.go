@@ -14,9 +14,9 @@ import (
 // LinkGroup is the link group of the links of ports.
 const LinkGroup = rtnl.PortGroup
 
-// Short is the part of a port ID in its link names: the first 11 characters, which Neutron's and
-// Alcor's agents expect. Two ports may share it. For VLANs it is part of a hash, because EC2's IDs,
-// such as eni-0a1b2c3d4e5f67890, start alike and no agent looks for these links.
+// Short is the part of a port ID in its link names: the first 11 characters, which Neutron's and Alcor's agents expect.
+// Two ports may share it. For VLANs it is part of a hash, because EC2's IDs, such as eni-0a1b2c3d4e5f67890, have a
+// common prefix and no agent looks for these links.
 func (r Ref) Short() string {
 	if r.Kind == VLAN || r.Kind == RoutedVLAN {
 		sum := sha256.Sum256([]byte(r.PortID))
@@ -25,7 +25,7 @@ func (r Ref) Short() string {
 	return r.PortID[:PrefixLen]
 }
 
-// VLANPrefix is the prefix of VLAN names on the node. VLANs in pods have it until they are renamed.
+// VLANPrefix is the prefix of VLAN names on the node. VLANs in pods keep it until they are renamed.
 const VLANPrefix = "vl"
 
 // VLANLink is the name of a port's VLAN on the node.
@@ -38,12 +38,12 @@ func IsLinkOf(link, portID string) bool {
 	return len(link) == prefix+PrefixLen && len(portID) >= PrefixLen && link[prefix:] == portID[:PrefixLen]
 }
 
-// Mark is the alias of the links of a port. It records their owner.
+// Mark returns the alias of the links of a port, which records their owner.
 func (r Ref) Mark() string {
 	return strings.Join([]string{"berth", string(r.Kind), r.Attachment, r.PortID, r.Pod.IfName}, " ")
 }
 
-// ParseMark parses an alias that Mark returned. Further words may follow.
+// ParseMark parses an alias returned by Mark. Further words may follow.
 func ParseMark(alias string) (r Ref, ok bool) {
 	parts := strings.Split(alias, " ")
 	if len(parts) < 5 || parts[0] != "berth" {
@@ -60,7 +60,7 @@ func ParseMark(alias string) (r Ref, ok bool) {
 // Owner is the owner of a link on the node.
 type Owner int
 
-// The owners, from the viewpoint of one port.
+// Owners from the viewpoint of one port.
 const (
 	Mine     Owner = iota // this port and attachment
 	HalfMade              // Berth, but creation was interrupted before the alias was written

@@ -46,9 +46,8 @@ func (s Set) Await(ctx context.Context, w Want) error {
 	return p.Await(ctx, w)
 }
 
-// Unplug implements Plugger. It succeeds for kinds that this node does not plug, such as OVS
-// without --ovsdb, so that the pod can be deleted. Once the kind is plugged again, berthd removes
-// the leftovers at its start.
+// Unplug implements Plugger. It succeeds for kinds that this node does not plug, such as OVS without --ovsdb, so that the
+// pod can be deleted. When the kind is plugged again, berthd removes the remains at its start.
 func (s Set) Unplug(ctx context.Context, r Ref) error {
 	if p := s[r.Kind]; p != nil {
 		return p.Unplug(ctx, r)

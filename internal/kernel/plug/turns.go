@@ -9,10 +9,10 @@ import (
 // Turns serializes calls about the same name. The zero value is ready to use.
 type Turns struct {
 	mu   sync.Mutex
-	busy map[string]chan struct{} // guarded by mu; closed when the turn ends
+	busy map[string]chan struct{} // channels closed at the end of a turn; guarded by mu
 }
 
-// During makes a call during the turn of a name.
+// During runs a call in the turn of a name.
 func (t *Turns) During(ctx context.Context, name string, call func() error) error {
 	done, err := t.Take(ctx, name)
 	if err != nil {
@@ -22,7 +22,7 @@ func (t *Turns) During(ctx context.Context, name string, call func() error) erro
 	return call()
 }
 
-// Take waits for the turn of a name. done ends the turn. Take fails when ctx ends first.
+// Take waits for the turn of a name. done ends the turn. Take fails if ctx ends first.
 func (t *Turns) Take(ctx context.Context, name string) (done func(), err error) {
 	for {
 		t.mu.Lock()

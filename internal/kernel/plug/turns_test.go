@@ -26,7 +26,7 @@ func TestTurns(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		if err := <-late; !errors.Is(err, context.Canceled) {
-			t.Errorf("Take with a context that ended: %v", err)
+			t.Errorf("Take() with a cancelled context: error = %v, want context.Canceled", err)
 		}
 		// Only one caller has the turn at a time.
 		busy, most := 0, 0
@@ -48,7 +48,7 @@ func TestTurns(t *testing.T) {
 		done()
 		group.Wait()
 		if most != 1 || len(turns.busy) != 0 {
-			t.Errorf("%d at a time, %d kept", most, len(turns.busy))
+			t.Errorf("%d concurrent turns and %d remaining names, want 1 and 0", most, len(turns.busy))
 		}
 	})
 }

@@ -18,7 +18,7 @@ const (
 	maxAddresses = 16   // for each port
 	maxRoutes    = 128  // for each port; a Neutron subnet may have 30
 	minMTU       = 68   // RFC 791: every link supports it
-	minMTU6      = 1280 // RFC 8200, section 5: the kernel refuses IPv6 below
+	minMTU6      = 1280 // RFC 8200, section 5: the kernel rejects IPv6 below
 	maxMTU       = 65535
 
 	// IEEE 802.1Q, 9.6: 0 means no VLAN, and 4095 is reserved.
@@ -55,7 +55,7 @@ func (w Want) Validate() error {
 	return w.Interface.Validate()
 }
 
-// validRouted validates what is specific to RoutedVLAN.
+// validRouted validates the fields that are specific to RoutedVLAN.
 func (w Want) validRouted() error {
 	switch {
 	case w.Binding != "":
@@ -127,7 +127,7 @@ func (r Ref) Validate() error {
 	return nil
 }
 
-// Validate validates what the pod sees. Each error is an ErrInvalid.
+// Validate validates the pod's view of the port. Each error is an ErrInvalid.
 func (i Interface) Validate() error {
 	if !unicast(i.MAC) {
 		return invalid("Interface.MAC", i.MAC.String(), "a unicast address of six bytes")

@@ -45,7 +45,7 @@ func TestValidate(t *testing.T) {
 		return w
 	}()} {
 		if err := w.Validate(); err != nil {
-			t.Errorf("%+v: %v", w, err)
+			t.Errorf("Validate() of %+v: %v", w, err)
 		}
 	}
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
@@ -99,7 +99,7 @@ func TestValidate(t *testing.T) {
 		w := whole()
 		tc.spoil(&w)
 		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), tc.field+":") {
-			t.Errorf("%s: %v", tc.field, err)
+			t.Errorf("Validate() with invalid %s: error = %v, want ErrInvalid for the field", tc.field, err)
 		}
 	}
 }
@@ -110,35 +110,35 @@ func TestValidateVLAN(t *testing.T) {
 		w := branch()
 		w.Trunk = trunk
 		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "Trunk:") {
-			t.Errorf("trunk %q: %v", trunk, err)
+			t.Errorf("Validate() with trunk %q: error = %v, want ErrInvalid for Trunk", trunk, err)
 		}
 	}
 	for _, vlan := range []int{-1, 0, 4095, 1 << 16} {
 		w := branch()
 		w.VLAN = vlan
 		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "VLAN:") || !strings.Contains(err.Error(), "want 1 to 4094") {
-			t.Errorf("VLAN %d: %v", vlan, err)
+			t.Errorf("Validate() with VLAN %d: error = %v, want ErrInvalid for VLAN", vlan, err)
 		}
 	}
 	w := whole()
 	w.Kind = "vhostuser"
 	for _, kind := range []Kind{OVS, OVSHybrid, Netns, VLAN} {
 		if err := w.Validate(); err == nil || !strings.Contains(err.Error(), string(kind)) {
-			t.Errorf("kind %s is not listed: %v", kind, err)
+			t.Errorf("Validate() of an unknown kind: error does not list kind %s: %v", kind, err)
 		}
 	}
 }
 
-// Link names are those that agents expect. Names of VLANs differ for IDs with the same prefix.
+// Link names match the agents' expectations. Names of VLANs differ for IDs with the same prefix.
 func TestShort(t *testing.T) {
 	w := whole()
 	if got := w.Short(); got != "3f2a9c10-76" || !IsLinkOf("tap"+got, w.PortID) {
-		t.Errorf("of a port of OVS: %q", got)
+		t.Errorf("Short() of an OVS port = %q, want the first 11 characters of its ID", got)
 	}
 	one, other := branch(), branch()
 	other.PortID = "eni-0a1b2c3d4e5f67891"
 	if a, b := one.Short(), other.Short(); len(a) != PrefixLen || len(b) != PrefixLen || a == b || a != one.Short() {
-		t.Errorf("of two branches: %q and %q", a, b)
+		t.Errorf("Short() of two branches = %q and %q, want two different names", a, b)
 	}
 }
 
@@ -146,16 +146,16 @@ func TestMark(t *testing.T) {
 	r := whole().Ref
 	got, ok := ParseMark(r.Mark())
 	if want := (Ref{Kind: OVS, Attachment: r.Attachment, PortID: r.PortID, Pod: Pod{IfName: "eth0"}}); !ok || got != want {
-		t.Errorf("ParseMark(%q) = %+v, %v", r.Mark(), got, ok)
+		t.Errorf("ParseMark(%q) = %+v, %v, want the original Ref", r.Mark(), got, ok)
 	}
 	for _, alias := range []string{"", "berth", "x OVS a 3f2a9c10-76f7 eth0", "berth OVS A! 3f2a9c10-76f7 eth0", "berth OVS a short eth0", "berth OVS a 3f2a9c10-76f7 a/b", "berth OVS a 3f2a9c10-76f7"} {
 		if r, ok := ParseMark(alias); ok {
-			t.Errorf("ParseMark(%q) = %+v", alias, r)
+			t.Errorf("ParseMark(%q) = %+v, want no Ref", alias, r)
 		}
 	}
 }
 
-// Ports that the node cannot route to, or not in their mode, are rejected with their field.
+// Ports that the node cannot route to, or not in their mode, are rejected with the name of the field.
 func TestValidateRoutedVLAN(t *testing.T) {
 	routed := func() Want {
 		w := branch()
@@ -198,12 +198,12 @@ func TestValidateRoutedVLAN(t *testing.T) {
 		w := routed()
 		tc.spoil(&w)
 		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), tc.field+":") {
-			t.Errorf("%s: %v", tc.field, err)
+			t.Errorf("Validate() with invalid %s: error = %v, want ErrInvalid for the field", tc.field, err)
 		}
 	}
 	w := routed()
 	w.Kind = VLAN
 	if err := w.ValidateFor(RoutedVLAN); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), "Kind:") {
-		t.Errorf("another kind: %v", err)
+		t.Errorf("ValidateFor() of another kind: error = %v, want ErrInvalid for Kind", err)
 	}
 }

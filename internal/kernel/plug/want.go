@@ -37,7 +37,7 @@ const (
 	Standard Enforcing = "standard"
 )
 
-// Ref identifies a port and has all that Unplug needs. Record it before calling Plug.
+// Ref identifies a port and contains all that Unplug needs. Record it before calling Plug.
 type Ref struct {
 	Attachment string // name of the attachment's record
 	PortID     string // full ID at the provider
@@ -49,7 +49,7 @@ type Ref struct {
 	Pod        Pod
 }
 
-// Pod is where a port belongs in a pod.
+// Pod is the place of a port in a pod.
 type Pod struct {
 	Netns   string       // path of the pod's network namespace
 	NetnsID rtnl.NetnsID // the expected namespace; zero accepts any
@@ -67,7 +67,7 @@ type Want struct {
 	Enforcing Enforcing // RoutedVLAN
 }
 
-// Binding is how a virtual machine in the pod gets the port, in KubeVirt's terms.
+// Binding is the way in which a virtual machine in the pod gets the port, in KubeVirt's terms.
 type Binding string
 
 // The bindings, as in the spec of a PodNIC.
@@ -89,15 +89,15 @@ type TapDevice struct {
 	MultiQueue   bool   // it can only be opened with IFF_MULTI_QUEUE
 }
 
-// Interface is what the pod sees of a port.
+// Interface is the pod's view of a port.
 type Interface struct {
-	MAC       net.HardwareAddr // of the port
+	MAC       net.HardwareAddr // MAC address of the port
 	MTU       int              // bytes; 0 keeps the MTU of the link
 	Addresses []netip.Prefix   // with the prefix lengths of their subnets
 	Gateways  []netip.Addr     // at most one for each IP family
 	Routes    []Route
 	Default   bool // connections of the pod use it by default
-	Bare      bool // the pod's namespace sends nothing by it: no addresses, not even link-local ones
+	Bare      bool // the pod's namespace sends nothing on it: no addresses, not even link-local ones
 }
 
 // Route is an additional route of a subnet.
@@ -128,10 +128,9 @@ func (f Found) Compare(o Found) int {
 // Plugger plugs ports of one kind. All methods are safe for concurrent use, and calls about ports
 // with the same link name take turns. Each method ends when its context ends.
 type Plugger interface {
-	// Expect waits until the node has what Plug needs from another program, and returns at once if
-	// Plug needs nothing. It changes nothing. It may wait far longer than Plug, so call it without
-	// holding locks that other calls need. Errors: those of Plug; ErrNotReady, which names what is
-	// missing.
+	// Expect waits until the node has what Plug needs from another program, and returns immediately if Plug needs
+	// nothing. It changes nothing. It may wait far longer than Plug, so call it without holding locks that other calls
+	// need. Errors: those of Plug; ErrNotReady, which says what is missing.
 	Expect(ctx context.Context, w Want) error
 	// Plug puts a port into a pod. It is idempotent: it keeps what is correct, completes what is
 	// incomplete, and fails if something belongs to another owner. After an error, or if the
@@ -140,18 +139,17 @@ type Plugger interface {
 	// Errors: ErrInvalid, rtnl.ErrNoNetns, rtnl.ErrNotNetns, ErrInterfaceExists, ErrNameTaken,
 	// ErrPortInUse, ErrNoBridge, ErrUnreachable, ErrNotReady, ErrNoVLAN.
 	Plug(ctx context.Context, w Want) (Done, error)
-	// Await waits until the VPC's agent on the node reports that the port works. It returns at once
-	// if no agent reports that. Errors: ErrNotReady, which names what is missing; ErrUnreachable.
+	// Await waits until the VPC's agent on the node reports that the port works. It returns immediately if no agent
+	// reports that. Errors: ErrNotReady, which says what is missing; ErrUnreachable.
 	Await(ctx context.Context, w Want) error
-	// Unplug removes a port from a pod, with everything that Plug created. It is idempotent, and
-	// succeeds for unknown ports and if the namespace is gone. It leaves alone what belongs to
-	// another attachment or port.
+	// Unplug removes a port from a pod, with everything that Plug created. It is idempotent, and succeeds for unknown
+	// ports and if the namespace is gone. It does not change objects of other attachments or ports.
 	Unplug(ctx context.Context, r Ref) error
 	// Check compares the observed with the desired state and changes nothing. It returns a
 	// *Mismatch with all differences, or an error of Plug if it cannot read the observed state.
 	Check(ctx context.Context, w Want) error
 	// List lists Berth's ports of this kind on the node, ordered by ID.
 	List(ctx context.Context) ([]Found, error)
-	// Remove unplugs a port that List found and that has no record any more.
+	// Remove unplugs a port that List found and that no longer has a record.
 	Remove(ctx context.Context, f Found) error
 }

@@ -5,35 +5,35 @@ import (
 	"fmt"
 )
 
-// Kind describes the objects of one kind in a network namespace, such as the policy rules of a pod, once:
-// what makes two of them the same, and how one is added and removed. Compare tells how what the kernel has
-// differs from what it should have; set, CHECK, repair and removal all follow from the Diff.
+// Kind describes the objects of one kind in a network namespace, such as the policy rules of a pod: how they are
+// identified, added and removed. Compare returns the Diff of desired and observed objects, on which set, CHECK, repair
+// and removal are based.
 type Kind[T any, K comparable] struct {
 	// Key identifies an object: the kernel has at most one object with a key.
 	Key func(T) K
-	// Same reports whether an observed object is as desired; nil: if it has the same key.
+	// Same reports whether an observed object matches the desired one with its key; nil: always.
 	Same func(desired, observed T) bool
 	// Name names an object in reports and errors, such as "route 10.0.0.0/8 of table 117".
 	Name func(T) string
-	// Add adds an object, or replaces the one that has its key.
+	// Add adds an object, or replaces the one with its key.
 	Add func(T) error
-	// Remove removes an observed object. An error of one that is gone (IsGone) is ignored.
+	// Remove removes an observed object. IsGone errors are ignored.
 	Remove func(T) error
-	// Do makes each change. It gets a description such as "add route …". Nil: call change.
+	// Do makes each change, given a description such as "add route …". Nil: call change.
 	Do func(what string, change func() error) error
 }
 
-// Diff is how observed objects differ from the desired ones.
+// Diff is the difference of observed from desired objects.
 type Diff[T any] struct {
 	Missing []T         // desired and not observed, each once, in the order of the desired ones
-	Changed []Change[T] // observed, and not as desired
+	Changed []Change[T] // observed, but different from the desired one
 	Extra   []T         // observed and not desired, in the order of the observed ones
 }
 
 // Change is an object that differs from the desired one with the same key.
 type Change[T any] struct{ Desired, Observed T }
 
-// Compare finds what differs.
+// Compare returns the differences.
 func (k Kind[T, K]) Compare(desired, observed []T) (d Diff[T]) {
 	wanted, have := map[K]bool{}, map[K]T{}
 	for _, o := range desired {
@@ -48,7 +48,7 @@ func (k Kind[T, K]) Compare(desired, observed []T) (d Diff[T]) {
 	for _, o := range desired {
 		key := k.Key(o)
 		if !wanted[key] {
-			continue // it was desired twice
+			continue // desired twice
 		}
 		delete(wanted, key)
 		switch observed, ok := have[key]; {
@@ -61,8 +61,8 @@ func (k Kind[T, K]) Compare(desired, observed []T) (d Diff[T]) {
 	return d
 }
 
-// Set adds the objects that are missing, then replaces those that changed. It stops at the first error, and
-// names what it added.
+// Set adds missing objects, then replaces changed ones. It stops at the first error, and returns the names of the
+// objects that it set.
 func (k Kind[T, K]) Set(d Diff[T]) (changed []string, err error) {
 	add := d.Missing
 	for _, c := range d.Changed {
@@ -77,7 +77,7 @@ func (k Kind[T, K]) Set(d Diff[T]) (changed []string, err error) {
 	return changed, nil
 }
 
-// RemoveAll removes objects. One that cannot be removed does not keep it from the rest. It names what it removed.
+// RemoveAll removes objects, continues after an error, and returns descriptions of the removals.
 func (k Kind[T, K]) RemoveAll(extra []T) (changed []string, err error) {
 	var errs []error
 	for _, o := range extra {

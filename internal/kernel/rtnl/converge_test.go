@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry has a place and a value, as a route has a destination and a gateway.
+// entry has a key and a value, like the destination and gateway of a route.
 type entry struct{ key, value string }
 
 func entries(list string) (out []entry) {
@@ -41,14 +41,13 @@ func TestCompare(t *testing.T) {
 			changed = append(changed, ch.Desired)
 		}
 		if !slices.Equal(d.Missing, entries(c.missing)) || !slices.Equal(changed, entries(c.changed)) || !slices.Equal(d.Extra, entries(c.extra)) {
-			t.Errorf("%q desired, %q observed: %v", c.desired, c.observed, d)
+			t.Errorf("Compare(%q, %q) = %v", c.desired, c.observed, d)
 		}
 	}
 }
 
-// TestConverge sets and removes objects: the first error ends Set, none ends RemoveAll, and an object that is gone is
-// no error.
-func TestConverge(t *testing.T) {
+// Set stops at the first error, RemoveAll continues, and both ignore a missing object on removal.
+func TestSetAndRemoveAll(t *testing.T) {
 	broken := errors.New("broken")
 	var did []string
 	change := func(what string) func(string) error {
@@ -63,33 +62,33 @@ func TestConverge(t *testing.T) {
 	}
 	changed, err := kind.Set(Diff[string]{Missing: []string{"a", "x", "b"}})
 	if !slices.Equal(changed, []string{"object a"}) || !errors.Is(err, broken) || err.Error() != "add object x: broken" {
-		t.Errorf("Set: %q, %v", changed, err)
+		t.Errorf("Set() = %q, %v, want object a and an error", changed, err)
 	}
 	changed, err = kind.Set(Diff[string]{Missing: []string{"a"}, Changed: []Change[string]{{Desired: "b", Observed: "c"}}})
 	if !slices.Equal(changed, []string{"object a", "object b"}) || err != nil {
-		t.Errorf("Set: %q, %v", changed, err)
+		t.Errorf("Set() = %q, %v, want objects a and b", changed, err)
 	}
 	changed, err = kind.RemoveAll([]string{"a", "x", "gone"})
 	if !slices.Equal(changed, []string{"removed object a", "removed object gone"}) || !errors.Is(err, broken) {
-		t.Errorf("RemoveAll: %q, %v", changed, err)
+		t.Errorf("RemoveAll() = %q, %v, want two removals and an error", changed, err)
 	}
 	if want := []string{"+a", "+x", "+a", "+b", "-a", "-x", "-gone"}; !slices.Equal(did, want) {
-		t.Errorf("made %q, want %q", did, want)
+		t.Errorf("calls = %q, want %q", did, want)
 	}
 }
 
-// TestSameRoutesAndRules compares what Berth asks for with what the kernel answers.
-func TestSameRoutesAndRules(t *testing.T) {
+// Desired objects equal those that the kernel returns for them.
+func TestRouteAndRuleKeys(t *testing.T) {
 	all, host := netip.MustParsePrefix("::/0"), netip.MustParsePrefix("10.0.0.1/32")
 	for name, pair := range map[string][2]netlink.Route{
 		"defaults": {{Family: unix.AF_INET6, LinkIndex: 3, Dst: IPNet(all)}, {Family: unix.AF_INET6, LinkIndex: 3, Table: 254, Type: 1, Priority: 1024}},
-		"unreachable, by lo": {
+		"unreachable route on lo": {
 			{Family: unix.AF_INET6, Dst: IPNet(all), Type: unix.RTN_UNREACHABLE, Priority: 7},
 			{Family: unix.AF_INET6, LinkIndex: 1, Table: 254, Type: unix.RTN_UNREACHABLE, Priority: 7},
 		},
 	} {
 		if RouteOf(pair[0]) != RouteOf(pair[1]) {
-			t.Errorf("%s: %v and %v", name, RouteOf(pair[0]), RouteOf(pair[1]))
+			t.Errorf("%s: RouteOf() = %v and %v, want the same", name, RouteOf(pair[0]), RouteOf(pair[1]))
 		}
 	}
 	base := netlink.Route{Family: unix.AF_INET, LinkIndex: 3, Dst: IPNet(host), Gw: host.Addr().AsSlice()}
@@ -104,7 +103,7 @@ func TestSameRoutesAndRules(t *testing.T) {
 		other := base
 		change(&other)
 		if RouteOf(base) == RouteOf(other) {
-			t.Errorf("another %s is the same route", name)
+			t.Errorf("a route with another %s has the same key", name)
 		}
 	}
 	rules := []Rule{
@@ -116,7 +115,7 @@ func TestSameRoutesAndRules(t *testing.T) {
 	for i, r := range rules {
 		for k, other := range rules {
 			if got := RuleOf(other.Kernel()); (got == r) != (i == k) {
-				t.Errorf("%+v as the library has it is %+v; want it to be %+v: %t", other, got, r, i == k)
+				t.Errorf("rule %+v converted to the library and back = %+v; want it to equal %+v: %t", other, got, r, i == k)
 			}
 		}
 	}

@@ -14,12 +14,12 @@ import (
 )
 
 // LaterMetric plus a link's index is the metric of the routes of a pod's further interface, so that those of the
-// first one are preferred. It is also the number of the interface's own routing table, for packets from its address.
-// LaterMetric is the priority of the rules that lead there.
+// first one are preferred, and the number of the interface's own routing table, for packets from its addresses.
+// LaterMetric is the priority of the rules that look up these tables.
 const LaterMetric = 2048
 
 // SetRoute adds a route of a pod's interface, with a later metric if another interface of the pod has a route to the
-// same destination. first tells that none has.
+// same destination. first reports that none has.
 func SetRoute(r *netlink.Route, inPod *netlink.Handle) (first bool, err error) {
 	err = inPod.RouteAdd(r)
 	if !errors.Is(err, unix.EEXIST) {
@@ -42,8 +42,8 @@ func SetRoute(r *netlink.Route, inPod *netlink.Handle) (first bool, err error) {
 // SourceTable is the routing table for packets from addresses of a link, by its index.
 func SourceTable(index int) int { return LaterMetric + index }
 
-// RouteBySource routes packets from a further interface's address by this interface; the node drops them on another
-// one. def is its default route. When the interface is removed, its table is removed with it.
+// RouteBySource makes packets from a further interface's address leave by this interface; the node drops them on
+// another one. def is its default route. When the interface is removed, the kernel removes the routes of its table.
 func RouteBySource(def *netlink.Route, addr netip.Addr, inPod *netlink.Handle) error {
 	own := *def
 	own.Table, own.Priority = SourceTable(def.LinkIndex), 0
@@ -79,7 +79,7 @@ func SourceRules(index, family int, inPod *netlink.Handle) ([]netip.Addr, error)
 	return from, err
 }
 
-// RemoveSourceRule removes what AddSourceRule added. It ignores a missing rule.
+// RemoveSourceRule removes the rule that AddSourceRule added. It ignores a missing rule.
 func RemoveSourceRule(index int, addr netip.Addr, inPod *netlink.Handle) error {
 	if err := inPod.RuleDel(sourceRule(index, addr)); err != nil && !IsGone(err) {
 		return fmt.Errorf("remove the rule that packets from %s look up table %d: %w", addr, SourceTable(index), err)

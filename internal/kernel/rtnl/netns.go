@@ -37,7 +37,7 @@ func Identify(ns netns.NsHandle) (NetnsID, error) {
 }
 
 // OpenNetns opens the namespace at a path. Errors: ErrNoNetns if the path does not exist; ErrNotNetns if it is
-// something else, such as the file that is left when a namespace is unmounted. It opens namespaces only: opening a
+// something else, such as the file that remains when a namespace is unmounted. It opens namespaces only, as opening a
 // FIFO would block, and a device may have side effects.
 func OpenNetns(path string) (netns.NsHandle, error) {
 	place, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -51,7 +51,7 @@ func OpenNetns(path string) (netns.NsHandle, error) {
 	var system unix.Statfs_t
 	var file unix.Stat_t
 	if err := errors.Join(unix.Fstatfs(place, &system), unix.Fstat(place, &file)); err != nil {
-		return netns.None(), fmt.Errorf("looking at %s: %w", path, err)
+		return netns.None(), fmt.Errorf("stat %s: %w", path, err)
 	}
 	if system.Type != unix.NSFS_MAGIC {
 		return netns.None(), fmt.Errorf("%s, %s, %w", path, kindOfFile(file.Mode), ErrNotNetns)
@@ -67,7 +67,7 @@ func OpenNetns(path string) (netns.NsHandle, error) {
 	return netns.NsHandle(fd), nil
 }
 
-// OpenNodeNetns opens the namespace at a path, or the calling thread's if it is empty.
+// OpenNodeNetns opens the namespace at a path; empty: the calling thread's.
 func OpenNodeNetns(path string) (ns netns.NsHandle, err error) {
 	if path == "" {
 		ns, err = netns.Get()
@@ -81,7 +81,7 @@ func OpenNodeNetns(path string) (ns netns.NsHandle, err error) {
 }
 
 // OpenPodNetns opens a pod's namespace and checks that it has the ID want, unless that is zero, and is not the node's
-// own: what is at a path may change at any time. Errors: ErrNoNetns, also if another namespace is at the path;
+// own, as the file at a path may change at any time. Errors: ErrNoNetns, also if another namespace is at the path;
 // ErrNotNetns.
 func OpenPodNetns(path string, want, node NetnsID) (netns.NsHandle, error) {
 	ns, err := OpenNetns(path)
@@ -141,7 +141,7 @@ func InNetns(ns netns.NsHandle, f func() error) error {
 		}
 		err = f()
 		if back := netns.Set(home); back == nil {
-			runtime.UnlockOSThread() // else the thread ends with the goroutine
+			runtime.UnlockOSThread() // otherwise the thread ends with the goroutine
 		}
 		done <- err
 	}()

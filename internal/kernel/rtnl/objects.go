@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Link is what a link should be. MAC nil and MTU 0 may be anything.
+// Link is the desired state of a link. A nil MAC and MTU 0 match any value.
 type Link struct {
 	Name  string
 	MAC   net.HardwareAddr
@@ -21,7 +21,7 @@ type Link struct {
 	Where string // follows the name in Differences, such as " in the pod"
 }
 
-// Differences tells how an observed link differs.
+// Differences describes how an observed link differs.
 func (l Link) Differences(have *netlink.LinkAttrs) (list []string) {
 	if have.Flags&net.FlagUp == 0 {
 		list = append(list, fmt.Sprintf("%s is down%s", l.Name, l.Where))
@@ -35,17 +35,17 @@ func (l Link) Differences(have *netlink.LinkAttrs) (list []string) {
 	return list
 }
 
-// Set gives an observed link its MAC address and MTU, and names what it changed. It does not set the link up.
+// Set sets MAC address and MTU of an observed link, and returns what it changed. It does not set the link up.
 func (l Link) Set(h *netlink.Handle, have *netlink.LinkAttrs) (changed []string, err error) {
 	if l.hasOtherMAC(have) {
 		if err := h.LinkSetHardwareAddr(LinkRef(have.Index), l.MAC); err != nil {
-			return nil, fmt.Errorf("give %s the MAC address %s: %w", l.Name, l.MAC, err)
+			return nil, fmt.Errorf("set the MAC address of %s to %s: %w", l.Name, l.MAC, err)
 		}
 		changed = append(changed, "MAC address")
 	}
 	if l.hasOtherMTU(have) {
 		if err := h.LinkSetMTU(LinkRef(have.Index), l.MTU); err != nil {
-			return changed, fmt.Errorf("give %s the MTU %d: %w", l.Name, l.MTU, err)
+			return changed, fmt.Errorf("set the MTU of %s to %d: %w", l.Name, l.MTU, err)
 		}
 		changed = append(changed, "MTU")
 	}
@@ -58,8 +58,8 @@ func (l Link) hasOtherMAC(have *netlink.LinkAttrs) bool {
 
 func (l Link) hasOtherMTU(have *netlink.LinkAttrs) bool { return l.MTU != 0 && have.MTU != l.MTU }
 
-// Route is what makes two routes the same. The metric is not part of it but of a route that leads nowhere, whose
-// link is not: the kernel chooses it.
+// Route identifies a route. Link is part of unicast routes only, and Metric of all others, such as unreachable ones,
+// for which the kernel chooses the link.
 type Route struct {
 	Table, Type, Link, Metric int
 	Dst                       netip.Prefix
@@ -83,7 +83,7 @@ func RouteOf(r netlink.Route) Route {
 	return id
 }
 
-// Rule is what makes two policy rules the same. Table and Goto are 0 of a rule that only others go to.
+// Rule identifies a policy rule. Table and Goto are 0 if the rule is only a target of other rules (nop).
 type Rule struct {
 	Family, Priority int
 	From, To         netip.Prefix
@@ -106,7 +106,7 @@ func RuleOf(r netlink.Rule) Rule {
 	return id
 }
 
-// String is close to what ip(8) takes, such as "rule 1850 fwmark 0x10000/0xff0000 lookup 11701".
+// String is similar to the syntax of ip(8), such as "rule 1850 fwmark 0x10000/0xff0000 lookup 11701".
 func (r Rule) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rule %d", r.Priority)
@@ -142,7 +142,7 @@ func (r Rule) String() string {
 // nop is FR_ACT_NOP (linux/fib_rules.h).
 const nop = 3
 
-// Kernel is the rule as the netlink library has it, with Berth's Protocol.
+// Kernel returns the rule for the netlink library, with Berth's Protocol.
 func (r Rule) Kernel() netlink.Rule {
 	n := netlink.NewRule()
 	n.Family, n.Priority, n.Table, n.Protocol = r.Family, r.Priority, r.Table, Protocol
@@ -165,7 +165,7 @@ func (r Rule) Kernel() netlink.Rule {
 	return *n
 }
 
-// RuleKind describes policy rules. An equal one may be added at the same time.
+// RuleKind describes policy rules. Add succeeds if the rule exists.
 func RuleKind(h *netlink.Handle) Kind[Rule, Rule] {
 	return Kind[Rule, Rule]{
 		Key: func(r Rule) Rule { return r }, Name: Rule.String,
@@ -183,7 +183,7 @@ func RuleKind(h *netlink.Handle) Kind[Rule, Rule] {
 	}
 }
 
-// Rules lists the policy rules of a family that a condition holds for.
+// Rules lists the policy rules of a family for which holds returns true.
 func Rules(h *netlink.Handle, family int, holds func(netlink.Rule) bool) (rules []Rule, err error) {
 	list, err := Whole(func() ([]netlink.Rule, error) { return h.RuleList(family) })
 	if err != nil {
@@ -220,7 +220,7 @@ func HasNeighbour(h *netlink.Handle, desired *netlink.Neigh) (bool, error) {
 	return slices.ContainsFunc(list, func(n netlink.Neigh) bool { return NeighbourOf(n) == NeighbourOf(*desired) }), err
 }
 
-// PermanentNeighbours lists the permanent neighbour entries of a family by a link, or by all links (0).
+// PermanentNeighbours lists the permanent neighbour entries of a family on a link, or on all links (0).
 func PermanentNeighbours(h *netlink.Handle, link, family int) ([]netlink.Neigh, error) {
 	list, err := Whole(func() ([]netlink.Neigh, error) { return h.NeighList(link, family) })
 	return slices.DeleteFunc(list, func(n netlink.Neigh) bool { return n.State&netlink.NUD_PERMANENT == 0 }), err

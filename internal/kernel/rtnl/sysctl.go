@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// procSys is the default folder of the kernel's settings. Those of net belong to the network namespace of the calling
-// thread, wherever the folder is mounted.
+// procSys is the default folder of the kernel's settings. Settings below net are those of the calling thread's network
+// namespace, wherever the folder is mounted.
 const procSys = "/proc/sys"
 
 // Sysctl is the desired value of one of the kernel's settings.
 type Sysctl struct {
-	Path   string // below /proc/sys, with '/' between the parts: names of links may contain dots
+	Path   string // below /proc/sys, with '/' between the parts, as names of links may contain dots
 	Value  string
-	Unless string // a value that may stay
+	Unless string // an observed value that is kept
 }
 
-// String reads as in sysctl.conf(5).
+// String returns the setting in the format of sysctl.conf(5).
 func (s Sysctl) String() string { return strings.ReplaceAll(s.Path, "/", ".") + " = " + s.Value }
 
 // Look returns the value below a folder, /proc/sys if empty, and whether it is right. Errors: os.ErrNotExist, if the
@@ -48,7 +48,7 @@ func (s Sysctl) Set(dir string) (changed bool, err error) {
 		return true, err
 	}
 	if now != s.Value {
-		return true, fmt.Errorf("sysctl %s did not stay: it is %s", s, now)
+		return true, fmt.Errorf("sysctl %s did not take effect: it is %s", s, now)
 	}
 	return true, nil
 }

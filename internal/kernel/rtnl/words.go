@@ -1,6 +1,6 @@
-// Package rtnl has what Berth's packages that program network namespaces share: opening a namespace and running in
-// it, comparing desired with observed objects (Kind), conversions for the netlink library, and the routes and rules
-// of a pod with several interfaces. It keeps no state.
+// Package rtnl contains the common parts of Berth's packages that program network namespaces: opening a namespace and
+// running in it, comparing desired with observed objects (Kind), conversions for the netlink library, and the routes
+// and rules of a pod with several interfaces. It keeps no state.
 package rtnl
 
 import (
@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whole repeats a dump, a few times, that a change interrupted (NLM_F_DUMP_INTR), as objects may be missing in it.
+// Whole repeats a dump that a change interrupted (NLM_F_DUMP_INTR) a few times, as objects may be missing from it.
 func Whole[T any](dump func() ([]T, error)) ([]T, error) {
 	for range 10 {
 		list, err := dump()
@@ -41,7 +41,7 @@ func IsGone(err error) bool {
 		errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL)
 }
 
-// ValidName follows the kernel's dev_valid_name.
+// ValidName reports whether a link may have a name, as in the kernel's dev_valid_name.
 func ValidName(name string) bool {
 	return name != "" && len(name) <= 15 && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r\x00")
 }
@@ -57,7 +57,7 @@ func FamilyOf(a netip.Addr) int {
 // IsIPv6 reports whether an address is IPv6, and not an IPv4-mapped one.
 func IsIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
-// Unspecified is 0.0.0.0 or ::, of an address's family.
+// Unspecified is 0.0.0.0 or ::, depending on an address's family.
 func Unspecified(a netip.Addr) netip.Addr {
 	if IsIPv6(a) {
 		return netip.IPv6Unspecified()
@@ -65,7 +65,7 @@ func Unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// ScopeFor is the scope of a route to an address: IPv6 routes have none.
+// ScopeFor is the scope of a route to an address. IPv6 routes have none.
 func ScopeFor(a netip.Addr, scope netlink.Scope) netlink.Scope {
 	if a.Is4() {
 		return scope
@@ -73,8 +73,7 @@ func ScopeFor(a netip.Addr, scope netlink.Scope) netlink.Scope {
 	return netlink.SCOPE_UNIVERSE
 }
 
-// LinkLocal is the IPv6 address of a link that the kernel makes from its MAC address
-// (RFC 4291 appendix A).
+// LinkLocal is the IPv6 link-local address that the kernel derives from a link's MAC address (RFC 4291 appendix A).
 func LinkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }
@@ -98,13 +97,13 @@ func RouteDst(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
-// AddrOf is an address of the netlink library; invalid, if it is not set.
+// AddrOf converts an address of the netlink library; invalid if not set.
 func AddrOf(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
 }
 
-// PrefixOf is a prefix of the netlink library, with its host bits; invalid, if it is not set.
+// PrefixOf converts a prefix of the netlink library, with its host bits; invalid if not set.
 func PrefixOf(n *net.IPNet) netip.Prefix {
 	if n == nil {
 		return netip.Prefix{}
@@ -116,15 +115,14 @@ func PrefixOf(n *net.IPNet) netip.Prefix {
 // HostPrefix is an address as a prefix of full length.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// IPNet converts at the edge of the netlink library. It keeps the host bits, as
-// addresses on links need them.
+// IPNet converts for the netlink library. It keeps the host bits, which addresses of links need.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Errors that a caller tells apart with errors.Is.
+// Errors that callers distinguish with errors.Is.
 var (
-	// ErrNoNetns: the network namespace does not exist (any more).
+	// ErrNoNetns: the network namespace does not exist, or no longer exists.
 	ErrNoNetns = errors.New("network namespace does not exist")
 	// ErrNotNetns: something else is at the path of a network namespace.
 	ErrNotNetns = errors.New("is not a network namespace")
@@ -134,6 +132,6 @@ var (
 // FRA_PROTOCOL).
 const Protocol = 190
 
-// PortGroup is the link group (IFLA_GROUP) of the links of ports and branches (package plug). Those of pod links
-// begin at Protocol times 2^16.
+// PortGroup is the link group (IFLA_GROUP) of the links of ports and branches (package plug). The groups of pod links
+// start at Protocol times 2^16.
 const PortGroup = Protocol<<16 - 1

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Ensure makes device and port as t says, and returns the device's index. It changes only what differs, and does not
+// Ensure makes device and port match t, and returns the device's index. It changes only differences, and does not
 // interrupt a correct tunnel. Errors: ErrNoFoU; unix.EADDRINUSE, if another socket has the port.
 func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
 	if err := ensurePort(h, t); err != nil {
@@ -25,8 +25,8 @@ func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
 	return link.Attrs().Index, nil
 }
 
-// Make is Ensure for a namespace that has nothing of t yet. It adds without looking first, which saves a third of the
-// messages, and falls back to Ensure if something exists.
+// Make is like Ensure, for a namespace that has nothing of t yet. It adds without a look-up, which saves a third of
+// the messages, and falls back to Ensure if something exists.
 func Make(h *netlink.Handle, t Tunnel) (index int, err error) {
 	if err := h.FouAdd(t.receiver()); err != nil {
 		if err := ensurePort(h, t); err != nil { // which returns the cause
@@ -68,7 +68,7 @@ func ensurePort(h *netlink.Handle, t Tunnel) error {
 	return nil
 }
 
-// ports lists the ports at which FoU of a family is received.
+// ports lists the FoU ports of a family.
 func ports(h *netlink.Handle, family int) ([]netlink.Fou, error) {
 	all, err := rtnl.Whole(func() ([]netlink.Fou, error) { return h.FouList(family) })
 	if err != nil {
@@ -117,7 +117,7 @@ func setUp(h *netlink.Handle, t Tunnel, link netlink.Link) error {
 	return nil
 }
 
-// change changes a device in place if the kernel can. Otherwise it removes the device and returns nil.
+// change changes a device in place if the kernel can do that. Otherwise it removes the device and returns nil.
 func change(h *netlink.Handle, found netlink.Link, t Tunnel) (netlink.Link, error) {
 	// The link is identified by name only: with an index too, the kernel would rename it, which fails for a link that
 	// is up (Linux 6.1).
@@ -127,7 +127,7 @@ func change(h *netlink.Handle, found netlink.Link, t Tunnel) (netlink.Link, erro
 		}
 	}
 	if err := h.LinkDel(found); err != nil && !rtnl.IsNoLink(err) {
-		return nil, fmt.Errorf("remove %s, which is not as it should be: %w", t.Link(), err)
+		return nil, fmt.Errorf("remove %s, which has the wrong settings: %w", t.Link(), err)
 	}
 	return nil, nil //nolint:nilnil // there is none any more
 }
@@ -146,7 +146,7 @@ func add(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
 			return nil, fmt.Errorf("set the MTU of %s to %d: %w", t.Link(), t.MTU, err)
 		}
 	}
-	// Without a link-local address the kernel does not send packets of its own into the tunnel.
+	// Without a link-local address the kernel sends no packets of its own into the tunnel.
 	if err := h.LinkSetIP6AddrGenMode(made, addrGenNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, fmt.Errorf("keep %s without a link-local address: %w", t.Link(), err)
 	}
@@ -156,7 +156,7 @@ func add(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
 // addrGenNone is IN6_ADDR_GEN_MODE_NONE (linux/if_link.h).
 const addrGenNone = 1
 
-// Check describes how device and port differ from t. Errors: ErrNoFoU.
+// Check describes the differences of device and port from t. Errors: ErrNoFoU.
 func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 	var list []string
 	want := t.receiver()
@@ -185,7 +185,7 @@ func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 	return list, nil
 }
 
-// differ describes how a device differs from t, except whether it is up.
+// differ describes the differences of a device from t, except whether it is up.
 func differ(link netlink.Link, t Tunnel) (list []string) {
 	have, want := settings(link), settings(t.device())
 	if len(have) != len(want) {
@@ -205,7 +205,7 @@ type setting struct {
 	is   any
 }
 
-// settings are those of a tunnel device, of as many kinds as its type has; none of another link.
+// settings returns the settings of a tunnel device, depending on its type; none for other links.
 func settings(link netlink.Link) []setting {
 	common := func(local, remote net.IP, kind, flags, from, to uint16, hops, protocol uint8) []setting {
 		return []setting{
@@ -232,8 +232,8 @@ func addr(ip net.IP) string {
 	return a.Unmap().String()
 }
 
-// Remove removes device and port of the family of an address. It succeeds if they do not exist, or the kernel does
-// not support them.
+// Remove removes device and port of an address's family. It succeeds if they do not exist, or if the kernel does not
+// support them.
 func Remove(h *netlink.Handle, of netip.Addr, port uint16) error {
 	t := Tunnel{Local: of, Port: port}
 	link, err := h.LinkByName(t.Link())

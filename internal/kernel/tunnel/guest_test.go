@@ -37,24 +37,24 @@ func ensure(t *testing.T, h *netlink.Handle, want Tunnel) int {
 	index, err := Ensure(h, want)
 	must(t, err)
 	if differ, err := Check(h, want); err != nil || len(differ) != 0 {
-		t.Fatalf("after Ensure: %q, %v", differ, err)
+		t.Fatalf("Check() after Ensure() = %q, %v, want no differences", differ, err)
 	}
 	return index
 }
 
-// TestEnsure makes devices and ports, finds and repairs differences, and changes a device in place where the kernel
-// can.
+// Ensure makes devices and ports, finds and repairs differences, and changes a device in place if the kernel can do
+// that.
 func TestEnsure(t *testing.T) {
 	must(t, Supported())
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
 			h := namespace(t)
 			if differ, err := Check(h, want); err != nil || len(differ) != 2 {
-				t.Fatalf("before anything: %q, %v; want a port and a link that are missing", differ, err)
+				t.Fatalf("Check() at the start = %q, %v, want a missing port and a missing link", differ, err)
 			}
 			index := ensure(t, h, want)
 			if ensure(t, h, want) != index {
-				t.Error("made again though nothing differed")
+				t.Error("Ensure() replaced a correct device")
 			}
 			for change, to := range map[string]func(*Tunnel){
 				"source port": func(w *Tunnel) { w.SourcePortAuto = true },
@@ -65,10 +65,10 @@ func TestEnsure(t *testing.T) {
 				other := want
 				to(&other)
 				if differ, err := Check(h, other); err != nil || len(differ) == 0 {
-					t.Errorf("%s: Check finds no difference (%v)", change, err)
+					t.Errorf("%s changed: Check() found no differences (error: %v)", change, err)
 				}
 				if ensure(t, h, other) != index {
-					t.Errorf("%s: the device was made again", change)
+					t.Errorf("%s changed: Ensure() replaced the device", change)
 				}
 				ensure(t, h, want)
 			}
@@ -78,26 +78,26 @@ func TestEnsure(t *testing.T) {
 				}
 			}
 			if differ, err := Check(h, want); err != nil || len(differ) != 2 {
-				t.Errorf("after Remove: %q, %v", differ, err)
+				t.Errorf("Check() after Remove() = %q, %v, want a missing port and a missing link", differ, err)
 			}
 		})
 	}
 }
 
-// TestMake makes the same as Ensure, in an empty namespace and in one that has some of it.
+// Make has the same result as Ensure, in an empty namespace and in one with existing objects.
 func TestMake(t *testing.T) {
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
 			for there, before := range map[string]func(*netlink.Handle) error{
-				"nothing":  func(*netlink.Handle) error { return nil },
-				"the port": func(h *netlink.Handle) error { return h.FouAdd(want.receiver()) },
-				"another port": func(h *netlink.Handle) error {
+				"nothing":   func(*netlink.Handle) error { return nil },
+				"same port": func(h *netlink.Handle) error { return h.FouAdd(want.receiver()) },
+				"port of another protocol": func(h *netlink.Handle) error {
 					other := want.receiver()
 					other.Protocol = 47
 					return h.FouAdd(other)
 				},
-				"the device": func(h *netlink.Handle) error { return h.LinkAdd(want.device()) },
-				"another device": func(h *netlink.Handle) error {
+				"same device": func(h *netlink.Handle) error { return h.LinkAdd(want.device()) },
+				"device with another MTU": func(h *netlink.Handle) error {
 					other := want
 					other.MTU -= 50
 					return h.LinkAdd(other.device())
@@ -110,10 +110,10 @@ func TestMake(t *testing.T) {
 					index, err := Make(h, want)
 					must(t, err)
 					if differ, err := Check(h, want); err != nil || len(differ) != 0 {
-						t.Errorf("after Make: %q, %v", differ, err)
+						t.Errorf("Check() after Make() = %q, %v, want no differences", differ, err)
 					}
 					if ensure(t, h, want) != index {
-						t.Error("Ensure makes another device")
+						t.Error("Ensure() replaced the device of Make()")
 					}
 				})
 			}
@@ -121,8 +121,8 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestOthersDevice replaces a link and port of other software.
-func TestOthersDevice(t *testing.T) {
+// A link and a port of other software are replaced.
+func TestLinkOfOtherSoftwareIsReplaced(t *testing.T) {
 	for name, want := range both {
 		t.Run(name, func(t *testing.T) {
 			h := namespace(t)
@@ -137,12 +137,12 @@ func TestOthersDevice(t *testing.T) {
 			must(t, err)
 			must(t, h.LinkSetDown(link))
 			if differ, _ := Check(h, want); len(differ) != 1 {
-				t.Errorf("a device that is down: %q", differ)
+				t.Errorf("Check() of a device that is down = %q, want one difference", differ)
 			}
 			ensure(t, h, want)
 		})
 	}
 	if Link4 == Link6 {
-		t.Error("both families have one device")
+		t.Error("both families have the same device name")
 	}
 }

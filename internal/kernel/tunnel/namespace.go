@@ -18,12 +18,12 @@ type Namespace struct {
 	Path string // empty: the process's own
 	NL   *netlink.Handle
 
-	ns  netns.NsHandle   // not open: the process's own, which takes CAP_SYS_ADMIN to enter (setns(2))
-	raw *nl.SocketHandle // of NETLINK_ROUTE, for what the library has no call for; opened when needed
+	ns  netns.NsHandle   // not open: the process's own, which cannot be entered without CAP_SYS_ADMIN (setns(2))
+	raw *nl.SocketHandle // NETLINK_ROUTE socket for requests that the library lacks; opened on demand
 }
 
-// Open opens the network namespace at a path. It changes nothing. To enter one, be it the process's own,
-// takes CAP_SYS_ADMIN (setns(2)). more are netlink families that NL speaks besides those that this package needs.
+// Open opens the network namespace at a path. It changes nothing. Entering a namespace, even the process's own, needs
+// CAP_SYS_ADMIN (setns(2)). more are netlink families that NL speaks in addition to those that this package needs.
 // Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
 func Open(path string, more ...int) (*Namespace, error) {
 	ns, err := rtnl.OpenNetns(path)
@@ -38,8 +38,7 @@ func Open(path string, more ...int) (*Namespace, error) {
 	return &Namespace{Path: path, NL: h, ns: ns}, nil
 }
 
-// OpenOwn opens the network namespace that the process is in, which takes CAP_NET_ADMIN to change and no
-// more. It changes nothing.
+// OpenOwn opens the network namespace of the process, where changes need CAP_NET_ADMIN only. It changes nothing.
 func OpenOwn(more ...int) (*Namespace, error) {
 	h, err := netlink.NewHandle(append(more, sockets...)...)
 	if err != nil {
@@ -51,7 +50,7 @@ func OpenOwn(more ...int) (*Namespace, error) {
 // sockets are the netlink families that the functions of this package use.
 var sockets = []int{unix.NETLINK_ROUTE, unix.NETLINK_GENERIC}
 
-// Close closes the sockets and leaves the namespace as it is.
+// Close closes the sockets. The namespace stays as it is.
 func (n *Namespace) Close() {
 	n.NL.Close()
 	if n.raw != nil {
@@ -70,7 +69,7 @@ func (n *Namespace) Inside(f func() error) error {
 	return rtnl.InNetns(n.ns, f)
 }
 
-// FD is the namespace's file descriptor, 0 of the process's own, as netlink libraries take it.
+// FD is the namespace's file descriptor for netlink libraries; 0 for the process's own.
 func (n *Namespace) FD() int {
 	if !n.ns.IsOpen() {
 		return 0
@@ -90,8 +89,8 @@ func (n *Namespace) NFTables(options ...nftables.ConnOption) (*nftables.Conn, er
 	return conn, nil
 }
 
-// IPv4Setting is one of a link's IPv4 settings. By netlink, CAP_NET_ADMIN is enough to change it, while /proc/sys is
-// read-only in a container that is not privileged.
+// IPv4Setting is an IPv4 setting of a link. Changes by netlink need CAP_NET_ADMIN only, while /proc/sys is read-only in
+// a container that is not privileged.
 type IPv4Setting struct {
 	inConfig  int    // IPV4_DEVCONF_… (linux/ip.h)
 	inMessage uint16 // NETCONFA_… (linux/netconf.h)
@@ -170,7 +169,7 @@ func (n *Namespace) request(kind, flags int, parts ...nl.NetlinkRequestData) ([]
 // Families are the address families of tunnels.
 var Families = []int{unix.AF_INET, unix.AF_INET6}
 
-// Digit is how people call a family: 4 or 6.
+// Digit is the digit of a family's name: 4 or 6.
 func Digit(family int) int {
 	if family == unix.AF_INET6 {
 		return 6
@@ -186,7 +185,7 @@ func LinkOf(family int) string {
 	return Link4
 }
 
-// AddrOf is the first address of a family; invalid, if there is none.
+// AddrOf is the first address of a family; invalid if there is none.
 func AddrOf(addrs []netip.Addr, family int) netip.Addr {
 	for _, a := range addrs {
 		if rtnl.FamilyOf(a) == family {
@@ -196,7 +195,7 @@ func AddrOf(addrs []netip.Addr, family int) netip.Addr {
 	return netip.Addr{}
 }
 
-// OneOfFamily reports whether there is one address of each family at most, and all are usable on a wire.
+// OneOfFamily reports whether there is at most one address of each family, and all are usable on a wire.
 func OneOfFamily(addrs []netip.Addr) bool {
 	count := map[int]int{}
 	for _, a := range addrs {

@@ -17,22 +17,22 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Headers that a tunnel puts before each packet, in bytes: IPv4 (RFC 791, without options)
+// Sizes of the headers that a tunnel puts before each packet, in bytes: IPv4 (RFC 791, without options)
 // or IPv6 (RFC 8200), and UDP (RFC 768).
 const (
 	Overhead4 = 20 + 8
 	Overhead6 = 40 + 8
 )
 
-// MinMTU6 is the least MTU of a link that carries IPv6, in bytes (RFC 8200, section 5).
+// MinMTU6 is the minimum MTU of a link that carries IPv6, in bytes (RFC 8200, section 5).
 const MinMTU6 = 1280
 
-// hopLimit is the TTL of outer packets. To the inner packet the tunnel is one hop (RFC 2003, section 3.1).
+// hopLimit is the TTL of outer packets. For the inner packet the tunnel is one hop (RFC 2003, section 3.1).
 const hopLimit = 64
 
 // Tunnel is one family's end of the tunnels in a network namespace.
 type Tunnel struct {
-	// Local is this end's own address, the outer source of packets. The tunnel is of its family.
+	// Local is this end's own address, the outer source of packets. It determines the tunnel's family.
 	Local netip.Addr
 	// MTU is the device's in bytes, as the function MTU computes it.
 	MTU int
@@ -62,7 +62,7 @@ func (t Tunnel) sourcePort() uint16 {
 	return t.Port
 }
 
-// device is the device as the netlink library has it.
+// device is the device for the netlink library.
 func (t Tunnel) device() netlink.Link {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = t.Link(), t.MTU
@@ -79,7 +79,7 @@ func (t Tunnel) device() netlink.Link {
 	}
 }
 
-// receiver is the port as the netlink library has it.
+// receiver is the port for the netlink library.
 func (t Tunnel) receiver() netlink.Fou {
 	f := netlink.Fou{Family: rtnl.FamilyOf(t.Local), Port: int(t.Port), Protocol: unix.IPPROTO_IPIP, EncapType: netlink.FOU_ENCAP_DIRECT}
 	if f.Family == unix.AF_INET6 {
@@ -91,14 +91,14 @@ func (t Tunnel) receiver() netlink.Fou {
 // Constants of linux/if_tunnel.h and linux/ip6_tunnel.h that the netlink library lacks.
 const (
 	encapFoU         = 1          // TUNNEL_ENCAP_FOU
-	encapChecksum6   = 2          // TUNNEL_ENCAP_FLAG_CSUM6: the receiver refuses UDP over IPv6 without (RFC 8200, section 8.1)
+	encapChecksum6   = 2          // TUNNEL_ENCAP_FLAG_CSUM6: the receiver rejects UDP over IPv6 without a checksum (RFC 8200, section 8.1)
 	stateFlags       = 0xffff0000 // IP6_TNL_F_CAP_XMIT and above, the kernel's own
 	ignoreEncapLimit = 1          // IP6_TNL_F_IGN_ENCAP_LIMIT: no destination option before the inner packet (RFC 2473, section 4.1)
 )
 
 // ErrNoFoU: the kernel lacks Foo over UDP, or the device types ipip or ip6tnl. The error that wraps it names the
 // module to load.
-var ErrNoFoU = errors.New("the kernel lacks what egress tunnels need")
+var ErrNoFoU = errors.New("the kernel does not support egress tunnels")
 
 // Names of the tunnel devices, one of a family, in the network namespaces of clients and of
 // gateways.
@@ -110,8 +110,8 @@ const (
 // Table is the name of the nftables table (family inet) of Berth's egress on both sides.
 const Table = "berth-egress"
 
-// Supported returns ErrNoFoU if the kernel cannot receive FoU. The kernel loads the module if it has one. Missing
-// device types only show when a device is added (Ensure).
+// Supported returns ErrNoFoU if the kernel cannot receive FoU. The kernel loads the module if it exists. Missing
+// device types are detected only when a device is added (Ensure).
 func Supported() error {
 	if _, err := netlink.GenlFamilyGet(netlink.FOU_GENL_NAME); err != nil {
 		return noFoU(err, "fou")
@@ -122,20 +122,20 @@ func Supported() error {
 // noFoU wraps the kernel's error for an unknown generic netlink family or link type with ErrNoFoU.
 func noFoU(err error, module string) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return fmt.Errorf("%w: module %s is not there (modprobe %s on the node): %w", ErrNoFoU, module, module, err)
+		return fmt.Errorf("%w: module %s is missing (modprobe %s on the node): %w", ErrNoFoU, module, module, err)
 	}
 	return err
 }
 
-// noDevice does so for a device: EOPNOTSUPP means an unknown link type, EINVAL an unknown encapsulation, as no other
-// attribute can be invalid.
+// noDevice does the same for a device: EOPNOTSUPP means an unknown link type, EINVAL an unknown encapsulation, as no
+// other attribute can be invalid.
 func noDevice(err error, link netlink.Link) error {
 	device, encap := "ipip", "fou"
 	if link.Type() == "ip6tnl" {
 		device, encap = "ip6_tunnel", "fou6"
 	}
 	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("%w: module %s is not there (modprobe %s on the node): %w", ErrNoFoU, encap, encap, err)
+		return fmt.Errorf("%w: module %s is missing (modprobe %s on the node): %w", ErrNoFoU, encap, encap, err)
 	}
 	return noFoU(err, device)
 }

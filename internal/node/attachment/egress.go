@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// Egress is how a pod reaches networks outside by gateways, or is such a gateway. It reserves nothing,
-// and ends with the pod. The record has everything to set it up again, compare it and remove it, also
-// when the API objects are gone.
+// Egress is the egress state of a pod: a client of Egresses, a gateway, or both. It reserves nothing
+// and ends with the pod. The record suffices to set the state up again, compare it and remove it, even
+// after the API objects are deleted.
 type Egress struct {
-	// Egresses are those that the pod is a client of, by precedence; none for a pod that is no client
-	// any more.
+	// Egresses are the Egresses that the pod is a client of, by precedence. It is empty for a pod that is
+	// not or no longer a client.
 	Egresses []UsedEgress `json:"egresses,omitempty"`
-	// LastID is the ID that was assigned last: IDs are assigned in turn, so that a free one is not
-	// reused soon. 0: none was assigned.
+	// LastID is the most recently assigned ID, or 0. IDs are assigned in turn, so that a released one is
+	// not reused soon.
 	LastID int `json:"lastID,omitempty"`
 	// Forward: the pod is a gateway, and its namespace forwards packets.
 	Forward bool `json:"forward,omitempty"`
@@ -23,18 +23,18 @@ type Egress struct {
 	State EgressState `json:"state,omitempty"`
 }
 
-// EgressState is the progress of a change of egress.
+// EgressState is the progress of an egress change.
 type EgressState string
 
-// The states.
+// The states of an egress change.
 const (
-	// EgressSetUp: the kernel is as recorded.
+	// EgressSetUp means that the kernel matches the record.
 	EgressSetUp EgressState = ""
-	// EgressChanging: the kernel may have the former state, the recorded one, or parts of both.
+	// EgressChanging means that the kernel may have the former state, the recorded one, or parts of both.
 	EgressChanging EgressState = "changing"
 )
 
-// Settled returns what a record has once e is set up: nil where e is nothing.
+// Settled returns the recorded form of e once it is set up, which is nil if e has no content.
 func (e *Egress) Settled() *Egress {
 	if e == nil || len(e.Egresses) == 0 && !e.Forward {
 		return nil
@@ -44,7 +44,7 @@ func (e *Egress) Settled() *Egress {
 	return &settled
 }
 
-// Changing returns what a record has while e, which may be nil, is set up in place of something else.
+// Changing returns the recorded form of e, which may be nil, while it replaces an earlier state.
 func (e *Egress) Changing() *Egress {
 	changing := Egress{}
 	if e != nil {
@@ -54,50 +54,50 @@ func (e *Egress) Changing() *Egress {
 	return &changing
 }
 
-// UsedEgress is an Egress as a client needs to know it.
+// UsedEgress holds the settings of an Egress that a client needs.
 type UsedEgress struct {
 	Namespace    string         `json:"namespace"`
 	Name         string         `json:"name"`
-	UID          string         `json:"uid"` // as another object may get the same name
+	UID          string         `json:"uid"` // a later object may have the same name
 	Destinations []netip.Prefix `json:"destinations"`
-	// Gateways are those that tunnels may lead to and that replies may come from; without one the
+	// Gateways are the gateways that tunnels may lead to and that replies may come from. Without any, the
 	// destinations are unreachable.
 	Gateways []EgressGateway `json:"gateways,omitempty"`
-	// Service has an address of the Egress's Service for each family, where tunnels lead there instead
-	// of to gateways.
+	// Service has an address of the Egress's Service for each family if tunnels lead to the Service instead
+	// of gateways.
 	Service []netip.Addr `json:"service,omitempty"`
-	// SourcePortAuto: the tunnel's UDP source port is a hash of each connection's addresses and ports;
-	// otherwise it is the port of the tunnels.
+	// SourcePortAuto selects a hash of each connection's addresses and ports as UDP source port of the
+	// tunnel, instead of the port of the tunnels.
 	SourcePortAuto bool `json:"sourcePortAuto,omitempty"`
-	// OriginatingOnly: replies to connections from outside take the route that they have without the
+	// OriginatingOnly routes replies to connections from outside as if the pod did not use the
 	// Egress.
 	OriginatingOnly bool `json:"originatingOnly,omitempty"`
 }
 
 // EgressGateway is a gateway of an Egress.
 type EgressGateway struct {
-	// ID identifies the gateway in the pod's kernel: its next hop, table and part of the mark, 1 to
-	// MaxEgressGateways. It is unique in the pod and never changes. 0 for an Egress whose tunnels lead
-	// to its Service: only replies come from the gateway.
+	// ID identifies the gateway in the pod's kernel state: its next hop, table and part of the mark, 1 to
+	// MaxEgressGateways. It is unique in the pod and never changes. It is 0 for an Egress whose tunnels lead
+	// to its Service, where only replies come from the gateway.
 	ID        int          `json:"id,omitempty"`
 	UID       string       `json:"uid"`       // of the gateway's pod
 	Addresses []netip.Addr `json:"addresses"` // one for each family
 	Ending    bool         `json:"ending,omitempty"`
-	// Chosen: new connections may use it.
+	// Chosen allows new connections to use the gateway.
 	Chosen bool `json:"chosen,omitempty"`
 }
 
 // MaxEgressGateways bounds the gateways of all Egresses of a pod.
 const MaxEgressGateways = 255
 
-// Chained is the attachment's own interface where another network's plugin, which ran before this one,
+// Chained is the attachment's own interface if another network's plugin, which ran before Berth's,
 // created it.
 type Chained struct {
 	Addresses []netip.Addr `json:"addresses"` // at least one; the other plugin releases them
 }
 
-// OwnAddrs are the addresses of the attachment's own interface, the one named Key.IfName:
-// those of the lease, of the NIC of that name, or of another network's plugin.
+// OwnAddrs returns the addresses of the attachment's own interface, named Key.IfName:
+// those of the lease, of the NIC with that name, or of another network's plugin.
 func (r Record) OwnAddrs() []netip.Addr {
 	if first := r.First(); first != nil {
 		return first.addrs()
@@ -108,7 +108,7 @@ func (r Record) OwnAddrs() []netip.Addr {
 	return r.Lease.Addrs()
 }
 
-// OtherAddrs are the addresses of the attachment's further interfaces.
+// OtherAddrs returns the addresses of the attachment's further interfaces.
 func (r Record) OtherAddrs() (addrs []netip.Addr) {
 	for _, n := range r.NICs {
 		if n.IfName != r.Key.IfName {
@@ -165,7 +165,7 @@ func (e Egress) validate() error {
 	return nil
 }
 
-// validate validates an Egress of a pod, whose other gateways have some ids, and adds to these.
+// validate validates an Egress of a pod. It rejects gateway IDs that are in ids, and adds its own.
 func (u UsedEgress) validate(ids map[int]bool) error {
 	switch {
 	case u.Namespace == "" || u.Name == "" || u.UID == "":
@@ -195,7 +195,7 @@ func badAddr(a netip.Addr) bool { return !a.IsValid() || a.Is4In6() || a.Zone() 
 
 func badDestination(p netip.Prefix) bool { return !p.IsValid() || badAddr(p.Addr()) || p.Masked() != p }
 
-// oneOfAFamily reports whether there are one or two addresses, of different families.
+// oneOfAFamily reports whether there are one or two addresses, each of a different family.
 func oneOfAFamily(addrs []netip.Addr) bool {
 	switch len(addrs) {
 	case 1:

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// folder is a directory of small files that are replaced atomically. It has no lock: nobody uses a file
-// in two calls at once.
+// folder is a directory of small files that are replaced atomically. It has no lock: callers never use
+// the same file concurrently.
 type folder struct {
 	dir string
 	seq atomic.Uint64 // names temporary files
@@ -36,8 +36,8 @@ func (f *folder) rename(from, to string) error {
 	return os.Rename(filepath.Join(f.dir, from), filepath.Join(f.dir, to))
 }
 
-// write replaces a file of the directory. It does not sync: a crash of the kernel also ends what the
-// records describe.
+// write replaces a file of the directory. It does not sync, because a kernel crash also ends the state
+// that the records describe.
 func (f *folder) write(name string, data []byte) error {
 	tmp := filepath.Join(f.dir, fmt.Sprintf("%s%d", tmpPrefix, f.seq.Add(1)))
 	err := statefile.Create(tmp, data, 0o600)
@@ -58,11 +58,11 @@ func (f *folder) remove(name string) error {
 	return err
 }
 
-// IsNoSpace reports whether the file system lacks space or quota.
+// IsNoSpace reports whether an error means that the file system has no space or quota left.
 func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// overwrite writes into an existing file, whose space a full file system still has. It pads data with
-// spaces to the former size, so that there is one write, which an end of this process cannot tear.
+// overwrite writes into an existing file, whose space is available even on a full file system. It pads data
+// with spaces to the former size and writes once, so that a crash of the process cannot leave half a record.
 func (f *folder) overwrite(name string, data []byte) error {
 	file, err := os.OpenFile(filepath.Join(f.dir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -77,7 +77,7 @@ func (f *folder) overwrite(name string, data []byte) error {
 		data = append(bytes.TrimSuffix(data, []byte("\n")), bytes.Repeat([]byte(" "), missing)...)
 		data = append(data, '\n')
 	}
-	// Allocate all space before writing: half a record would be damaged.
+	// Allocate all space before writing, because a partial write would damage the record.
 	if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
 		return fmt.Errorf("allocating space in %s: %w", name, err)
 	}
@@ -85,10 +85,10 @@ func (f *folder) overwrite(name string, data []byte) error {
 	return err
 }
 
-// probeFile is removed at the next start if a crash leaves it.
+// probeFile is removed at the next start if a crash leaves it behind.
 const probeFile = tmpPrefix + "probe"
 
-// probe writes and removes a file as a record is written. It must not be called concurrently.
+// probe writes and removes a file the way records are written. It must not be called concurrently.
 func (f *folder) probe() error {
 	if err := f.write(probeFile, []byte("can this be written?\n")); err != nil {
 		return fmt.Errorf("writing into %s: %w", f.dir, err)

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// The record of a released address is removed once it has cooled. One file keeps the time of release
-// of all such addresses, so that after a restart the address that was free for longest is leased
+// The record of a released address is removed once it has cooled. One file keeps the release times of
+// all such addresses, so that after a restart the address that has been free longest is leased
 // first. Nothing else depends on the file.
 
 const (
 	freedFile = "freed.json"
-	// maxFreed bounds the file to the latest releases, some 200 kB.
+	// maxFreed limits the file to the latest releases, about 200 kB.
 	maxFreed = 4096
 )
 
@@ -40,11 +40,11 @@ type freedList struct {
 	files *folder
 	node  Node
 
-	mu sync.Mutex // guards at; not the Store's, as sorting must not delay an ADD
+	mu sync.Mutex // guards at; separate from the Store's, because sorting must not delay an ADD
 	at map[netip.Addr]time.Duration
 }
 
-// loadFreed reads the file. It ignores one that is damaged or of another instance or boot; the next save
+// loadFreed reads the file. It ignores a damaged file and one of another instance or boot; the next save
 // replaces it.
 func loadFreed(files *folder, node Node, log *slog.Logger) *freedList {
 	l := &freedList{files: files, node: node, at: map[netip.Addr]time.Duration{}}
@@ -58,14 +58,14 @@ func loadFreed(files *folder, node Node, log *slog.Logger) *freedList {
 	}
 	switch {
 	case err != nil:
-		log.Warn("reading which addresses have cooled; they are leased in any order", "file", freedFile, "err", err)
+		log.Warn("reading the list of cooled addresses; they will be leased in arbitrary order", "file", freedFile, "err", err)
 	case c.InstanceID == node.InstanceID && c.BootID == node.BootID:
 		l.add(c.Freed)
 	}
 	return l
 }
 
-// add keeps the latest release of each address, and the latest maxFreed of all.
+// add keeps the latest release of each address, and the latest maxFreed addresses in total.
 func (l *freedList) add(list []Freed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *freedList) add(list []Freed) {
 	}
 }
 
-// sorted returns the earliest release first. l.mu is held.
+// sorted returns the addresses with the earliest release first. l.mu is held.
 func (l *freedList) sorted() []Freed {
 	out := make([]Freed, 0, len(l.at))
 	for addr, at := range l.at {
@@ -91,14 +91,14 @@ func (l *freedList) sorted() []Freed {
 	return out
 }
 
-// list returns the addresses, the earliest release first.
+// list returns the addresses with the earliest release first.
 func (l *freedList) list() []Freed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sorted()
 }
 
-// save adds addresses, and replaces the file. On an error they are kept in memory. It must not be called
+// save adds addresses and replaces the file. If that fails, they stay in memory. It must not be called
 // concurrently.
 func (l *freedList) save(list []Freed) error {
 	if len(list) == 0 {
@@ -110,7 +110,7 @@ func (l *freedList) save(list []Freed) error {
 		err = l.files.write(freedFile, data)
 	}
 	if err != nil {
-		return fmt.Errorf("recording which addresses have cooled: %w", err)
+		return fmt.Errorf("recording cooled addresses: %w", err)
 	}
 	return nil
 }

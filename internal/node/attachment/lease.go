@@ -1,5 +1,5 @@
-// Package attachment keeps a record of every attachment on the node, with the addresses that each
-// sandbox interface holds, and of released addresses that cool. Records are small files that outlive
+// Package attachment keeps a record of every attachment on the node, with the addresses of each
+// sandbox interface, and of released addresses that are cooling. Records are small files that outlive
 // the daemon and vanish with the kernel state they describe.
 package attachment
 
@@ -10,30 +10,30 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Lease is the addresses that an attachment holds. The attachment's record stores it, and it restores
-// them after a restart. The zero Lease belongs to an attachment all of whose addresses are of NICs.
+// Lease holds the addresses of an attachment. The attachment's record stores it, so that they stay leased
+// after a restart. The zero Lease belongs to an attachment whose addresses all come from NICs.
 type Lease struct {
 	IPv4 netip.Addr `json:"ipv4,omitzero"` // zero without an IPv4 address
 	IPv6 netip.Addr `json:"ipv6,omitzero"` // zero without an IPv6 address
-	// NodeLocal is an address of the family that the pod otherwise lacks, unknown outside the node:
-	// through it the pod reaches that family's networks by NAT. Zero without.
+	// NodeLocal is an address of the family that the pod otherwise lacks, unknown outside the node. Through
+	// NAT it lets the pod reach networks of that family. It is zero if there is none.
 	NodeLocal netip.Addr `json:"nodeLocal,omitzero"`
 	introspect.Origin
-	// Uplink is the number of the uplink that carries the addresses; 0: the node's own. Its JSON name
-	// is from when all uplinks were ENIs.
+	// Uplink is the number of the uplink that carries the addresses; 0 is the node's own. The JSON name
+	// dates from when all uplinks were ENIs.
 	Uplink int `json:"deviceIndex,omitempty"`
 }
 
 // Empty reports whether no address is leased.
 func (l Lease) Empty() bool { return !l.IPv4.IsValid() && !l.IPv6.IsValid() }
 
-// Addrs returns the addresses by which the pod is reachable, IPv4 first.
+// Addrs returns the addresses at which the pod is reachable, IPv4 first.
 func (l Lease) Addrs() []netip.Addr { return valid(l.IPv4, l.IPv6) }
 
 // Held returns all addresses that the lease holds: Addrs and NodeLocal.
 func (l Lease) Held() []netip.Addr { return valid(l.IPv4, l.IPv6, l.NodeLocal) }
 
-// validate rejects addresses of a wrong family.
+// validate rejects addresses of the wrong family.
 func (l Lease) validate() error {
 	switch local := l.NodeLocal; {
 	case l.IPv4.IsValid() && !l.IPv4.Is4():
@@ -72,7 +72,7 @@ func (k Key) String() string {
 	return fmt.Sprintf("%s/%s/%s", k.Network, k.ContainerID, k.IfName)
 }
 
-// Pod is the pod of a sandbox as the runtime names it (CNI_ARGS of Kubernetes). All fields are empty
+// Pod is the pod of a sandbox as reported by the runtime (Kubernetes CNI_ARGS). All fields are empty
 // outside Kubernetes.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
@@ -80,19 +80,19 @@ type Pod struct {
 	UID       string `json:"uid,omitempty"`
 }
 
-// Request is an attachment that an ADD asks for.
+// Request is the attachment that an ADD requests.
 type Request struct {
 	Key     Key
 	Pod     Pod
 	Options PodOptions
 }
 
-// PodOptions is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
+// PodOptions are a user's requests, as passed by the runtime. The runtime is trusted for the pods of its own node.
 type PodOptions struct {
-	AnnotationsKnown bool // the runtime passes the pod's annotations; else they are not known
-	// Annotations are those of the pod that the source or a part of the daemon reads, by key.
+	AnnotationsKnown bool // the runtime passes the pod's annotations; otherwise they are unknown
+	// Annotations are the annotations of the pod that the source or a part of the daemon reads, by key.
 	Annotations map[string]string
-	// NetworkPool is the pool that the network's configuration names, if any. It takes precedence over the annotation,
-	// and is trusted as little: Multus reads configurations from objects in the pods' namespaces.
+	// NetworkPool is the pool named by the network's configuration, if any. It takes precedence over the annotation,
+	// and is just as untrusted: Multus reads configurations from objects in the pods' namespaces.
 	NetworkPool string
 }

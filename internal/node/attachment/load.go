@@ -12,28 +12,28 @@ import (
 	"strings"
 )
 
-// The names of the files in a store's directory.
+// Names of the files in a store's directory.
 const (
 	recordPrefix  = "attachment-" // followed by the host link's name
 	coolingPrefix = "cooling-"    // followed by the address
 	recordSuffix  = ".json"
 	badSuffix     = ".bad"     // damaged
 	foreignSuffix = ".foreign" // of another instance
-	keptSuffix    = ".kept"    // damaged, and kept for people only
+	keptSuffix    = ".kept"    // damaged, and kept for inspection only
 	tmpPrefix     = ".new-"    // not renamed into place yet
 )
 
 func recordFile(hostLink string) string { return recordPrefix + hostLink + recordSuffix }
 func coolingFile(a netip.Addr) string   { return coolingPrefix + a.String() + recordSuffix }
 
-// Quarantined is a damaged record, whose file was renamed, with what could be read of it. Its
+// Quarantined is a damaged record, whose file was renamed, and the fields that could be read. Its
 // addresses may be in use.
 type Quarantined struct {
 	File      string // name in the directory
 	Reason    error
-	Cooling   bool // it was the record of a cooling address
+	Cooling   bool // the record was that of a cooling address
 	Addresses []netip.Addr
-	HostLink  string // of its attachment; empty for a cooling record
+	HostLink  string // host link of its attachment; empty for a cooling record
 }
 
 // load fills the index from the directory.
@@ -65,8 +65,8 @@ func (s *Store) load() ([]Quarantined, error) {
 	return bad, nil
 }
 
-// loadFile reads one file, and indexes it, sets it aside or quarantines it. The error is of the file
-// system.
+// loadFile reads one file, and indexes it, sets it aside or quarantines it. The error is a file system
+// error.
 func (s *Store) loadFile(name string) (*Quarantined, error) {
 	data, err := s.files.read(name)
 	if err != nil {
@@ -91,8 +91,8 @@ func (s *Store) loadFile(name string) (*Quarantined, error) {
 	return nil, nil
 }
 
-// parse decodes a file, and indexes it if it is this instance's. It returns the instance that wrote
-// it, and why it is invalid.
+// parse decodes a file, and indexes it if this instance wrote it. It returns the instance that wrote
+// the file, and the reason if it is invalid.
 func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	if strings.HasPrefix(name, coolingPrefix) {
 		c, err := DecodeCooling(data)
@@ -131,10 +131,10 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	return r.InstanceID, nil
 }
 
-// maxFileName is the longest name of a file in bytes (NAME_MAX).
+// maxFileName is the maximum length of a file name in bytes (NAME_MAX).
 const maxFileName = 255
 
-// quarantineName is the name of the file of a damaged record. A name that leaves no room for suffixes
+// quarantineName returns the file name of a damaged record. A name that is too long for suffixes
 // was not written by this program; a hash replaces its end.
 func quarantineName(name string) string {
 	if len(name)+len(badSuffix)+len(keptSuffix) <= maxFileName {
@@ -143,7 +143,7 @@ func quarantineName(name string) string {
 	return fmt.Sprintf("%s%x", name[:100], sha256.Sum256([]byte(name))) + recordSuffix + badSuffix
 }
 
-// Keep sets a quarantined file aside for people: it is not read again.
+// Keep sets a quarantined file aside for inspection: it is not read again.
 func (s *Store) Keep(q Quarantined) error {
 	if err := s.files.rename(q.File, q.File+keptSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting the quarantined record %s aside: %w", q.File, err)
@@ -151,7 +151,7 @@ func (s *Store) Keep(q Quarantined) error {
 	return nil
 }
 
-// Discard removes a quarantined file once nothing depends on it.
+// Discard removes a quarantined file that nothing depends on any longer.
 func (s *Store) Discard(q Quarantined) error {
 	if err := s.files.remove(q.File); err != nil {
 		return fmt.Errorf("removing the quarantined record %s: %w", q.File, err)
@@ -161,7 +161,7 @@ func (s *Store) Discard(q Quarantined) error {
 
 var addrField = regexp.MustCompile(`"(?:ipv4|ipv6|nodeLocal)":\s*"([0-9A-Fa-f.:]+)"`)
 
-// salvage reads what it can of a damaged file: the name has the host link or the cooling address, and
+// salvage reads what it can from a damaged file: the name contains the host link or the cooling address, and
 // a truncated record often still has its addresses.
 func salvage(name string, data []byte, reason error) *Quarantined {
 	q := &Quarantined{File: name, Reason: reason}

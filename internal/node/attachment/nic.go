@@ -9,44 +9,44 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// NIC is an interface of the pod that is a port of a VPC, beside the interface with the lease's
-// addresses or in its place. The record has everything to set it up again, compare it and remove it,
-// also when the PodNIC is gone.
+// NIC is an interface of the pod that is a port of a VPC, in addition to or instead of the interface
+// with the lease's addresses. The record suffices to set it up again, compare it and remove it,
+// even after the PodNIC is deleted.
 type NIC struct {
 	Object string   `json:"object"` // name of the PodNIC, in the pod's namespace
-	UID    string   `json:"uid"`    // of the PodNIC, as another may get the same name
+	UID    string   `json:"uid"`    // UID of the PodNIC, because a later one may have the same name
 	Port   string   `json:"port"`   // the port's ID at its provider
-	IfName string   `json:"ifName"` // in the pod
-	MAC    mac.Addr `json:"mac"`    // the port's, which the interface must have
-	MTU    int      `json:"mtu"`    // of the port's network, in bytes
-	// Addresses are the port's. Ports of different VPCs may have the same.
+	IfName string   `json:"ifName"` // interface name in the pod
+	MAC    mac.Addr `json:"mac"`    // MAC address of the port, which the interface must have
+	MTU    int      `json:"mtu"`    // MTU of the port's network, in bytes
+	// Addresses are the port's addresses. Ports of different VPCs may have the same ones.
 	Addresses []NICAddress `json:"addresses"`
-	Routes    []NICRoute   `json:"routes,omitempty"` // of the port's subnets, besides those to gateways
-	// DefaultRoute: the pod's default route leads through this NIC.
+	Routes    []NICRoute   `json:"routes,omitempty"` // routes of the port's subnets, except those to gateways
+	// DefaultRoute sets the pod's default route through this NIC.
 	DefaultRoute bool     `json:"defaultRoute,omitempty"`
-	HostLink     string   `json:"hostLink,omitempty"` // on the node, where there is one
-	HostMAC      mac.Addr `json:"hostMAC,omitempty"`  // of that link
+	HostLink     string   `json:"hostLink,omitempty"` // link on the node, if there is one
+	HostMAC      mac.Addr `json:"hostMAC,omitempty"`  // MAC address of that link
 	Plug         Plug     `json:"plug"`
-	// Binding is how a virtual machine in the pod uses the NIC, a value of the PodNIC's spec; empty:
+	// Binding is how a virtual machine in the pod uses the NIC, a value of the PodNIC's spec. It is empty if
 	// the pod's containers use it.
 	Binding string `json:"binding,omitempty"`
 	Tap     Tap    `json:"tap,omitzero"` // with binding tap
 	// State is the progress of a change. Only that of a ready record may differ from Plugged.
 	State NICState `json:"state,omitempty"`
-	// Later: the NIC came or changed after the ADD, so the runtime's prevResult does not describe it.
+	// Later means that the NIC was added or changed after the ADD, so the runtime's prevResult does not describe it.
 	Later bool `json:"later,omitempty"`
 }
 
-// NICState is the progress of a change of a NIC.
+// NICState is the progress of a NIC change.
 type NICState string
 
-// The states.
+// The states of a NIC.
 const (
-	// Plugged: the kernel is as recorded.
+	// Plugged means that the kernel matches the record.
 	Plugged NICState = ""
-	// Plugging: the NIC is being added; the kernel may have it, or parts of it.
+	// Plugging means that the NIC is being added; the kernel may have all or part of it.
 	Plugging NICState = "plugging"
-	// Changing: the NIC is plugged, and its port has new addresses or other settings that are being
+	// Changing means that the NIC is plugged, and new addresses or other settings of its port are being
 	// set up.
 	Changing NICState = "changing"
 )
@@ -77,12 +77,12 @@ type NICRoute struct {
 	Gateway     netip.Addr   `json:"gateway,omitzero"` // zero: on link
 }
 
-// Plug is how the node connects a port, with the values of the PodNIC's status.
+// Plug is how the node connects a port, from the PodNIC's status.
 type Plug struct {
 	Type   string `json:"type"` // OVS, OVSHybrid, Netns, VLAN or RoutedVLAN
 	Bridge string `json:"bridge,omitempty"`
-	Netns  string `json:"netns,omitempty"` // where the provider's agent puts the link
-	OVN    bool   `json:"ovn,omitempty"`   // the node's OVN reports when the port carries packets
+	Netns  string `json:"netns,omitempty"` // namespace where the provider's agent puts the link
+	OVN    bool   `json:"ovn,omitempty"`   // OVN on the node reports when the port is active
 	Trunk  string `json:"trunk,omitempty"` // the MAC address of the node's link that carries VLAN
 	VLAN   int    `json:"vlan,omitempty"`  // IEEE 802.1Q, 1 to 4094
 	// Enforcing is where the security groups of a RoutedVLAN are enforced, strict or standard. It does
@@ -108,8 +108,8 @@ func (n NIC) validate() error {
 	return nil
 }
 
-// First returns the NIC that is the attachment's own interface, named Key.IfName, or nil where the
-// lease has it.
+// First returns the NIC that is the attachment's own interface, named Key.IfName, or nil if the
+// lease provides it.
 func (r Record) First() *NIC {
 	for i := range r.NICs {
 		if r.NICs[i].IfName == r.Key.IfName {
@@ -119,9 +119,9 @@ func (r Record) First() *NIC {
 	return nil
 }
 
-// Settled reports whether a NIC of the record should be in the kernel as recorded: it is set up, or is
-// the attachment's own interface, without which the pod has no network. The state of others is unknown
-// while they are plugged or changed.
+// Settled reports whether the kernel should match the record of a NIC: it is set up, or is the
+// attachment's own interface, without which the pod has no network. The state of other NICs is unknown
+// while they are being plugged or changed.
 func (r Record) Settled(n NIC) bool { return n.State == Plugged || n.IfName == r.Key.IfName }
 
 // checkNICs validates the NICs.

@@ -21,7 +21,7 @@ func testNIC(ifName, port string) NIC {
 	}
 }
 
-func TestNICsThatCannotBe(t *testing.T) {
+func TestInvalidNICsAreRejected(t *testing.T) {
 	for want, spoil := range map[string]func(*NIC){
 		"nics[1]: object, uid, port or plug.type is empty": func(n *NIC) { n.UID = "" },
 		"expected names of links":                          func(n *NIC) { n.HostLink = "../x" },
@@ -37,7 +37,7 @@ func TestNICsThatCannotBe(t *testing.T) {
 		good := slices.Clone(r.NICs)
 		spoil(&r.NICs[1])
 		if _, err := r.Encode(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
+			t.Errorf("Encode() = %v, want error containing %q", err, want)
 		}
 		r.NICs = good
 		if _, err := r.Encode(); err != nil {
@@ -46,7 +46,7 @@ func TestNICsThatCannotBe(t *testing.T) {
 	}
 }
 
-// A record without a lease is one of NICs alone: one of them has the interface's name.
+// A record without a lease has only NICs, one of which has the attachment's interface name.
 func TestRecordWithoutLease(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := openStore(t, dir, testNode)
@@ -56,19 +56,19 @@ func TestRecordWithoutLease(t *testing.T) {
 	again, bad := openStore(t, dir, testNode)
 	got, ok := again.Get(r.Key)
 	if !ok || len(bad) > 0 || !got.Lease.Empty() {
-		t.Fatalf("read %+v, quarantined %v", got, bad)
+		t.Fatalf("record = %+v (quarantined: %v), want one without a lease", got, bad)
 	}
 	if first := got.First(); first == nil || first.Port != "p-0" || len(got.NICs) != 2 || got.NICs[0].Port != "p-1" {
-		t.Errorf("first %+v of %+v", first, got.NICs)
+		t.Errorf("First() = %+v of %+v, want port p-0", first, got.NICs)
 	}
 	r.NICs = r.NICs[:1]
 	if err := s.Put(r); err == nil || !strings.Contains(err.Error(), "lease has no address, and no NIC is named eth0") {
-		t.Errorf("without a NIC of the name: %v", err)
+		t.Errorf("Put() without a NIC named eth0 = %v", err)
 	}
 }
 
-// A port is one attachment's.
-func TestPortOfTwoAttachments(t *testing.T) {
+// A port belongs to one attachment.
+func TestPortBelongsToOneAttachment(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := openStore(t, dir, testNode)
 	a, b := testRecord("c1", "10.0.0.5"), testRecord("c2", "10.0.0.6")
@@ -79,26 +79,26 @@ func TestPortOfTwoAttachments(t *testing.T) {
 		t.Helper()
 		taken, ok := errors.AsType[*PortTaken](s.Put(b))
 		if !ok || taken.Holder != a.Key || taken.Port != "p-2" || taken.IfName != "eth2" {
-			t.Fatalf("refused as %+v", taken)
+			t.Fatalf("Put() = %+v, want port p-2 on eth2 taken by %v", taken, a.Key)
 		}
 	}
 	refused()
 	if _, ok := s.ByPort("p-3"); ok {
-		t.Error("a port of what was refused is kept")
+		t.Error("a port of the rejected record is still indexed")
 	}
 	if r, ok := s.ByPort("p-2"); !ok || r.Key != a.Key {
-		t.Errorf("p-2 is of %v", r.Key)
+		t.Errorf("p-2 belongs to %v, want %v", r.Key, a.Key)
 	}
 	s, _ = openStore(t, dir, testNode) // and after a restart
 	refused()
-	a.NICs = a.NICs[:1] // taken away
+	a.NICs = a.NICs[:1] // port p-1 removed
 	must(t, s.Put(a))
 	must(t, s.Put(b))
 	must(t, s.Delete(a.Key))
 	if _, ok := s.ByPort("p-1"); ok {
-		t.Error("the port of a record that is gone is kept")
+		t.Error("a removed port is still indexed")
 	}
-	// Two records of one port on disk: the later is no record.
+	// Of two records with the same port on disk, the later one is quarantined.
 	must(t, s.Delete(b.Key))
 	must(t, s.Put(a))
 	b.NICs[1].Port, b.InstanceID, b.BootID = "p-1", testNode.InstanceID, testNode.BootID
@@ -106,17 +106,17 @@ func TestPortOfTwoAttachments(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, recordFile(b.HostLink)), data, 0o600))
 	if again, bad := openStore(t, dir, testNode); len(bad) != 1 || len(again.Records()) != 1 {
-		t.Errorf("quarantined %v, records %v", bad, again.Records())
+		t.Errorf("quarantined %v, records %v; want one each", bad, again.Records())
 	}
 }
 
-// A record whose lease cannot be is refused with the field's name.
+// A record with an invalid lease is rejected with an error that names the field.
 func TestLeaseValidate(t *testing.T) {
 	four, six := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("2001:db8::5")
 	local4, local6 := netip.MustParseAddr("169.254.172.5"), netip.MustParseAddr("fd00::ac:5")
 	for _, tt := range []struct {
 		lease Lease
-		names string // empty: it is good
+		names string // field; empty: valid
 	}{
 		{Lease{}, ""},
 		{Lease{IPv4: four}, ""},
@@ -135,7 +135,7 @@ func TestLeaseValidate(t *testing.T) {
 	} {
 		err := tt.lease.validate()
 		if (err == nil) != (tt.names == "") || err != nil && !strings.HasPrefix(err.Error(), tt.names+" is ") {
-			t.Errorf("%+v: %v, want one that names %q", tt.lease, err, tt.names)
+			t.Errorf("validate(%+v) = %v, want error for field %q", tt.lease, err, tt.names)
 		}
 	}
 }

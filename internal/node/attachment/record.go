@@ -18,34 +18,34 @@ const Version = 1
 // State is the progress of an attachment's setup or removal.
 type State string
 
-// The states, in the order of an attachment's life.
+// The states, in the order of an attachment's life cycle.
 const (
-	// Pending: the lease is held; the kernel may have parts of the attachment.
+	// Pending means that the lease is held; the kernel may have parts of the attachment.
 	Pending State = "pending"
-	// Ready: the kernel is set up, and the runtime has the result or will get it.
+	// Ready means that the kernel is set up, and the runtime has the result or will get it.
 	Ready State = "ready"
-	// Releasing: removal has started and must be finished.
+	// Releasing means that removal has started and must be finished.
 	Releasing State = "releasing"
 )
 
-// Netns is a network namespace. Device and inode show whether the path still leads to it.
+// Netns is a network namespace. Device and inode show whether the path still refers to it.
 type Netns struct {
 	Path  string `json:"path"`
 	Dev   uint64 `json:"dev,omitempty"`
 	Inode uint64 `json:"inode,omitempty"`
 }
 
-// Same reports whether both are the same namespace, whatever their paths.
+// Same reports whether both are the same namespace, regardless of their paths.
 func (n Netns) Same(o Netns) bool { return n.Inode != 0 && n.Dev == o.Dev && n.Inode == o.Inode }
 
-// Record is everything that a restarted daemon needs to know of an attachment.
+// Record is the information about an attachment that a restarted daemon needs.
 type Record struct {
 	Version    int       `json:"version"`
 	Key        Key       `json:"key"`
 	Pod        Pod       `json:"pod,omitzero"`
 	Lease      Lease     `json:"lease"`
 	NICs       []NIC     `json:"nics,omitempty"`
-	Chained    *Chained  `json:"chained,omitempty"` // with another network's plugin; then there is no lease
+	Chained    *Chained  `json:"chained,omitempty"` // the interface is another network's; then there is no lease
 	Egress     *Egress   `json:"egress,omitempty"`  // nil: the pod has none
 	Netns      Netns     `json:"netns"`
 	HostLink   string    `json:"hostLink"` // names the record's file too
@@ -58,14 +58,14 @@ type Record struct {
 	BootID     string    `json:"bootID"`
 }
 
-// Cooling is a released address that is withheld for a while.
+// Cooling is a released address that is temporarily withheld.
 type Cooling struct {
 	Version  int        `json:"version"`
 	Addr     netip.Addr `json:"address"`
 	Key      Key        `json:"key"` // the attachment that held it
 	HostLink string     `json:"hostLink,omitempty"`
 	// ReleasedBoot is the time of release on the boot clock, in nanoseconds. Unlike wall time it never
-	// goes back.
+	// goes backwards.
 	ReleasedBoot time.Duration `json:"releasedBoot"`
 	BootID       string        `json:"bootID"`
 	InstanceID   string        `json:"instanceID"`
@@ -83,7 +83,7 @@ func (r Record) ForLog(more ...any) []any {
 	return args
 }
 
-// NICNames are the interfaces and ports of the NICs, for people.
+// NICNames returns the interfaces and ports of the NICs in readable form.
 func (r Record) NICNames() (names []string) {
 	for _, n := range r.NICs {
 		names = append(names, n.IfName+"="+n.Port)
@@ -91,7 +91,7 @@ func (r Record) NICNames() (names []string) {
 	return names
 }
 
-// EgressNames are the Egresses that the pod is a client of, for people.
+// EgressNames returns the Egresses that the pod is a client of in readable form.
 func (r Record) EgressNames() (names []string) {
 	if r.Egress == nil {
 		return nil
@@ -102,22 +102,22 @@ func (r Record) EgressNames() (names []string) {
 	return names
 }
 
-// Encode returns the record as it stands on disk.
+// Encode returns the record in its stored form.
 func (r Record) Encode() ([]byte, error) {
 	r.Version = Version
 	return encode(r)
 }
 
-// Encode returns the record as it stands on disk.
+// Encode returns the record in its stored form.
 func (c Cooling) Encode() ([]byte, error) {
 	c.Version = Version
 	return encode(c)
 }
 
-// DecodeRecord reads what Record.Encode wrote. The error names the field that is invalid.
+// DecodeRecord decodes the output of Record.Encode. The error names the invalid field.
 func DecodeRecord(data []byte) (Record, error) { return decode[Record](data) }
 
-// DecodeCooling reads what Cooling.Encode wrote.
+// DecodeCooling decodes the output of Cooling.Encode.
 func DecodeCooling(data []byte) (Cooling, error) { return decode[Cooling](data) }
 
 // stored is the validated content of a file.
@@ -146,7 +146,7 @@ func decode[T stored](data []byte) (v T, err error) {
 	return v, v.validate()
 }
 
-// linkName is stricter than the kernel, as the name is also part of a file name.
+// linkName is stricter than the kernel, because the name is also part of a file name.
 var linkName = regexp.MustCompile(`^[0-9A-Za-z_-]{1,15}$`)
 
 func (r Record) validate() error {

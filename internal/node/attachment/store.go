@@ -33,10 +33,10 @@ type Store struct {
 	freed *freedList
 }
 
-// PortTaken is the error for a port that another attachment has.
+// PortTaken is the error for a port that belongs to another attachment.
 type PortTaken struct {
-	IfName string // of the NIC that wanted it
-	Port   string // its ID
+	IfName string // interface of the NIC that requested it
+	Port   string // ID of the port
 	Holder Key
 }
 
@@ -68,18 +68,18 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	return s, bad, nil
 }
 
-// Node returns the origin of the records that the store writes.
+// Node returns the node identity that the store writes into records.
 func (s *Store) Node() Node { return s.node }
 
-// Freed returns the addresses that have cooled on this instance since boot, with the last release of
-// each, the earliest first.
+// Freed returns the addresses that have cooled on this instance since boot, each with its last release,
+// the earliest first.
 func (s *Store) Freed() []Freed { return s.freed.list() }
 
-// AddFreed adds addresses that have cooled, and replaces the file. On an error they are kept in
+// AddFreed adds addresses that have cooled, and replaces the file. If that fails, they stay in
 // memory. It must not be called concurrently.
 func (s *Store) AddFreed(list []Freed) error { return s.freed.save(list) }
 
-// Probe writes and removes a file as a record is written, and returns the error. It must not be called
+// Probe writes and removes a file the way records are written, and returns the error. It must not be called
 // concurrently.
 func (s *Store) Probe() error { return s.files.probe() }
 
@@ -94,10 +94,10 @@ func (s *Store) Get(key Key) (Record, bool) {
 // ByAddr returns the record of the attachment that holds addr.
 func (s *Store) ByAddr(addr netip.Addr) (Record, bool) { return find(s, s.byAddr, addr) }
 
-// ByPort returns the record of the attachment that has a port, by the port's ID.
+// ByPort returns the record of the attachment that has a port, by port ID.
 func (s *Store) ByPort(port string) (Record, bool) { return find(s, s.byPort, port) }
 
-// find returns the record to which an index of the store leads.
+// find returns the record that an index of the store points to.
 func find[K comparable](s *Store, index map[K]Key, k K) (r Record, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -118,7 +118,7 @@ func (s *Store) Has(hostLink, port string) bool {
 	return slices.ContainsFunc(s.records[key].NICs, func(n NIC) bool { return n.Port == port })
 }
 
-// Records returns all attachments, in no order.
+// Records returns all attachments, in no particular order.
 func (s *Store) Records() []Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -133,16 +133,16 @@ func (s *Store) Cooling(addr netip.Addr) (Cooling, bool) {
 	return c, ok
 }
 
-// CoolingRecords returns the cooling addresses, in no order.
+// CoolingRecords returns the cooling addresses, in no particular order.
 func (s *Store) CoolingRecords() []Cooling {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.AppendSeq(make([]Cooling, 0, len(s.cooling)), maps.Values(s.cooling))
 }
 
-// Put writes a record, atomically replacing the one of the same key, and sets its origin. Without
-// space for a second file it overwrites the first. It rejects an address or host link that another
-// attachment holds, and a port with a *PortTaken.
+// Put writes a record, atomically replacing the one with the same key, and sets its origin. Without
+// space for a second file it overwrites the first. It rejects an address or host link that belongs to
+// another attachment, and such a port with a *PortTaken.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
 	data, err := r.Encode()
@@ -171,8 +171,8 @@ func (s *Store) Put(r Record) error {
 	return nil
 }
 
-// reserve reserves the record's addresses, ports and link in the index before the file is written, so
-// that two attachments cannot both have one.
+// reserve adds the record's addresses, ports and link to the index before the file is written, so
+// that two attachments cannot claim the same one.
 func (s *Store) reserve(r Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *Store) reserve(r Record) error {
 	return nil
 }
 
-// unreserve reverts reserve, except for what an indexed record has. s.mu is held.
+// unreserve reverts reserve, except for resources of an indexed record. s.mu is held.
 func (s *Store) unreserve(r Record) {
 	old, had := s.records[r.Key]
 	if s.byLink[r.HostLink] == r.Key && !had {
@@ -220,7 +220,7 @@ func (s *Store) unreserve(r Record) {
 	}
 }
 
-// Delete removes the record of key. A key without one is no error.
+// Delete removes the record of key. A missing record is not an error.
 func (s *Store) Delete(key Key) error {
 	old, ok := s.Get(key)
 	if !ok {
@@ -251,7 +251,7 @@ func (s *Store) PutCooling(c Cooling) error {
 	return nil
 }
 
-// DeleteCooling removes the cooling record of an address, if there is one. Without one it makes no
+// DeleteCooling removes the cooling record of an address, if there is one. Otherwise it makes no
 // system call.
 func (s *Store) DeleteCooling(addr netip.Addr) error {
 	s.mu.RLock()

@@ -43,7 +43,7 @@ func openStore(t *testing.T, dir string, node Node) (*Store, []Quarantined) {
 	return s, bad
 }
 
-// must ends the test with an error.
+// must fails the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -69,18 +69,18 @@ func TestRecordsSurviveARestart(t *testing.T) {
 
 	s, bad := openStore(t, dir, testNode)
 	if len(bad) != 0 {
-		t.Fatalf("quarantined %v", bad)
+		t.Fatalf("quarantined %v, want none", bad)
 	}
 	want.Version, want.InstanceID, want.BootID = Version, "i-1", "boot-1"
 	if diff := cmp.Diff([]Record{want}, s.Records(), addrCmp); diff != "" {
-		t.Error(diff)
+		t.Errorf("records after a restart (-want +got):\n%s", diff)
 	}
 	cool.Version, cool.InstanceID, cool.BootID = Version, "i-1", "boot-1"
 	if diff := cmp.Diff([]Cooling{cool}, s.CoolingRecords(), addrCmp); diff != "" {
-		t.Error(diff)
+		t.Errorf("cooling records after a restart (-want +got):\n%s", diff)
 	}
 	if r, ok := s.ByAddr(want.Lease.IPv4); !ok || r.Key != want.Key {
-		t.Errorf("ByAddr = %v, %v", r, ok)
+		t.Errorf("ByAddr(%v) = %v, %v, want %v", want.Lease.IPv4, r.Key, ok, want.Key)
 	}
 	if _, ok := s.ByAddr(netip.MustParseAddr("10.0.0.6")); ok {
 		t.Error("the address of a deleted attachment is still indexed")
@@ -91,14 +91,14 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	}
 }
 
-// An address, also a node-local one, belongs to one record, across restarts, until that changes or goes.
-func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
+// An address, including a node-local one, belongs to one record, even after a restart, until the record changes or is deleted.
+func TestPutRejectsAddressOfAnotherAttachment(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := openStore(t, dir, testNode)
 	refused := func(r Record, addr string) {
 		t.Helper()
 		if err := s.Put(r); err == nil || !strings.Contains(err.Error(), addr+" is held by berth/c1/eth0") {
-			t.Fatalf("err = %v, want one that names the holder of %s", err, addr)
+			t.Fatalf("Put() = %v, want error that names the holder of %s", err, addr)
 		}
 	}
 	a, b := testRecord("c1", "10.0.0.5"), testRecord("c2", "10.0.0.6")
@@ -115,7 +115,7 @@ func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
 	must(t, s.Delete(a.Key))
 	mustPut(t, s, b)
 	if holder, ok := s.ByAddr(b.Lease.NodeLocal); !ok || holder.Key != b.Key {
-		t.Errorf("%s is held by %v", b.Lease.NodeLocal, holder.Key)
+		t.Errorf("%s is held by %v, want %v", b.Lease.NodeLocal, holder.Key, b.Key)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestFailedPutReservesNothing(t *testing.T) {
 		t.Fatal("Put into a missing directory succeeded")
 	}
 	if s.Probe() == nil {
-		t.Error("a missing directory can be written")
+		t.Error("Probe() succeeded with a missing directory")
 	}
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, s.Probe())
@@ -145,15 +145,15 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 		addrs         []netip.Addr
 		cooling       bool
 	}{
-		"truncated":          {file: name, content: string(whole[:len(whole)-20]), addrs: []netip.Addr{r.Lease.IPv4}},
-		"empty":              {file: name},
-		"unknown version":    {file: name, content: strings.Replace(string(whole), `"version":1`, `"version":99`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
-		"a path as link":     {file: name, content: strings.Replace(string(whole), `"bthc1"`, `"../../x"`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
-		"no address":         {file: name, content: strings.Replace(string(whole), `"ipv4":"10.0.0.5",`, "", 1)},
-		"other file's":       {file: recordFile("bthother"), content: string(whole), addrs: []netip.Addr{r.Lease.IPv4}},
-		"binary":             {file: name, content: "\x00\xff\x00"},
-		"data after the end": {file: name, content: string(whole) + "{}", addrs: []netip.Addr{r.Lease.IPv4}},
-		"cooling":            {file: "cooling-10.0.0.7.json", content: "{", addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, cooling: true},
+		"truncated":              {file: name, content: string(whole[:len(whole)-20]), addrs: []netip.Addr{r.Lease.IPv4}},
+		"empty":                  {file: name},
+		"unknown version":        {file: name, content: strings.Replace(string(whole), `"version":1`, `"version":99`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
+		"path as link":           {file: name, content: strings.Replace(string(whole), `"bthc1"`, `"../../x"`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
+		"no address":             {file: name, content: strings.Replace(string(whole), `"ipv4":"10.0.0.5",`, "", 1)},
+		"record of another file": {file: recordFile("bthother"), content: string(whole), addrs: []netip.Addr{r.Lease.IPv4}},
+		"binary":                 {file: name, content: "\x00\xff\x00"},
+		"data after the end":     {file: name, content: string(whole) + "{}", addrs: []netip.Addr{r.Lease.IPv4}},
+		"cooling":                {file: "cooling-10.0.0.7.json", content: "{", addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, cooling: true},
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
@@ -165,22 +165,22 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 					t.Fatal("a damaged record was indexed")
 				}
 				if len(bad) != 1 {
-					t.Fatalf("%d quarantined, want 1", len(bad))
+					t.Fatalf("%d records quarantined, want 1", len(bad))
 				}
 				if diff := cmp.Diff(tt.addrs, bad[0].Addresses, addrCmp); diff != "" {
-					t.Error(diff)
+					t.Errorf("addresses of the damaged record (-want +got):\n%s", diff)
 				}
 				if want := strings.TrimSuffix(strings.TrimPrefix(tt.file, recordPrefix), recordSuffix); !tt.cooling && bad[0].HostLink != want {
-					t.Errorf("host link %q, want %q", bad[0].HostLink, want)
+					t.Errorf("host link = %q, want %q", bad[0].HostLink, want)
 				}
 				if bad[0].Cooling != tt.cooling || bad[0].File != tt.file+".bad" {
-					t.Errorf("quarantined %+v", bad[0])
+					t.Errorf("quarantined = %+v, want file %s.bad", bad[0], tt.file)
 				}
 			}
 			s, bad := openStore(t, dir, testNode)
 			must(t, s.Discard(bad[0]))
 			if _, bad = openStore(t, dir, testNode); len(bad) != 0 {
-				t.Error("a discarded file came back")
+				t.Error("a discarded file was read again")
 			}
 		})
 	}
@@ -193,7 +193,7 @@ func TestRecordsOfAnotherInstanceAreNeverUsed(t *testing.T) {
 	must(t, s.PutCooling(Cooling{Addr: netip.MustParseAddr("10.0.0.6")}))
 	s, bad := openStore(t, dir, testNode)
 	if len(s.Records())+len(s.CoolingRecords())+len(bad) != 0 {
-		t.Fatalf("used %v, %v, %v", s.Records(), s.CoolingRecords(), bad)
+		t.Fatalf("records of another instance were used: records %v, cooling %v, quarantined %v", s.Records(), s.CoolingRecords(), bad)
 	}
 	mustPut(t, s, testRecord("c1", "10.0.0.5"))
 }
@@ -204,7 +204,7 @@ func TestLeftoversOfACrashedWriteAreRemoved(t *testing.T) {
 	openStore(t, dir, testNode)
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 0 {
-		t.Fatalf("left %v, %v", left, err)
+		t.Fatalf("directory has %v, error %v; want no files", left, err)
 	}
 }
 
@@ -244,14 +244,14 @@ func FuzzLoad(f *testing.F) {
 		if got, err := DecodeRecord(data); err == nil {
 			again, err := got.Encode()
 			if err != nil {
-				t.Fatalf("a decoded record does not encode: %v", err)
+				t.Fatalf("encoding a decoded record: %v", err)
 			}
 			if back, err := DecodeRecord(again); err != nil || back.Key != got.Key || back.Lease != got.Lease {
-				t.Fatalf("round trip of %s: %+v, %v", again, back, err)
+				t.Fatalf("round trip of %s = %+v, %v", again, back, err)
 			}
 		}
 		if got, err := DecodeCooling(data); err == nil && !got.Addr.IsValid() {
-			t.Fatal("a cooling record without address was accepted")
+			t.Fatal("a cooling record without an address was accepted")
 		}
 		salvage(recordFile(r.HostLink)+badSuffix, data, nil)
 	})
@@ -260,7 +260,7 @@ func FuzzLoad(f *testing.F) {
 func BenchmarkPut(b *testing.B) {
 	dir, err := os.MkdirTemp("/dev/shm", "berth-store-")
 	if err != nil {
-		b.Fatalf("needs a tmpfs at /dev/shm: %v", err)
+		b.Fatalf("the benchmark needs a tmpfs at /dev/shm: %v", err)
 	}
 	defer os.RemoveAll(dir)
 	s, _, err := Open(dir, testNode, quiet)
@@ -275,8 +275,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// Earlier versions wrote the ENI of what cools too.
-func TestStoredCoolingRecordWithItsENIIsRead(t *testing.T) {
+// Earlier versions also wrote the ENI into cooling records.
+func TestReadsCoolingRecordWithENI(t *testing.T) {
 	stored := `{"version":1,"address":"10.0.0.7","eni":"eni-0a","key":{"network":"berth","containerID":"c1","ifName":"eth0"},` +
 		`"hostLink":"bthaaaaaaaaaaaa","releasedBoot":5000000000,"bootID":"boot-1","instanceID":"i-1"}`
 	want := Cooling{
@@ -285,11 +285,11 @@ func TestStoredCoolingRecordWithItsENIIsRead(t *testing.T) {
 	}
 	got, err := DecodeCooling([]byte(stored))
 	if err != nil || got != want {
-		t.Errorf("read %+v, %v", got, err)
+		t.Errorf("DecodeCooling() = %+v, %v", got, err)
 	}
 }
 
-// Records of every release are read, and what is written has all that each release reads.
+// Records of every release can be read, and new records have every field that earlier releases read.
 func TestStoredRecords(t *testing.T) {
 	samples.Check(t,
 		samples.Format{Files: recordPrefix + "*" + recordSuffix, Type: reflect.TypeFor[Record](), Again: again(DecodeRecord)},
@@ -308,9 +308,9 @@ func again[T interface{ validate() error }](read func([]byte) (T, error)) func([
 	}
 }
 
-// A state that an earlier release does not know would have its daemon quarantine the
-// record: each that is written is in a sample.
-func TestEveryStateIsInASample(t *testing.T) {
+// An earlier release would quarantine a record with a state that it does not know, so every state that is
+// written has a sample.
+func TestEveryStateHasASample(t *testing.T) {
 	var all strings.Builder
 	files, err := filepath.Glob(filepath.Join(samples.Folder, "*", recordPrefix+"*"))
 	must(t, err)
@@ -321,7 +321,7 @@ func TestEveryStateIsInASample(t *testing.T) {
 	}
 	for _, s := range []State{Pending, Ready, Releasing} {
 		if !strings.Contains(all.String(), `"state":"`+string(s)+`"`) {
-			t.Errorf("no sample is %s", s)
+			t.Errorf("no sample has state %s", s)
 		}
 	}
 }

@@ -1,11 +1,11 @@
-// Package berthd assembles the node daemon from its settings: the source of addresses, the data path, the
-// parts, and a daemon.Daemon over them.
+// Package berthd assembles the node daemon from its settings: the address source, the data path, the
+// parts, and a daemon.Daemon that uses them.
 //
 //	berthd.go        startup and shutdown
-//	dependencies.go  what the daemon needs outside the program
-//	mode.go          what differs by --ipam; modes "port" and "none"
+//	dependencies.go  external dependencies of the daemon
+//	mode.go          differences between the modes (--ipam); modes "port" and "none"
 //	vpc.go           modes with ENIs
-//	identity.go      the identity of the instance, also while the metadata service does not answer
+//	identity.go      the identity of the instance, even if the metadata service is down
 //	nodemode.go      ENIs that the daemon manages, and ENIs that the operator manages
 //	routed.go        mode "pool"
 //	vpcnetworks.go   the VPC's CIDRs
@@ -41,7 +41,7 @@ import (
 
 const retryPause = 5 * time.Second // between attempts of a startup step
 
-// node has what the modes share.
+// node holds the state that all modes share.
 type node struct {
 	cfg     config.Config
 	log     *slog.Logger
@@ -57,7 +57,7 @@ type node struct {
 	vpcCIDRs []netip.Prefix
 }
 
-// Run serves until ctx ends, or returns why it cannot. Log and readiness say what it waits for, such
+// Run serves until ctx ends or an error occurs. Log and readiness report what it waits for, such
 // as the metadata service.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	return RunWith(ctx, cfg, log, machine())
@@ -67,7 +67,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+		log.Warn("ignoring unknown environment variables with the prefix BERTH_", "names", cfg.Unknown)
 	}
 	n := &node{cfg: cfg, log: log, clock: deps.Clock, deps: deps, metrics: daemon.NewMetrics()}
 	m := modes[cfg.IPAM].of(n)
@@ -88,7 +88,7 @@ func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Depe
 	return errors.Join(err, lock.Release())
 }
 
-// ending tells a waiting successor that this daemon shuts down.
+// ending notifies a waiting successor that this daemon is shutting down.
 func (n *node) ending(lock *daemon.Lock) {
 	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
 		n.log.Warn("announcing the shutdown to a successor", "err", err)
@@ -125,7 +125,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	return errors.Join(err, m.end(), kernel.Close())
 }
 
-// listen opens the sockets and serves them from now on.
+// listen opens the sockets and starts to serve them.
 func (n *node) listen(teller *podevents.Recorder) error {
 	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
 	if err != nil {
@@ -151,7 +151,7 @@ func (n *node) listen(teller *podevents.Recorder) error {
 	return nil
 }
 
-// background runs run until the returned function is called, which waits for its end.
+// background starts run, which runs until the returned function is called and has waited for it to end.
 func background(ctx context.Context, run func(context.Context)) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -178,7 +178,7 @@ func (n *node) until(ctx context.Context, what string, step func() error) error 
 	})
 }
 
-// unlessEnded returns err, or nil after a request to shut down, which caused err.
+// unlessEnded returns err, or nil if a request to shut down caused it.
 func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
@@ -186,7 +186,7 @@ func unlessEnded(ctx context.Context, err error) error {
 	return nil
 }
 
-// datapathConfig is common to the data paths of all modes.
+// datapathConfig is the configuration that the data paths of all modes share.
 func (n *node) datapathConfig() datapath.Config {
 	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
 }
@@ -239,7 +239,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 }
 
 // parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
-// through NICs. A part that is not configured still rejects attachments that have it.
+// through NICs. A part that is not configured still rejects attachments that use it.
 func (n *node) parts(store *attachment.Store) []part.Part {
 	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured(n.log)}
 	if n.ports != nil {

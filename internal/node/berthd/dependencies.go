@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/internal/node/uplinks"
 )
 
-// Dependencies are what a daemon needs outside the program. Run uses the machine's; tests that run a
-// daemon inside their process inject others. State directory and Kubernetes API server are settings.
+// Dependencies are the daemon's external dependencies. Run uses the machine's; tests that run a
+// daemon in their own process inject others. The state directory and the Kubernetes API server are settings.
 type Dependencies struct {
 	Clock clock.Clock
 	// OpenDatapath opens the data path of the node.
@@ -31,7 +31,7 @@ type Dependencies struct {
 	// Metadata and Cloud are the clients of an instance's metadata service and of EC2.
 	Metadata func(o aws.Options) cloud.Metadata
 	Cloud    func(ctx context.Context, o aws.Options) (pace.Calls, error)
-	// Egress programs pods' network namespaces; sysctls is config.Config.SysctlDir.
+	// Egress programs the network namespaces of pods; sysctls is config.Config.SysctlDir.
 	Egress func(sysctls string) podegress.Kernel
 	// AskGateway asks a gateway whether it serves a pod.
 	AskGateway podegress.Ask

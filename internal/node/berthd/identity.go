@@ -11,10 +11,10 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// identityFile keeps the identity for a start without the metadata service.
+// identityFile stores the identity for a start without the metadata service.
 const identityFile = "identity.json"
 
-// knownTimeout bounds the metadata service's answer when the identity is known from a former start in
+// knownTimeout bounds the wait for the metadata service if the identity is known from an earlier start in
 // the same boot.
 const knownTimeout = 5 * time.Second
 
@@ -23,8 +23,8 @@ type savedIdentity struct {
 	Identity cloud.Identity `json:"identity"`
 }
 
-// identify asks the metadata service for the instance's identity. When it does not answer, or names
-// another instance, the identity of a former start in the same boot counts: an instance cannot change
+// identify queries the metadata service for the instance's identity. If it does not respond, or names
+// another instance, the identity from an earlier start in the same boot applies: an instance cannot change
 // its identity while it runs, and another instance has other ENIs and records.
 func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
 	known, isKnown := readIdentity(stateDir, bootID)
@@ -41,8 +41,8 @@ func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 			"instance", known.InstanceID, "other", id.InstanceID, "file", filepath.Join(stateDir, identityFile))
 		return known, nil
 	case err == nil:
-		if err := statefile.ReplaceJSON(stateDir, identityFile, savedIdentity{bootID, id}); err != nil { // as on a full disk
-			log.Warn("saving the identity; the next start needs the metadata service", "err", err)
+		if err := statefile.ReplaceJSON(stateDir, identityFile, savedIdentity{bootID, id}); err != nil { // for example on a full disk
+			log.Warn("saving the node's identity; the next start needs the metadata service", "err", err)
 		}
 		return id, nil
 	case isKnown && ctx.Err() == nil:

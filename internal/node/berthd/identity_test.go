@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
-// must ends the test with an error.
+// must fails the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -40,32 +40,32 @@ func TestIdentify(t *testing.T) {
 		return identify(context.Background(), m, dir, boot, quiet)
 	}
 	if _, err := ask(away, "boot-1"); !errors.Is(err, away.err) {
-		t.Errorf("first start without metadata service: %v", err)
+		t.Errorf("first start without the metadata service: error = %v, want %v", err, away.err)
 	}
 	if got, err := ask(metadata{id: id}, "boot-1"); err != nil || got.InstanceID != "i-1" {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("identify() = %+v, %v, want i-1", got, err)
 	}
 	got, err := ask(away, "boot-1")
 	if diff := cmp.Diff(id, got, addrComparer, prefixComparer); err != nil || diff != "" {
-		t.Errorf("from memory: %v %s", err, diff)
+		t.Errorf("stored identity: error %v (-want +got):\n%s", err, diff)
 	}
 	if _, err := ask(away, "boot-2"); err == nil {
 		t.Error("an identity of another boot was used")
 	}
 	id.Zone = "eu-west-1b"
 	if got, err := ask(metadata{id: id}, "boot-1"); err != nil || got.Zone != "eu-west-1b" {
-		t.Errorf("the metadata service does not outrank memory: %+v, %v", got, err)
+		t.Errorf("identify() = %+v, %v, want the metadata service's zone", got, err)
 	}
 	other := id
 	other.InstanceID = "i-2"
 	if got, err := ask(metadata{id: other}, "boot-1"); err != nil || got.InstanceID != "i-1" {
-		t.Errorf("another instance within a boot: %+v, %v; want i-1", got, err)
+		t.Errorf("another instance in the same boot: identify() = %+v, %v, want i-1", got, err)
 	}
 	if got, err := ask(away, "boot-1"); err != nil || got.InstanceID != "i-1" {
-		t.Errorf("another instance within a boot was remembered: %+v, %v", got, err)
+		t.Errorf("another instance in the same boot was stored: identify() = %+v, %v, want i-1", got, err)
 	}
 	if got, err := ask(metadata{id: other}, "boot-2"); err != nil || got.InstanceID != "i-2" {
-		t.Errorf("another instance after a boot, as of an image: %+v, %v; want i-2", got, err)
+		t.Errorf("another instance after a boot: identify() = %+v, %v, want i-2", got, err)
 	}
 	must(t, os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600))
 	if _, err := ask(away, "boot-1"); err == nil {
@@ -73,9 +73,9 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// On a full disk, and where a FIFO is in place of its file, the node's identity is
-// what the metadata service says, and nothing is waited for.
-func TestIdentityThatCannotBeRemembered(t *testing.T) {
+// If the identity cannot be stored, as on a full disk or with a FIFO in place of its file, the metadata
+// service's answer applies without delay.
+func TestIdentityThatCannotBeStored(t *testing.T) {
 	id := cloud.Identity{InstanceID: "i-1"}
 	for name, spoil := range map[string]func(dir string) error{
 		"full": func(dir string) error {
@@ -88,7 +88,7 @@ func TestIdentityThatCannotBeRemembered(t *testing.T) {
 				}
 			})
 			if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
-				return fmt.Errorf("the folder is not full: %w", err)
+				return fmt.Errorf("the directory is not full: %w", err)
 			}
 			return nil
 		},
@@ -101,11 +101,11 @@ func TestIdentityThatCannotBeRemembered(t *testing.T) {
 			t.Fatalf("%s: this test mounts a file system and needs root: %v", name, err)
 		}
 		if _, ok := readIdentity(dir, "boot-1"); ok {
-			t.Errorf("%s: there is an identity", name)
+			t.Errorf("%s: readIdentity() found an identity", name)
 		}
 		got, err := identify(t.Context(), metadata{id: id}, dir, "boot-1", slog.New(slog.DiscardHandler))
 		if err != nil || got.InstanceID != "i-1" {
-			t.Errorf("%s: the node is %+v, %v", name, got, err)
+			t.Errorf("%s: identify() = %+v, %v, want i-1", name, got, err)
 		}
 	}
 }
@@ -115,7 +115,7 @@ var (
 	prefixComparer = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 )
 
-// Files of all releases are read, and every release can read the file that is written.
+// Files of all releases can be read, and every release can read the file that is written.
 func TestStoredIdentity(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, identityFile)
@@ -127,7 +127,7 @@ func TestStoredIdentity(t *testing.T) {
 			}
 			id, ok := readIdentity(dir, boot.BootID)
 			if !ok {
-				return nil, errors.New("it is not taken for this node's")
+				return nil, errors.New("the file does not apply to this node")
 			}
 			if err := statefile.ReplaceJSON(dir, identityFile, savedIdentity{boot.BootID, id}); err != nil {
 				return nil, err

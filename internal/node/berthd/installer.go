@@ -17,10 +17,10 @@ import (
 	"github.com/berthnet/berth/internal/node/install"
 )
 
-// pluginMargin is the time of a plugin's call besides the wait for an address.
+// pluginMargin is the time of a plugin call beyond the wait for an address.
 const pluginMargin = 15 * time.Second
 
-// tells are the capabilities that have the runtime pass on what a daemon reads of pods.
+// tells returns the capabilities by which the runtime passes the pod data that the daemon reads.
 func tells(o daemon.Options) []string {
 	reads := func(p part.Part) bool { return len(p.About().Annotations) > 0 }
 	if len(o.Source.Annotations()) == 0 && !slices.ContainsFunc(o.Parts, reads) {
@@ -47,8 +47,8 @@ func (n *node) installer(tells []string) (func(context.Context) (daemon.Installa
 		},
 	}
 	if n.cfg.CNIVolatile {
-		// The runtime sees the folder of the socket by the same path, or the plugin
-		// would not find the socket.
+		// The plugin finds the socket only if the runtime sees its directory under the same
+		// path.
 		o.Volatile = filepath.Join(filepath.Dir(n.cfg.Socket), "cni", n.cfg.CNIConfName)
 	}
 	i := install.New(o)
@@ -68,7 +68,7 @@ func (n *node) installer(tells []string) (func(context.Context) (daemon.Installa
 	}, nil
 }
 
-// patience is how long an ADD may wait.
+// patience is the maximum wait of an ADD.
 func (n *node) patience() time.Duration {
 	longest := n.cfg.WarmWait
 	if n.cfg.HasPorts() {
@@ -80,20 +80,20 @@ func (n *node) patience() time.Duration {
 	return longest
 }
 
-// remark is information about an installation that needs no action.
+// remark returns information about an installation that requires no action.
 func remark(r install.Report, o install.Options) string {
 	var notes []string
 	if len(r.LeftOut) > 0 {
-		notes = append(notes, fmt.Sprintf("left out of the chain, as not in %s: %s", o.BinDir, strings.Join(r.LeftOut, ", ")))
+		notes = append(notes, fmt.Sprintf("left out of the chain, because missing in %s: %s", o.BinDir, strings.Join(r.LeftOut, ", ")))
 	}
 	if len(r.Foreign) > 0 {
 		notes = append(notes, "kept in the chain, where other software put it: "+strings.Join(r.Foreign, ", "))
 	}
 	if len(r.Unasked) > 0 {
-		notes = append(notes, fmt.Sprintf("taken to speak CNI up to 1.0.0, as berthd's container lacks what is needed to ask: %s", strings.Join(r.Unasked, ", ")))
+		notes = append(notes, fmt.Sprintf("assumed to support CNI up to 1.0.0, because berthd's container cannot run them to ask: %s", strings.Join(r.Unasked, ", ")))
 	}
 	if len(r.Held) > 0 {
-		notes = append(notes, fmt.Sprintf("without STATUS and GC, as the configuration is in CNI %s for the sake of: %s", strings.Join(r.Versions, ", "), strings.Join(r.Held, ", ")))
+		notes = append(notes, fmt.Sprintf("without STATUS and GC, because the configuration uses CNI %s for older plugins: %s", strings.Join(r.Versions, ", "), strings.Join(r.Held, ", ")))
 	}
 	if len(r.Preferred) > 0 {
 		notes = append(notes, "the runtime may take another network's configuration, whose name sorts first: "+strings.Join(r.Preferred, ", "))
@@ -101,7 +101,7 @@ func remark(r install.Report, o install.Options) string {
 	return strings.Join(notes, "; ")
 }
 
-// leftOut is what a person has to fix.
+// leftOut returns the problems of an installation that require action.
 func leftOut(r install.Report) string {
 	var all []string
 	for _, u := range r.Unusable {

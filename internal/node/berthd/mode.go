@@ -19,11 +19,11 @@ import (
 	"github.com/berthnet/berth/internal/source/pool"
 )
 
-// modes are all modes, by --ipam. A new source of addresses needs an entry here and a value of the
+// modes are all modes, by the value of --ipam. A new address source needs an entry here and a value of the
 // setting.
 var modes = map[string]struct {
 	of        func(*node) mode
-	reference source.Reference // its source's metrics
+	reference source.Reference // metrics of its source
 }{
 	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc: vpc{node: n}} }, enisource.Reference},
 	config.IPAMENIOperator: {func(n *node) mode { return newOperatorMode(n) }, nodenetworksupplier.Reference},
@@ -45,7 +45,7 @@ func WriteMetricsReference(w io.Writer) error {
 // These data paths need upkeep.
 var _, _, _ daemon.Upkeep = (*uplinks.VPC)(nil), (*uplinks.Routed)(nil), (*uplinks.Ports)(nil)
 
-// mode is what differs by --ipam.
+// mode is the behaviour that depends on --ipam.
 type mode interface {
 	// check rejects settings that cannot work.
 	check() error
@@ -55,23 +55,23 @@ type mode interface {
 	setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, error)
 	// newSource creates the source of addresses.
 	newSource(ctx context.Context) (source.Source, error)
-	// follow updates the data path when the node's surroundings change, until ctx ends.
+	// follow updates the data path when its environment changes, until ctx ends.
 	follow(ctx context.Context)
-	// needIPv6 turns IPv6 on, if it is off, before a pod gets an IPv6 address that the node routes to
-	// and that is not the source's.
+	// needIPv6 turns IPv6 on, if it is off, before a pod gets an IPv6 address that the node routes but
+	// that does not come from the source.
 	needIPv6(ctx context.Context) error
 	// end cleans up at shutdown.
 	end() error
 }
 
-// Defaults of modes.
+// Default implementations for modes.
 func (n *node) check() error                   { return nil }
 func (n *node) follow(context.Context)         {}
 func (n *node) needIPv6(context.Context) error { return nil }
 func (n *node) end() error                     { return nil }
 
-// noneMode is for pods whose interfaces another network creates; berth runs after its plugins, for
-// egress. It does not touch the node itself.
+// noneMode is for pods whose interfaces another network creates; berth runs after that network's plugins and
+// adds egress. It does not touch the node itself.
 type noneMode struct{ *node }
 
 func (m *noneMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
@@ -82,8 +82,8 @@ func (m *noneMode) setUp(context.Context, uplinks.Node) (daemon.Kernel, error) {
 
 func (m *noneMode) newSource(context.Context) (source.Source, error) { return none.Source{}, nil }
 
-// portMode is for pods that have only ports of VPCs. It needs no cloud; the node is identified by its
-// name.
+// portMode is for pods whose only interfaces are ports of VPCs. It needs no cloud; the node is identified
+// by its name.
 type portMode struct{ *node }
 
 func (m *portMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }

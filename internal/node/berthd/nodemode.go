@@ -17,7 +17,7 @@ import (
 // nodeMode is the mode of a daemon that calls EC2 for its node.
 type nodeMode struct {
 	vpc
-	endTemplates func() // stops following NodeNetworkTemplates; may be nil
+	endTemplates func() // stops watching NodeNetworkTemplates; may be nil
 }
 
 func (m *nodeMode) check() error {
@@ -48,7 +48,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
 		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
-	// With templates, ENIs with other groups may be from a template that selected the node before.
+	// With templates, ENIs with other security groups may come from a template that selected the node earlier.
 	base.FollowGroups = m.cfg.FollowSecurityGroups && templates == nil
 	begin := wanted(base, nil)
 	if templates != nil {
@@ -78,8 +78,8 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	return m.withNodeLocal(src, err)
 }
 
-// followTemplates starts to follow NodeNetworkTemplates, and waits until it is known which one selects
-// the node, as ENIs must not be created with other settings. It returns nil when the settings disable
+// followTemplates starts to watch NodeNetworkTemplates, and waits until it is known which one selects
+// the node, because ENIs must not be created with other settings. It returns nil if the settings disable
 // templates.
 func (m *nodeMode) followTemplates(ctx context.Context) (*nodetemplate.Follower, error) {
 	if !m.cfg.NodeNetworkTemplates {
@@ -107,7 +107,7 @@ func wanted(base reconciler.Settings, c *template.Choice) enisource.Desired {
 	return enisource.Desired{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
 }
 
-// counted is the last valid choice, which applies while the newest is invalid.
+// counted is the last valid choice, which applies while the newest one is invalid.
 func counted(base reconciler.Settings, last *template.Choice) enisource.Desired {
 	if w := wanted(base, last); w.Err == nil {
 		return w
@@ -122,7 +122,7 @@ func (m *nodeMode) end() error {
 	return nil
 }
 
-// operatorMode is the mode of a daemon that uses the ENIs which the operator publishes for its node.
+// operatorMode is the mode of a daemon that uses ENIs that the operator publishes for its node.
 // It has no EC2 client.
 type operatorMode struct{ vpc }
 

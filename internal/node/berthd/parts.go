@@ -29,7 +29,7 @@ type ports struct {
 	close func()
 }
 
-// openPorts creates the ports for the attachments of a store. needIPv6 turns IPv6 on. It does not call
+// openPorts creates the ports for the attachments of a store. needIPv6 turns IPv6 on. It does not contact
 // Open vSwitch or the API server yet.
 func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context) error) (*ports, error) {
 	p, err := n.deps.OpenPluggers(n.cfg, n.log)
@@ -76,8 +76,8 @@ func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error)
 	if err != nil {
 		return out, fmt.Errorf("--agent-netns-prefixes, --agent-wait: %w", err)
 	}
-	// OVS and OVSHybrid name links after ports, so they take turns. Without --ovsdb they only remove
-	// what was plugged before.
+	// OVS and OVSHybrid name links after ports, so they cannot run concurrently. Without --ovsdb they only
+	// remove ports that were plugged before.
 	common := ovs.Options{Bridges: cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: cfg.SysctlDir, Logger: log}
 	if cfg.OVSDB != "" {
 		db, err := ovsdb.New(cfg.OVSDB, log)
@@ -115,7 +115,7 @@ func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error)
 	return out, err
 }
 
-// openEgress creates the egress of pods. It does not use the kernel or the API server yet.
+// openEgress creates the egress part. It does not access the kernel or the API server yet.
 func (n *node) openEgress() (*podegress.Clients, error) {
 	var full podegress.Full
 	if n.tell != nil {
@@ -130,7 +130,7 @@ func (n *node) openEgress() (*podegress.Clients, error) {
 	})
 }
 
-// setVPC sets the CIDRs of the node's VPC, which egress leaves alone.
+// setVPC sets the CIDRs of the node's VPC, whose packets egress does not redirect.
 func (n *node) setVPC(cidrs []netip.Prefix) {
 	n.vpcCIDRs = cidrs
 	if n.egress != nil {
@@ -138,7 +138,7 @@ func (n *node) setVPC(cidrs []netip.Prefix) {
 	}
 }
 
-// clusterNetworks are the networks whose packets keep their route although an Egress has a default
+// clusterNetworks returns the networks whose packets keep their route even if an Egress has a default
 // route.
 func (n *node) clusterNetworks() []netip.Prefix {
 	networks := slices.Clone(n.cfg.EgressClusterNetworks)
@@ -150,8 +150,8 @@ func (n *node) clusterNetworks() []netip.Prefix {
 	return networks
 }
 
-// podEvents returns the writer of Events on pods, or nil when they are disabled. Node mode needs the
-// Kubernetes API for nothing else, so without access to it there are no Events unless the settings
+// podEvents returns the writer of Events on pods, or nil if they are disabled. Node mode needs the
+// Kubernetes API for nothing else, so without access to the API there are no Events unless the settings
 // require them.
 func (n *node) podEvents() (*podevents.Recorder, error) {
 	if n.cfg.PodEvents == config.PodEventsNever {
@@ -161,7 +161,7 @@ func (n *node) podEvents() (*podevents.Recorder, error) {
 	switch {
 	case err == nil:
 	case n.cfg.PodEvents == config.PodEventsAuto && n.cfg.IPAM == config.IPAMENI && n.cfg.Kubeconfig == "":
-		n.log.Info("Pods are told of nothing by Events: there is no service account and no --kubeconfig", "err", err)
+		n.log.Info("Events on pods are disabled: there is no service account and no --kubeconfig", "err", err)
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("Events of Pods (--pod-events=%s): %w", n.cfg.PodEvents, err)

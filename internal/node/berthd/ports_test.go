@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// kubeconfig is one of an API server that is not there.
+// kubeconfig refers to an API server that does not exist.
 func kubeconfig(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -30,7 +30,7 @@ func kubeconfig(t *testing.T) string {
 	return path
 }
 
-// quietNode is a node with settings, and the store of its records.
+// quietNode returns a node with settings, and the store of its records.
 func quietNode(t *testing.T, cfg config.Config) (*node, *attachment.Store) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
@@ -40,8 +40,8 @@ func quietNode(t *testing.T, cfg config.Config) (*node, *attachment.Store) {
 	return &node{cfg: cfg, log: log, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}, store
 }
 
-// Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
-func TestPortsWithoutASwitch(t *testing.T) {
+// VLAN ports are plugged on every node with ports, even without Open vSwitch.
+func TestVLANPortsWithoutOpenVSwitch(t *testing.T) {
 	n, store := quietNode(t, config.Config{NodeSettings: config.NodeSettings{IPAM: config.IPAMPort}})
 	var err error
 	n.ports, err = n.openPorts(store, n.needIPv6)
@@ -53,28 +53,28 @@ func TestPortsWithoutASwitch(t *testing.T) {
 		Plug: attachment.Plug{Type: string(plug.VLAN), Trunk: "0a:ff:ff:00:00:01", VLAN: 7},
 	}
 	if _, err := n.ports.nics.Plug(t.Context(), rec, nic); !errors.Is(err, datapath.ErrNoNetns) {
-		t.Errorf("a VLAN of a pod that is gone: %v, want %v", err, datapath.ErrNoNetns)
+		t.Errorf("VLAN of a deleted pod: Plug() = %v, want %v", err, datapath.ErrNoNetns)
 	}
 	nic.Plug = attachment.Plug{Type: string(plug.OVS), Bridge: "br-int"}
 	if _, err := n.ports.nics.Plug(t.Context(), rec, nic); !errors.Is(err, plug.ErrInvalid) {
-		t.Errorf("a port of Open vSwitch: %v, want %v", err, plug.ErrInvalid)
+		t.Errorf("Open vSwitch port: Plug() = %v, want %v", err, plug.ErrInvalid)
 	}
 }
 
-// The runtime is asked to tell annotations wherever pods may have NICs, and the plugin
-// waits as long as an ADD may.
+// The runtime passes annotations wherever pods may have NICs, and the plugin waits as long as
+// an ADD may take.
 func TestInstallationWithPorts(t *testing.T) {
 	src := sourcefake.New(clock.Real{}, 0)
 	n, store := quietNode(t, config.Config{ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute}})
 	if got := tells(daemon.Options{Source: src}); got != nil {
-		t.Errorf("without NICs the runtime tells %v", got)
+		t.Errorf("capabilities without NICs = %v, want none", got)
 	}
 	if got := n.patience(); got != 45*time.Second {
-		t.Errorf("without NICs an ADD waits %v", got)
+		t.Errorf("patience() without NICs = %v, want 45s", got)
 	}
 	n.cfg.VPCPorts, n.cfg.OVSBridges = true, []string{"br-int"}
 	if got := n.patience(); got != time.Minute {
-		t.Errorf("with NICs an ADD waits %v", got)
+		t.Errorf("patience() with NICs = %v, want 1m", got)
 	}
 	n.cfg.OVSDB = "unix:/nowhere/db.sock"
 	var err error
@@ -82,34 +82,34 @@ func TestInstallationWithPorts(t *testing.T) {
 	must(t, err)
 	defer n.ports.close()
 	if got := tells(daemon.Options{Source: src, Parts: n.parts(store)}); !slices.Equal(got, []string{cni.PodAnnotations}) {
-		t.Errorf("with NICs the runtime tells %v", got)
+		t.Errorf("capabilities with NICs = %v, want %s", got, cni.PodAnnotations)
 	}
-	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
+	// With addresses of ENIs, the first interface may be a branch, in one of two enforcing modes.
 	operated := &node{cfg: n.cfg, log: n.log, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	operated.cfg.IPAM = config.IPAMENIOperator
 	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
 		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()
 		p, err := operated.openPorts(store, nil)
 		if (err == nil) != want {
-			t.Errorf("groups are enforced %s: %v", mode, err)
+			t.Errorf("security group enforcing mode %s: error = %v", mode, err)
 		}
 		if err == nil {
 			p.close()
 		}
 	}
-	// What a mode without addresses serves is nothing, and it is not ready before it knows.
+	// In mode port, leases are empty, and the source is not ready until the API server and Open vSwitch have responded.
 	m := &portMode{node: n}
 	only, err := m.newSource(context.Background())
 	must(t, err)
 	if l, err := only.Acquire(t.Context(), attachment.Request{}); err != nil || !l.Empty() {
-		t.Errorf("it leases %v, %v", l, err)
+		t.Errorf("Acquire() = %v, %v, want an empty lease", l, err)
 	}
 	if only.Ready() == nil {
-		t.Error("it is ready before the API server and Open vSwitch have answered")
+		t.Error("ready before the API server and Open vSwitch have responded")
 	}
 	beside := src.Snapshot()
 	n.parts(store)[0].Describe(&beside)
 	if beside.Detail == nil || len(beside.Detail.Metrics()) == 0 || len(beside.Conditions) == 0 {
-		t.Errorf("beside another source it tells %+v", beside)
+		t.Errorf("snapshot with another source = %+v, want metrics and conditions of NICs", beside)
 	}
 }

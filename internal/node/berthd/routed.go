@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/source/pool"
 )
 
-const withdrawTimeout = 5 * time.Second // for the kernel, at the end
+const withdrawTimeout = 5 * time.Second // for the kernel, at shutdown
 
 // routed is the mode of a node whose addresses come from pools. It needs no cloud; the node is
 // identified by its name.
@@ -23,7 +23,7 @@ type routed struct {
 	datapath *uplinks.Routed
 }
 
-// uplinks leaves IPv6 off: the first block that has it turns it on.
+// uplinks leaves IPv6 off: the first block with IPv6 turns it on.
 func (m *routed) uplinks() datapath.Routed { return datapath.Routed{ExportTable: m.cfg.ExportTable} }
 
 func (m *routed) check() error {

@@ -16,10 +16,10 @@ import (
 	"github.com/berthnet/berth/internal/source/nodelocal"
 )
 
-// metadataTimeout is short because calls are repeated.
+// metadataTimeout is short because calls are retried.
 const metadataTimeout = 5 * time.Second
 
-// vpc is common to both modes with ENIs: the node is an instance of the cloud.
+// vpc is shared by both modes with ENIs: the node is an instance of the cloud.
 type vpc struct {
 	*node
 	aws      aws.Options
@@ -66,7 +66,7 @@ func (m *vpc) setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, er
 }
 
 // ipv6OfPods reports whether running pods have IPv6 addresses, of their own or node-local ones. A
-// restart must not cut them off, whatever new pods get.
+// restart must not cut them off, regardless of what new pods get.
 func ipv6OfPods(inv datapath.Inventory) (own, local bool) {
 	addrs := slices.Clone(inv.Branches)
 	for _, r := range inv.Routes {
@@ -89,7 +89,7 @@ func (m *vpc) needIPv6(ctx context.Context) error { return m.networks.needIPv6(c
 // noIPv4 reports whether the node's subnet is IPv6-only.
 func (m *vpc) noIPv4() bool { return !m.id.PrimaryIPv4.IsValid() }
 
-// nodeLocal are the networks of node-local addresses. The IPv4 network is there whenever the node has
+// nodeLocal returns the networks of node-local addresses. The IPv4 network exists whenever the node has
 // IPv4; the IPv6 network turns IPv6 on, which a node may lack.
 func nodeLocal(ipv4, ipv6 bool) (list []netip.Prefix) {
 	if ipv4 {
@@ -101,7 +101,7 @@ func nodeLocal(ipv4, ipv6 bool) (list []netip.Prefix) {
 	return list
 }
 
-// withNodeLocal adds a node-local address of the other family to single-family leases, as configured.
+// withNodeLocal adds a node-local address of the missing family to single-family leases, if configured.
 // A node without IPv4 cannot offer IPv4.
 func (m *vpc) withNodeLocal(src source.Source, err error) (source.Source, error) {
 	if err != nil {
@@ -110,7 +110,7 @@ func (m *vpc) withNodeLocal(src source.Source, err error) (source.Source, error)
 	return nodelocal.New(src, m.cfg.IPv4Egress && !m.noIPv4(), m.cfg.IPv6Egress, m.clock), nil
 }
 
-// follow keeps the data path at the VPC's CIDRs, which may change at any time.
+// follow keeps the data path in sync with the VPC's CIDRs, which may change at any time.
 func (m *vpc) follow(ctx context.Context) {
 	for {
 		select {
@@ -132,8 +132,8 @@ func (m *vpc) follow(ctx context.Context) {
 	}
 }
 
-// askVPCCIDRs reads the VPC's CIDRs from the metadata service; false: they are unknown, as it does not
-// answer or names another instance.
+// askVPCCIDRs reads the VPC's CIDRs from the metadata service. It returns false if they are unknown, because
+// the service does not respond or names another instance.
 func (m *vpc) askVPCCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
 	id, err := m.meta.Identity(ctx)
 	if err != nil {

@@ -13,18 +13,18 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 )
 
-// vpcDatapath is what uplinks.VPC offers here.
+// vpcDatapath is the part of uplinks.VPC that is used here.
 type vpcDatapath interface {
 	enisource.Datapath
 	// SetLocalCIDRs sets the VPC's CIDRs. An IPv6 CIDR turns the IPv6 data path on.
 	SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error)
 }
 
-// vpcNetworks sets the data path to those of the VPC's CIDRs whose family pods use. It is also the
-// source's Datapath, so that no pod gets an IPv6 address before the data path has IPv6.
+// vpcNetworks applies those of the VPC's CIDRs whose family pods use to the data path. It is also the
+// source's Datapath, so that no pod gets an IPv6 address before the data path supports IPv6.
 type vpcNetworks struct {
 	vpcDatapath
-	// ask reads the VPC's CIDRs; false: they are unknown.
+	// ask reads the VPC's CIDRs; false means that they are unknown.
 	ask func(context.Context) (cidrs []netip.Prefix, ok bool)
 	// onDemand: the operator decides on families, and the first ENI with IPv6 addresses for pods turns
 	// IPv6 on. Otherwise the node's setting decides.
@@ -33,12 +33,12 @@ type vpcNetworks struct {
 	// noIPv4: the node's subnet is IPv6-only, so pods have no IPv4 addresses.
 	noIPv4 bool
 
-	mu    sync.Mutex     // guards what follows, and is held while the data path changes
+	mu    sync.Mutex     // guards the fields below; held while the data path changes
 	cidrs []netip.Prefix // the VPC's, as last applied
 	ipv6  bool           // IPv6 is on as soon as the VPC has it
 }
 
-// ofPods returns the CIDRs whose family pods use: IPv4 if the node has it, and IPv6 if asked for.
+// ofPods returns the CIDRs whose family pods use: IPv4 if the node has it, and IPv6 if requested.
 func (v *vpcNetworks) ofPods(cidrs []netip.Prefix, ipv6 bool) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(cidrs), func(p netip.Prefix) bool {
 		if isIPv6(p) {
@@ -50,7 +50,7 @@ func (v *vpcNetworks) ofPods(cidrs []netip.Prefix, ipv6 bool) []netip.Prefix {
 
 func isIPv6(p netip.Prefix) bool { return ipfamily.Of(p.Addr()) == ipfamily.IPv6 }
 
-// start sets the VPC's CIDRs and whether IPv6 is on from the start, and returns the CIDRs for the data
+// start sets the VPC's CIDRs and whether IPv6 is initially on, and returns the CIDRs for the data
 // path.
 func (v *vpcNetworks) start(cidrs []netip.Prefix, ipv6 bool) []netip.Prefix {
 	v.mu.Lock()
@@ -70,8 +70,8 @@ func (v *vpcNetworks) set(ctx context.Context, all []netip.Prefix) (cidrs []neti
 	return cidrs, changed, err
 }
 
-// SetENI implements the source's Datapath. It fails for an ENI of a family that the data path cannot
-// have.
+// SetENI implements the source's Datapath. It fails for an ENI of a family that the data path does not
+// support.
 func (v *vpcNetworks) SetENI(ctx context.Context, e eni.ENI) error {
 	if v.noIPv4 && len(e.Addresses)+len(e.Prefixes) > 0 {
 		return fmt.Errorf("the IPv4 addresses of %s: this node's subnet is IPv6-only, so its pods can have IPv6 only (ip-families)", e.ID)
@@ -87,8 +87,8 @@ func (v *vpcNetworks) SetENI(ctx context.Context, e eni.ENI) error {
 // hasIPv6 reports whether an ENI has IPv6 addresses for pods.
 func hasIPv6(e eni.ENI) bool { return len(e.IPv6)+len(e.IPv6Prefixes) > 0 }
 
-// needIPv6 turns IPv6 on unless it is on or disabled. It reads the VPC's CIDRs again, as the VPC may
-// have got its IPv6 block meanwhile.
+// needIPv6 turns IPv6 on unless it is on or disabled. It reads the VPC's CIDRs again, because an IPv6
+// block may have been added to the VPC since.
 func (v *vpcNetworks) needIPv6(ctx context.Context) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

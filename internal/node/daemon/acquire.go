@@ -19,13 +19,13 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// replyMargin is the part of the caller's time that is kept for the reply to an ADD that waited in vain.
+// replyMargin is the part of the caller's time that is reserved for the reply to an ADD that timed out.
 const replyMargin = 500 * time.Millisecond
 
-// noAddress is how the error of an ADD begins that waited for an address in vain.
+// noAddress is the prefix of the error of an ADD that timed out waiting for an address.
 const noAddress = "no address for the pod: "
 
-// acquirer lets ADDs wait for addresses and for what parts need.
+// acquirer lets ADDs wait for addresses and for the requirements of parts.
 type acquirer struct {
 	source   source.Source
 	parts    parts
@@ -39,7 +39,7 @@ func newAcquirer(draining context.Context, o Options) *acquirer {
 	return &acquirer{source: o.Source, parts: o.Parts, warmWait: o.WarmWait, draining: draining, waits: newWaits(o.Clock)}
 }
 
-// annotations are the keys of the annotations that source and parts read.
+// annotations returns the keys of the annotations that the source and the parts read.
 func (a *acquirer) annotations() []string {
 	keys := slices.Clone(a.source.Annotations())
 	for _, p := range a.parts {
@@ -48,7 +48,7 @@ func (a *acquirer) annotations() []string {
 	return keys
 }
 
-// checkOptions rejects what no pod can have.
+// checkOptions rejects invalid requests.
 func (a *acquirer) checkOptions(req attachment.Request) error {
 	if err := a.source.CheckOptions(req.Options); err != nil {
 		return err
@@ -62,8 +62,8 @@ func (a *acquirer) checkOptions(req attachment.Request) error {
 }
 
 // acquire returns the record of an attachment with its parts and its lease. Parts come first, so that
-// no address is held while ports are created or the operator is busy. No address is taken where a NIC
-// is the attachment's own interface. until is when the ADD has to stop waiting for parts later on.
+// no address is held while ports are created or the operator is busy. No address is leased if a NIC is
+// the attachment's own interface. until is the time until which the ADD may wait for parts later on.
 func (a *acquirer) acquire(ctx context.Context, want attachment.Record, options attachment.PodOptions) (_ attachment.Record, until time.Time, err error) {
 	req := attachment.Request{Key: want.Key, Pod: want.Pod, Options: options}
 	begin := time.Now()
@@ -104,7 +104,8 @@ func (a *acquirer) acquire(ctx context.Context, want attachment.Record, options 
 }
 
 // prepare returns once parts can be set up. The time limit of kernel work does not run meanwhile, and
-// a DEL ends the wait. The last part is first, so that gateways hear of a pod while it waits for the links of its NICs.
+// a DEL ends the wait. Parts are prepared in reverse order, so that gateways learn of a pod while it
+// waits for the links of its NICs.
 func (a *acquirer) prepare(ctx context.Context, rec attachment.Record, until time.Time) error {
 	for _, p := range slices.Backward(a.parts) {
 		if err := a.wait(ctx, attachment.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
@@ -128,8 +129,8 @@ func (a *acquirer) await(ctx context.Context, rec attachment.Record, until time.
 	return nil
 }
 
-// wait runs something until it returns, until passes, the caller goes, a DEL comes or the daemon shuts
-// down. The error is a Failure that begins with lacks, unless the caller went.
+// wait runs something until it returns, until passes, the caller cancels, a DEL arrives or the daemon shuts
+// down. The error is a Failure that begins with lacks, unless the caller cancelled.
 func (a *acquirer) wait(ctx context.Context, req attachment.Request, until time.Time, lacks string, something func(context.Context) error) error {
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-replyMargin).Before(until) {
 		until = deadline.Add(-replyMargin)
@@ -154,12 +155,12 @@ func (a *acquirer) wait(ctx context.Context, req attachment.Request, until time.
 	case ex != nil && lacks == noAddress:
 		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex}
 	case ex != nil:
-		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // ex itself would mean an address
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // wrapping ex itself would report a missing address
 	}
 	return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "source", Message: lacks + err.Error(), Err: err}
 }
 
-// longestWait is how long an ADD may wait for its address or a part.
+// longestWait is the maximum wait of an ADD for its address or a part.
 func (a *acquirer) longestWait() time.Duration {
 	longest := a.warmWait
 	for _, p := range a.parts {
@@ -168,7 +169,7 @@ func (a *acquirer) longestWait() time.Duration {
 	return longest
 }
 
-// why returns what an ADD waits for, and whether that is an address; nil when none waits.
+// why returns what an ADD waits for, and whether that is an address; nil if none waits.
 func (a *acquirer) why(key attachment.Key) (ex *source.Exhausted, address bool) {
 	for _, p := range a.parts {
 		if ex := p.Why(key); ex != nil {
@@ -178,17 +179,17 @@ func (a *acquirer) why(key attachment.Key) (ex *source.Exhausted, address bool) 
 	return a.source.Why(key), true
 }
 
-// errDeleted is the cause when a DEL ends the wait of its ADD.
-var errDeleted = errors.New("a DEL of the attachment came while its ADD waited")
+// errDeleted is the cause when a DEL cancels the wait of its ADD.
+var errDeleted = errors.New("a DEL of the attachment arrived while its ADD was waiting")
 
-// waits lets a DEL end the wait of its ADD. The ADD holds the container's lock, so the DEL would have
-// to wait as long.
+// waits lets a DEL cancel the wait of its ADD. Without it the DEL would have to wait just as long, because
+// the ADD holds the container's lock.
 type waits struct {
 	clock clock.Clock
 
-	mu   sync.Mutex                    // guards both, memory only
-	adds map[attachment.Key]waitingADD // at most one a key, because of the lock
-	dels map[attachment.Key]int        // DELs that wait for the container's lock
+	mu   sync.Mutex                    // guards both; never held during I/O
+	adds map[attachment.Key]waitingADD // at most one per key, because of the lock
+	dels map[attachment.Key]int        // DELs waiting for the container's lock
 }
 
 // waitingADD is an ADD that waits for its address or a part.
@@ -202,7 +203,7 @@ func newWaits(clk clock.Clock) *waits {
 	return &waits{clock: clk, adds: map[attachment.Key]waitingADD{}, dels: map[attachment.Key]int{}}
 }
 
-// of returns the waiting ADDs of a pod, oldest first, with the reason that why returns for each.
+// of returns the waiting ADDs of a pod, oldest first, each with its reason from why.
 func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.Exhausted, address bool)) []introspect.Waiting {
 	out, keys := []introspect.Waiting{}, []attachment.Key{}
 	w.mu.Lock()
@@ -223,7 +224,7 @@ func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.E
 	return out
 }
 
-// add returns a context for the wait of an ADD. A DEL ends it with errDeleted, also one that came
+// add returns a context for the wait of an ADD. A DEL cancels it with errDeleted, including one that arrived
 // while this ADD waited for the lock. end must be called once.
 func (w *waits) add(ctx context.Context, req attachment.Request) (_ context.Context, end func()) {
 	key := req.Key
@@ -243,7 +244,7 @@ func (w *waits) add(ctx context.Context, req attachment.Request) (_ context.Cont
 	}
 }
 
-// del ends the wait of an ADD of key, now and until end is called.
+// del cancels the wait of an ADD of key, now and until end is called.
 func (w *waits) del(key attachment.Key) (end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -260,14 +261,14 @@ func (w *waits) del(key attachment.Key) (end func()) {
 	}
 }
 
-// An ADD that waits occupies one of the connections to the plugin's socket. These bounds keep
-// connections free for calls that are answered at once, such as DEL and STATUS.
+// A waiting ADD occupies one of the connections to the plugin's socket. These bounds keep
+// connections free for calls that are answered immediately, such as DEL and STATUS.
 
 const (
-	// maxWaiting is how many ADDs may wait at a time, for an address, a lock or the start of the
-	// daemon. The kubelet retries the ADDs that are rejected.
+	// maxWaiting is the maximum number of ADDs that wait at a time for an address, a lock or the start of the
+	// daemon. The kubelet retries rejected ADDs.
 	maxWaiting = pluginConnections * 3 / 4
-	// crowdedWait bounds the wait of each ADD beyond maxWaiting. It still gets an address that is
+	// crowdedWait bounds the wait of each ADD beyond maxWaiting, which is enough to get an address that is
 	// free.
 	crowdedWait = 100 * time.Millisecond
 )

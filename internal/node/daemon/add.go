@@ -23,8 +23,8 @@ var _ = failpoint.Register(
 	"daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded",
 )
 
-// attachments adds, checks and removes the attachments of the node, each while it holds the lock of
-// the container, and keeps their records.
+// attachments adds, checks and removes the attachments of the node and keeps their records. Each operation
+// holds the lock of the container.
 type attachments struct {
 	store    *attachment.Store
 	source   source.Source
@@ -39,7 +39,7 @@ type attachments struct {
 	// inspect identifies a network namespace.
 	inspect    func(path string) (datapath.NetnsID, error)
 	quarantine *quarantine
-	followers  keepers // of parts that follow interfaces
+	followers  keepers // of parts that watch interfaces
 	clock      clock.Clock
 	log        *slog.Logger
 }
@@ -53,8 +53,8 @@ func newAttachments(o Options, d *Daemon) *attachments {
 
 // add attaches one interface. It acquires parts and lease, writes the record, sets up the kernel and
 // writes the record again, in this order, so that a crash at any point leaves a record of what must be
-// undone. want has the key, the pod, the path of the namespace and the MTU, 0 for the node's.
-// Repeating an add returns the same record. An add that fails, or whose caller left, leaves nothing.
+// undone. want has the key, the pod, the path of the namespace and the MTU, or 0 for the node's MTU.
+// Repeating an add returns the same record. A failed or cancelled add leaves nothing behind.
 func (a *attachments) add(ctx context.Context, want attachment.Record, options attachment.PodOptions) (attachment.Record, error) {
 	patience, leave := a.acquirer.adds.enter(ctx)
 	defer leave()
@@ -87,7 +87,7 @@ func (a *attachments) add(ctx context.Context, want attachment.Record, options a
 	return a.setUp(ctx, want, until)
 }
 
-// addAgain answers a repeated ADD, and sets up again what other software removed.
+// addAgain answers a repeated ADD, and restores state that other software removed.
 func (a *attachments) addAgain(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	now, err := a.again(ctx, rec, a.wiring.wire)
 	if err == nil {
@@ -96,7 +96,7 @@ func (a *attachments) addAgain(ctx context.Context, rec attachment.Record) (atta
 	return now, err
 }
 
-// again sets up what is missing of a ready attachment, or of one part of it.
+// again restores missing state of a ready attachment, or of one part of it.
 func (a *attachments) again(ctx context.Context, rec attachment.Record, wire func(context.Context, attachment.Record) (attachment.Record, error)) (attachment.Record, error) {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -110,8 +110,8 @@ func (a *attachments) again(ctx context.Context, rec attachment.Record, wire fun
 	return now, nil
 }
 
-// addAgainLater sets up what is missing of the lease of an attachment that was seen without its
-// container's lock, if the attachment still is ready.
+// addAgainLater restores missing state of a lease, if the attachment is still ready. The caller saw the
+// attachment without its container's lock.
 func (a *attachments) addAgainLater(ctx context.Context, seen attachment.Record) error {
 	unlock, err := a.locks.lock(ctx, seen.Key.ContainerID)
 	if err != nil {
@@ -128,8 +128,8 @@ func (a *attachments) addAgainLater(ctx context.Context, seen attachment.Record)
 	return err
 }
 
-// clear removes an attachment of the same key that is half set up, half removed, or of a sandbox that
-// is gone.
+// clear removes an attachment with the same key that is partially set up or removed, or whose sandbox no
+// longer exists.
 func (a *attachments) clear(ctx context.Context, rec attachment.Record) error {
 	if rec.State == attachment.Pending {
 		return a.undo(ctx, rec)
@@ -137,8 +137,8 @@ func (a *attachments) clear(ctx context.Context, rec attachment.Record) error {
 	return a.release(ctx, rec, "replaced by a new sandbox")
 }
 
-// setUp brings an attachment to ready or, failing that, undoes all of it, including the lease. Parts
-// may take until the given time to carry traffic. A panic leaves the record for the next start or DEL.
+// setUp brings an attachment to ready or, failing that, undoes all of it, including the lease. until is the
+// deadline for parts to carry traffic. A panic leaves the record for the next start or DEL.
 func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
 	if err := a.begin(rec); err != nil {
 		a.source.Cancel(rec.Key)
@@ -146,7 +146,7 @@ func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until ti
 	}
 	ready, err := a.trySetUp(ctx, rec, until)
 	if err == nil {
-		err = context.Cause(ctx) // the runtime will not hear of it, and would not use it
+		err = context.Cause(ctx) // the runtime no longer waits for the result
 	}
 	if err == nil {
 		a.usable.set()
@@ -160,8 +160,8 @@ func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until ti
 	return attachment.Record{}, err
 }
 
-// giveUp undoes a failed setup. An address that the kernel has in use elsewhere cools, so that the
-// next pod gets another.
+// giveUp undoes a failed setup. An address that is in use elsewhere in the kernel cools, so that the
+// next pod gets another one.
 func (a *attachments) giveUp(ctx context.Context, rec attachment.Record, cause error) error {
 	if errors.Is(cause, datapath.ErrAddressInUse) {
 		return a.release(ctx, rec, "its address is in use in the kernel")
@@ -169,8 +169,8 @@ func (a *attachments) giveUp(ctx context.Context, rec attachment.Record, cause e
 	return a.undo(ctx, rec)
 }
 
-// begin writes the record of what is about to be set up. Without a record nothing is done in the
-// kernel: a link of this name may belong to another attachment.
+// begin writes the record of the attachment that is about to be set up. Without a record nothing is changed
+// in the kernel: a link with this name may belong to another attachment.
 func (a *attachments) begin(rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.add.leased"); err != nil {
 		return err
@@ -179,7 +179,7 @@ func (a *attachments) begin(rec attachment.Record) error {
 }
 
 func (a *attachments) trySetUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
-	// A cooling record that is left has expired, or the source would not have leased the address. The
+	// A leftover cooling record has expired, or the source would not have leased the address. The
 	// attachment's record takes precedence.
 	for _, addr := range rec.Lease.Held() {
 		if err := a.store.DeleteCooling(addr); err != nil {
@@ -211,9 +211,9 @@ func (a *attachments) trySetUp(ctx context.Context, rec attachment.Record, until
 	return rec, failpoint.Hit("daemon.add.ready")
 }
 
-// undo removes an attachment of a failed ADD. The address does not cool: no pod ever used it. What
-// cannot be removed now stays recorded as pending, for the sweep, the next ADD or DEL, or the next
-// start.
+// undo removes an attachment of a failed ADD. The address does not cool, because no pod ever used it.
+// State that cannot be removed now stays recorded as pending, for the sweep, the next ADD or DEL, or the
+// next start.
 func (a *attachments) undo(ctx context.Context, rec attachment.Record) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -256,7 +256,7 @@ func (a *attachments) put(rec attachment.Record) error {
 }
 
 func recordFailure(err error) error {
-	if taken, ok := errors.AsType[*attachment.PortTaken](err); ok { // until the former sandbox is gone
+	if taken, ok := errors.AsType[*attachment.PortTaken](err); ok { // retried until the former sandbox is gone
 		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "port-in-use", Err: err,
 			Message: fmt.Sprintf("port %s of NIC %s is still plugged for %s", taken.Port, taken.IfName, taken.Holder)}
 	}

@@ -25,14 +25,14 @@ func TestAddIsIdempotent(t *testing.T) {
 	ns := n.newNetns("a")
 	first := mustAdd(t, r, "a", ns)
 	if got := first.GetAddresses(); len(got) != 1 || got[0] != "10.0.0.5/32" {
-		t.Errorf("addresses %v", got)
+		t.Errorf("addresses = %v, want 10.0.0.5/32", got)
 	}
 	if first.GetHost().GetName() != hostLinkName(keyFor("a")) || first.GetSandbox().GetName() != "eth0" || first.GetMtu() != 9001 {
-		t.Errorf("reply %v", first)
+		t.Errorf("reply = %v", first)
 	}
-	n.kernel.dropRoutes() // the second ADD puts them back
+	n.kernel.dropRoutes() // the second ADD restores them
 	if again := mustAdd(t, r, "a", ns); again.String() != first.String() {
-		t.Errorf("second answer %v, first %v", again, first)
+		t.Errorf("second reply = %v, want %v", again, first)
 	}
 	n.wantKernel(t, 1, 1)
 }
@@ -44,11 +44,11 @@ func TestAddInNewSandboxOfSameContainerTakesAnotherAddress(t *testing.T) {
 	mustAdd(t, r, "a", n.newNetns("a"))
 	r.wantAddress(t, "a", n.newNetns("a"), "10.0.0.6")
 	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
-		t.Error("the first address does not cool")
+		t.Error("the first address is not cooling")
 	}
 }
 
-func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
+func TestDelKeepsAddressThatAnotherAttachmentHolds(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.start()
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -56,24 +56,24 @@ func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
 	n.clock.Advance(30 * time.Second)
 	reply := mustAdd(t, r, "b", n.newNetns("b"))
 	if reply.GetAddresses()[0] != "10.0.0.5/32" {
-		t.Fatalf("address %v", reply.GetAddresses())
+		t.Fatalf("address = %v, want 10.0.0.5/32", reply.GetAddresses())
 	}
 	mustDel(t, r, "a")
 	if rec, ok := r.Store.ByAddr(n.addrs[0]); !ok || rec.Key != keyFor("b") {
-		t.Errorf("holder %v, %v", rec.Key, ok)
+		t.Errorf("holder of %s = %v, %v, want %v", n.addrs[0], rec.Key, ok, keyFor("b"))
 	}
 	if _, ok := r.Store.Cooling(n.addrs[0]); ok {
 		t.Error("a held address has a cooling record")
 	}
 	_, routes := n.kernel.all.State()
 	if want := "10.0.0.5 " + hostLinkName(keyFor("b")); len(routes) != 1 || routes[0] != want {
-		t.Errorf("routes %v, want %s", routes, want)
+		t.Errorf("routes = %v, want %s", routes, want)
 	}
 }
 
-// A source gets the annotations that it reads, also from a plugin of an earlier release, and no
-// others; NICs get theirs. A request that one of them rejects gets nothing.
-func TestAnnotationsReachTheSource(t *testing.T) {
+// The source and the parts get exactly the annotations that they read, also from a plugin of an earlier
+// release. A request that one of them rejects acquires nothing.
+func TestSourceGetsItsAnnotations(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
 	r := n.start()
 	r.source.Wants = []string{"berth.dev/pool", "berth.dev/vpc"}
@@ -90,10 +90,10 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 		req := addOf(name, n.newNetns(name))
 		req.Annotations = tc.passed
 		if _, err := r.client.Add(within(t), req, grpc.WaitForReady(true)); err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: ADD failed: %v", name, err)
 		}
 		if diff := cmp.Diff(tc.want, r.source.Wish()); diff != "" {
-			t.Errorf("%s: the source hears (-want +got):\n%s", name, diff)
+			t.Errorf("%s: annotations of the source (-want +got):\n%s", name, diff)
 		}
 	}
 	r.source.Refuses = func(w attachment.PodOptions) error {
@@ -102,7 +102,7 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	req := addOf("refused", n.newNetns("refused"))
 	req.Annotations = &rpc.Annotations{All: all}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue is refused" {
-		t.Errorf("message %q", f.GetMessage())
+		t.Errorf("message = %q, want %q", f.GetMessage(), "blue is refused")
 	}
 	acquired := n.board.count("Acquire")
 	r.source.Refuses, r.source.Wants, r.nics.keys = nil, nil, []string{"berth.dev/vpc"}
@@ -110,12 +110,12 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
 	}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-refused is refused" || n.board.count("Acquire") > acquired {
-		t.Errorf("message %q, and NICs were acquired %d times more", f.GetMessage(), n.board.count("Acquire")-acquired)
+		t.Errorf("message = %q; NICs were acquired %d more times, want 0", f.GetMessage(), n.board.count("Acquire")-acquired)
 	}
 }
 
-// A caller with a shorter deadline than the daemon's wait also gets the reason.
-func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
+// A caller with a shorter deadline than the daemon's wait still gets the reason.
+func TestAddRepliesBeforeItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		d := n.assemble()
@@ -123,10 +123,10 @@ func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 		defer cancel()
 		_, err := d.attach(ctx, "a", n.newNetns("a"))
 		if f := cnierror.Of(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
-			t.Errorf("err = %v", err)
+			t.Errorf("Add() = %v, want try-again error with reason subnet-full", err)
 		}
 		if ctx.Err() != nil {
-			t.Error("the answer comes when its caller has left")
+			t.Error("the reply arrived after the caller's deadline")
 		}
 	})
 }
@@ -144,19 +144,19 @@ func TestCancelledWaitLeavesNothing(t *testing.T) {
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
+		t.Errorf("Add() = %v, want context.Canceled", err)
 	}
 	if d.source.Waiting() != 0 {
-		t.Error("a waiter is left")
+		t.Error("a cancelled ADD is still waiting for an address")
 	}
 	n.wantKernel(t, 0, 0)
 }
 
-func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
+func TestDelCancelsWaitingAdd(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		queued bool // the ADD still wants the container's lock when the DEL comes
-	}{{"that waits", false}, {"that is about to wait", true}} {
+		queued bool // the ADD is still waiting for the container's lock when the DEL arrives
+	}{{"waiting for an address", false}, {"waiting for the lock", true}} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNode(t)
@@ -179,14 +179,14 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 				synctest.Wait()
 				unlock()
 				if err := <-deleted; err != nil {
-					t.Errorf("DEL: %v", err)
+					t.Errorf("DEL failed: %v", err)
 				}
 				err := <-added
 				if f := cnierror.Of(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
-					t.Errorf("ADD: %v", err)
+					t.Errorf("ADD = %v, want try-again error with reason deleted", err)
 				}
 				if d.source.Waiting() != 0 || len(d.attachments.acquirer.waits.adds)+len(d.attachments.acquirer.waits.dels) != 0 {
-					t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.attachments.acquirer.waits)
+					t.Errorf("%d waiting for an address, waits %v; want none", d.source.Waiting(), d.attachments.acquirer.waits)
 				}
 			})
 		})
@@ -208,13 +208,13 @@ func TestAddIntoMissingNetns(t *testing.T) {
 	r := n.start()
 	r.refused(t, addOf("a", "/run/netns/none"), types.ErrInvalidNetNS)
 	if r.source.Waiting() != 0 || r.source.Cancels() != 0 {
-		t.Error("an address was taken for it")
+		t.Error("the failed ADD took an address")
 	}
 }
 
-// However many ADDs wait for an address, a DEL and a STATUS get through. An ADD beyond the limit is
-// rejected at once, unless it need not wait.
-func TestADDsThatWaitLeaveRoomForOthers(t *testing.T) {
+// Waiting ADDs never block DEL and STATUS. An ADD beyond the limit is rejected immediately, unless it
+// need not wait.
+func TestWaitingAddsLeaveConnectionsFree(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	defer n.tick()()
@@ -231,18 +231,18 @@ func TestADDsThatWaitLeaveRoomForOthers(t *testing.T) {
 	patience := within(t)
 	for range pluginConnections - maxWaiting {
 		if err := callAlone(patience, r, "Add", addOf("late", ns)); err == nil || !strings.Contains(err.Error(), "no free address") {
-			t.Fatalf("an ADD too many: %v", err)
+			t.Fatalf("ADD beyond the limit = %v, want \"no free address\"", err)
 		}
 	}
 	if err := callAlone(within(t), r, "Status", &rpc.StatusRequest{}); err != nil {
-		t.Errorf("STATUS: %v", err)
+		t.Errorf("STATUS failed: %v", err)
 	}
 	again := addOf("first", "/run/netns/first")
 	if err := callAlone(within(t), r, "Add", again); err != nil {
-		t.Errorf("an ADD that need not wait: %v", err)
+		t.Errorf("ADD that need not wait failed: %v", err)
 	}
 	if err := callAlone(within(t), r, "Del", delOf("first")); err != nil {
-		t.Errorf("DEL: %v", err)
+		t.Errorf("DEL failed: %v", err)
 	}
 }
 
@@ -257,7 +257,7 @@ func TestDelVariants(t *testing.T) {
 	mustDel(t, r, "a")
 	mustDel(t, r, "a")
 	if len(r.Store.Records()) != 0 {
-		t.Errorf("records %v", r.Store.Records())
+		t.Errorf("records = %v, want none", r.Store.Records())
 	}
 	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
 	n.wantKernel(t, 0, 0)
@@ -277,10 +277,10 @@ func TestGCReleasesOnlyItsNetwork(t *testing.T) {
 	reply, err := r.client.GC(within(t), &rpc.GCRequest{Network: "berth", Valid: []*rpc.Attachment{{ContainerId: "keep", IfName: "eth0"}}})
 	must(t, err)
 	if got := reply.GetReleased(); len(got) != 1 || got[0].GetContainerId() != "stale" {
-		t.Errorf("released %v, want stale", got)
+		t.Errorf("released = %v, want stale", got)
 	}
 	if len(r.Store.Records()) != 2 {
-		t.Errorf("records %v", r.Store.Records())
+		t.Errorf("records = %v, want 2", r.Store.Records())
 	}
 }
 

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// changesAtOnce is how many attachments are changed concurrently: each may wait
-	// for Open vSwitch, or for a port to carry packets.
+	// changesAtOnce is the number of concurrent changes: each may wait for Open vSwitch, or for
+	// a port to become active.
 	changesAtOnce = 16
 
-	// changeMost bounds the wait after a change that failed.
+	// changeMost bounds the backoff after a failed change.
 	changeMost = 30 * time.Second
 )
 
-// changes brings one part of ready attachments to what they should have: one change of an attachment
-// at a time, those of several concurrently, and again after a wait when they failed.
+// changes brings one part of ready attachments to its desired state: one change at a time per attachment,
+// several attachments concurrently, with retries after a backoff.
 type changes struct {
 	changing
 	store    *attachment.Store
@@ -31,26 +31,26 @@ type changes struct {
 	ended    retry.Signal // a change ended
 	wg       sync.WaitGroup
 
-	mu       sync.Mutex // guards inFlight, memory only
+	mu       sync.Mutex // guards inFlight; never held during I/O
 	inFlight retry.InFlight[attachment.Key, change]
 }
 
-// changing is what changes are about.
+// changing holds the callbacks of changes.
 type changing struct {
 	// desired is part.Part.Desired.
 	desired func(rec attachment.Record) (what any, differs bool)
-	// change applies desired to an attachment. After it returned nil nothing differs. Its context is
-	// cancelled when something else is desired, or nothing.
+	// change applies desired to an attachment. After it returns nil, nothing differs. Its context is
+	// cancelled when the desired state changes or nothing is desired any longer.
 	change func(ctx context.Context, key attachment.Key) error
-	// done is called when a change ended; news: with another error than the one before.
+	// done is called when a change has ended; news means that its error differs from the previous one.
 	done func(rec attachment.Record, err error, news bool)
 }
 
-// change is one that runs, or that failed.
+// change is a running or failed change.
 type change struct {
 	cancel  context.CancelFunc
-	desired any    // that it is about
-	failed  string // its error; empty: none
+	desired any    // target of the change
+	failed  string // last error; empty: none
 }
 
 func newChanges(draining context.Context, store *attachment.Store, clk clock.Clock, of changing) *changes {
@@ -60,8 +60,8 @@ func newChanges(draining context.Context, store *attachment.Store, clk clock.Clo
 	}
 }
 
-// begin starts the changes that are due, and returns when to call it again; zero: after DesiredChanged, or when
-// a change ended.
+// begin starts the changes that are due, and returns the time to call it again. Zero means after DesiredChanged
+// or the end of a change.
 func (c *changes) begin(ctx context.Context) (next time.Time) {
 	now := c.clock.Now()
 	desired := map[attachment.Key]any{}
@@ -91,8 +91,8 @@ func (c *changes) begin(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// start registers a change as running, and returns its context; nil: one runs already, or the change
-// backs off until at. It cancels a running change when something else is desired by now. c.mu is held.
+// start registers a change as running and returns its context. It returns nil if one is already running or
+// the change backs off until at. It cancels a running change when the desired state has changed. c.mu is held.
 func (c *changes) start(ctx context.Context, key attachment.Key, desired any, now time.Time) (_ context.Context, at time.Time) {
 	one := c.inFlight.Of(key)
 	running := c.inFlight.Running(func(k attachment.Key) bool { return k == key }) > 0
@@ -104,7 +104,7 @@ func (c *changes) start(ctx context.Context, key attachment.Key, desired any, no
 		one.Backoff, one.Value = retry.Backoff{}, change{desired: desired}
 	}
 	if !running && c.inFlight.Running(nil) >= changesAtOnce {
-		return nil, time.Time{} // when one of them has ended
+		return nil, time.Time{} // call again when a change has ended
 	}
 	if one, at = c.inFlight.Start(key, now); one == nil {
 		return nil, at
@@ -113,7 +113,7 @@ func (c *changes) start(ctx context.Context, key attachment.Key, desired any, no
 	return ctx, time.Time{}
 }
 
-// end registers that a change ended. The next begin retries it after its backoff if something still
+// end registers the end of a change. The next begin retries it after its backoff if something still
 // differs.
 func (c *changes) end(rec attachment.Record, err error) {
 	defer c.ended.Set()
@@ -127,10 +127,10 @@ func (c *changes) end(rec attachment.Record, err error) {
 	}
 	c.mu.Unlock()
 	if c.draining.Err() != nil || errors.Is(err, context.Canceled) {
-		return // something else is desired by now, or the daemon ends
+		return // the desired state has changed, or the daemon is shutting down
 	}
 	c.done(rec, err, news)
 }
 
-// wait returns once no change runs. None may start any more.
+// wait waits for all running changes. No new change may start afterwards.
 func (c *changes) wait() { c.wg.Wait() }

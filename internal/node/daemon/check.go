@@ -45,9 +45,9 @@ func previousOf(req *rpc.CheckRequest) (previous, error) {
 	return prev, nil
 }
 
-// differs returns an error for an address of the prevResult that the record does not have. It ignores
-// interfaces of other plugins, and NICs that came or changed after the ADD, which the prevResult
-// cannot know.
+// differs returns an error for an address of the prevResult that is not in the record. It ignores
+// interfaces of other plugins, and NICs that were added or changed after the ADD, which the prevResult
+// cannot include.
 func (p previous) differs(rec attachment.Record) error {
 	have := previous{rec.Key.IfName: rec.Lease.Addrs()}
 	if rec.Chained != nil {
@@ -113,10 +113,10 @@ func (a *attachments) netnsOf(path string) (attachment.Netns, error) {
 	return attachment.Netns{Path: path, Dev: id.Dev, Inode: id.Inode}, nil
 }
 
-// netnsAlive is part.Alive.
+// netnsAlive implements part.Alive.
 func (a *attachments) netnsAlive(ns attachment.Netns) (bool, error) { return part.Alive(a.inspect, ns) }
 
-// readyRecords are the records of ready attachments, in no order.
+// readyRecords returns the records of ready attachments, in no particular order.
 func (a *attachments) readyRecords() []attachment.Record {
 	return slices.DeleteFunc(a.store.Records(), func(rec attachment.Record) bool { return rec.State != attachment.Ready })
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// The conditions of a node, each healthy or not, with a reason.
+// The conditions of a node. Each is healthy or not, with a reason.
 const (
 	ConditionDataPath   = "DataPathReady"
 	ConditionForwarding = "ForwardingAllowed"
@@ -23,7 +23,7 @@ const (
 	ConditionChain      = "ChainComplete"
 )
 
-// conditionDocs says when each is healthy.
+// conditionDocs describes when each condition is healthy.
 var conditionDocs = [][2]string{
 	{ConditionDataPath, "the node's own kernel state is set up"},
 	{ConditionForwarding, "no other packet filter on the node drops forwarded packets by default"},
@@ -50,7 +50,7 @@ type conditions struct {
 	clock clock.Clock
 	log   *slog.Logger
 
-	mu   sync.Mutex // guards all
+	mu   sync.Mutex // guards list
 	list map[string]Condition
 }
 
@@ -58,7 +58,7 @@ func newConditions(clk clock.Clock, log *slog.Logger) *conditions {
 	return &conditions{clock: clk, log: log, list: map[string]Condition{}}
 }
 
-// set records a condition and logs it when it changed.
+// set records a condition and logs changes.
 func (c *conditions) set(kind string, healthy bool, reason, message string) {
 	c.mu.Lock()
 	old, had := c.list[kind]

@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// Programs on the node that connect and send nothing do not lock the plugin out.
-func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
+// Local programs that connect and send nothing do not lock the plugin out.
+func TestSilentConnectionsDoNotBlockThePlugin(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	var silent []net.Conn
@@ -41,20 +41,20 @@ func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
 		}
 	}
 	if open >= pluginConnections {
-		t.Errorf("%d silent connections are open", open)
+		t.Errorf("%d silent connections are open, want fewer than %d", open, pluginConnections)
 	}
 }
 
-// At least half of a program's usual descriptors stay free for its work.
-func TestListenersLeaveDescriptors(t *testing.T) {
+// At least half of a process's usual file descriptors stay available for other work.
+func TestListenersLeaveFileDescriptors(t *testing.T) {
 	if n := pluginConnections + 2*web.Connections; n > 1024/2 {
-		t.Errorf("the listeners take up to %d connections", n)
+		t.Errorf("the listeners accept up to %d connections, want at most %d", n, 1024/2)
 	}
 }
 
 // Pods that hold connections to a metrics port at the node's address cannot block scrapes from the
 // node itself.
-func TestAttacksOnMetrics(t *testing.T) {
+func TestPodsCannotBlockMetrics(t *testing.T) {
 	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
 	d := newNode(t, "10.0.0.5").assemble()
 	webtest.Try(t, func(*testing.T) webtest.Server {
@@ -68,7 +68,7 @@ func TestAttacksOnMetrics(t *testing.T) {
 	})
 }
 
-// isOpen reports whether the other side has not closed a silent connection.
+// isOpen reports whether the peer has not closed a silent connection.
 func isOpen(t *testing.T, c net.Conn) (open bool) {
 	t.Helper()
 	raw, err := c.(*net.UnixConn).SyscallConn()
@@ -82,7 +82,7 @@ func isOpen(t *testing.T, c net.Conn) (open bool) {
 	return open
 }
 
-// held opens connections of the plugin and sends the same on each, until the test ends.
+// held opens plugin connections and sends the same bytes on each, until the test ends.
 func held(t *testing.T, r *running, many int, frames []byte) {
 	t.Helper()
 	for range many {
@@ -95,7 +95,7 @@ func held(t *testing.T, r *running, many int, frames []byte) {
 	}
 }
 
-// callAlone makes a call as the plugin does, on its own connection.
+// callAlone makes a call as the plugin does, on a connection of its own.
 func callAlone(ctx context.Context, r *running, verb string, message proto.Message) error {
 	data, err := proto.Marshal(message)
 	if err != nil {
@@ -109,9 +109,9 @@ func callAlone(ctx context.Context, r *running, verb string, message proto.Messa
 	return err
 }
 
-// A client that starts a connection or a call and stops locks the plugin out no longer than its STATUS
-// waits.
-func TestUnfinishedCallsGiveWay(t *testing.T) {
+// A client that starts a connection or a call and then stalls blocks the plugin no longer than its STATUS
+// call waits.
+func TestUnfinishedCallsDoNotBlockThePlugin(t *testing.T) {
 	var preface, call bytes.Buffer
 	preface.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&preface, nil)
@@ -126,7 +126,7 @@ func TestUnfinishedCallsGiveWay(t *testing.T) {
 	}
 	must(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}))
 	for what, frames := range map[string][]byte{
-		"one byte": []byte("P"), "preface": preface.Bytes(), "a call without its message": call.Bytes(),
+		"one byte": []byte("P"), "preface": preface.Bytes(), "call without its message": call.Bytes(),
 		"not HTTP/2": []byte("GET /ip-manager HTTP/1.1\r\n\r\n"),
 	} {
 		t.Run(what, func(t *testing.T) {

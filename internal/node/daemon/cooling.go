@@ -13,22 +13,22 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// coolingSlack keeps a cooling record one to two times this longer than the source withholds the
-// address, so that the record never expires first.
+// coolingSlack keeps a cooling record longer than the source withholds the address, by one to two times
+// this duration, so that the record never expires first.
 const coolingSlack = time.Second
 
 // coolingRecords removes the records of addresses that have cooled. The source decides which addresses
-// may be leased; the records carry that over a restart.
+// may be leased; the records preserve this across restarts.
 type coolingRecords struct {
 	store  *attachment.Store
 	period func() time.Duration
 	clock  clock.Clock
 	log    *slog.Logger
 	locks  *keyLocks    // by address: held while its record is written or removed
-	wake   retry.Signal // capacity 1: the queue grew
+	wake   retry.Signal // set when the queue has grown
 
 	mu    sync.Mutex // guards queue
-	queue []cooled   // by released
+	queue []cooled   // ordered by released
 }
 
 func newCoolingRecords(o Options) *coolingRecords {
@@ -50,7 +50,7 @@ func (c *coolingRecords) put(ctx context.Context, rec attachment.Cooling) error 
 	return c.store.PutCooling(rec)
 }
 
-// begin writes the records of addresses that are being released, with the fields of like. When there
+// begin writes the records of addresses that are being released, with the other fields of like. If there
 // is no space for one it writes the others, and returns the error as full.
 func (c *coolingRecords) begin(ctx context.Context, addrs []netip.Addr, like attachment.Cooling) (full, err error) {
 	like.ReleasedBoot = c.clock.Boot()
@@ -75,7 +75,7 @@ func (c *coolingRecords) add(released time.Duration, addrs ...netip.Addr) {
 	c.wake.Set()
 }
 
-// run removes records as they fall due, until ctx ends.
+// run removes records when they are due, until ctx ends.
 func (c *coolingRecords) run(ctx context.Context) {
 	for {
 		var due <-chan time.Time
@@ -91,8 +91,8 @@ func (c *coolingRecords) run(ctx context.Context) {
 	}
 }
 
-// removeDue removes what is due, and returns how long until the next is. It includes records that fall
-// due within coolingSlack, so that the list of cooled addresses is written at most once in that time.
+// removeDue removes due records, and returns the time until the next one is due. It includes records that
+// are due within coolingSlack, so that the list of cooled addresses is written at most once in that time.
 func (c *coolingRecords) removeDue(ctx context.Context) (wait time.Duration, more bool) {
 	c.mu.Lock()
 	boot, keep := c.clock.Boot(), c.period()+coolingSlack

@@ -1,6 +1,6 @@
 // Package daemon serves CNI calls on a node. It owns a node's attachments from the runtime's ADD until
 // a released address has cooled, and recovers them after a crash (docs/architecture.md, "Recovery").
-// Addresses come from a source.Source, a Kernel programs the node, and parts add features such as NICs
+// A source.Source provides addresses, a Kernel programs the node, and parts add features such as NICs
 // and egress.
 package daemon
 
@@ -21,7 +21,7 @@ import (
 )
 
 // Kernel is the part of the data path that concerns pods. All methods may be called concurrently, but
-// never for the same attachment. datapath.Node implements it and documents each.
+// never for the same attachment. datapath.Node implements it and documents the methods.
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
@@ -36,14 +36,14 @@ type Sandboxes interface {
 	Sandboxes(ctx context.Context) (map[string]bool, error)
 }
 
-// Options are what a Daemon is made of. Those marked optional may be left zero.
+// Options are the settings and dependencies of a Daemon. Optional ones may be left zero.
 type Options struct {
 	Source source.Source
 	Kernel Kernel
 	Parts  []part.Part // in the order in which they are set up; optional
 	Repair Repair
-	// Install installs plugin and configuration. It is called once an address was usable, and from
-	// time to time after that, and leaves an intact installation as it is. Optional.
+	// Install installs the plugin and its configuration. It is called once an address was usable, and
+	// periodically after that, and leaves an intact installation unchanged. Optional.
 	Install func(context.Context) (Installation, error)
 
 	Store       *attachment.Store
@@ -63,24 +63,24 @@ type Options struct {
 type Node struct {
 	NodeName string
 	IPAM     string // the value of --ipam, for people
-	StateDir string // has the file which says that an address was usable once
-	// Chained: another network's plugins create pods' interfaces and call this one after them. The
+	StateDir string // directory of the marker file for a node on which an address was usable
+	// Chained means that another network's plugins create the pods' interfaces and run before Berth's. The
 	// source has no addresses then.
 	Chained bool
 }
 
-// Times are limits and intervals.
+// Times are time limits and intervals.
 type Times struct {
 	WarmWait       time.Duration // how long an ADD waits for an address
-	DrainTimeout   time.Duration // how long kernel work may go on at shutdown
+	DrainTimeout   time.Duration // how long kernel work may continue at shutdown
 	NetnsGrace     time.Duration // how long a namespace must be missing before its attachment is released
-	RepairInterval time.Duration // how often the kernel is repaired without an event
+	RepairInterval time.Duration // interval of kernel repairs in the absence of events
 }
 
-// Repair configures the upkeep of the node's kernel besides pods. The zero value disables it.
+// Repair configures the upkeep of the node's kernel state outside of pods. The zero value disables it.
 type Repair struct {
 	Upkeep                 Upkeep
-	Tell                   func(podevents.News) // of running pods; returns at once; optional
+	Tell                   func(podevents.News) // events of running pods; does not block; optional
 	RemoveForeignAddresses bool                 // remove running pods' addresses from the node's links
 }
 
@@ -90,11 +90,11 @@ type Installation struct {
 	LeftOut string // plugins of the chain that cannot be used, and why; empty: none
 }
 
-// kernelTimeout bounds the kernel work of one ADD or DEL. It is local netlink, where a second would be
-// long.
+// kernelTimeout bounds the kernel work of one ADD or DEL. The work is local netlink calls, which take far
+// less than a second.
 const kernelTimeout = 15 * time.Second
 
-// Daemon serves one node. Make it with New and call Run.
+// Daemon serves one node. Create it with New and call Run.
 type Daemon struct {
 	Options
 	attachments *attachments
@@ -110,11 +110,11 @@ type Daemon struct {
 	keepers     keepers
 	inspector   *inspector
 
-	draining context.Context // ends when the daemon begins to shut down
+	draining context.Context // done when the daemon begins to shut down
 	drain    context.CancelCauseFunc
 }
 
-// New assembles a Daemon. Nothing runs yet.
+// New assembles a Daemon without running it.
 func New(o Options) *Daemon {
 	if o.InspectNetns == nil {
 		o.InspectNetns = datapath.InspectNetns
@@ -140,7 +140,7 @@ func New(o Options) *Daemon {
 	return d
 }
 
-// kernelContext is for work that must reach a consistent state even when the caller has left.
+// kernelContext returns a context for work that must reach a consistent state even if the caller has left.
 func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), kernelTimeout)
 }

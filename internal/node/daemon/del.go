@@ -13,8 +13,8 @@ var _ = failpoint.Register(
 	"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released",
 )
 
-// del removes an attachment in any state. An unknown key is no error. An ADD of the same key that
-// waits for an address fails now.
+// del removes an attachment in any state. An unknown key is not an error. A waiting ADD of the same key
+// fails immediately.
 func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 	end := a.acquirer.waits.del(key)
 	unlock, err := a.locks.lock(ctx, key.ContainerID)
@@ -35,9 +35,9 @@ func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 }
 
 // release removes an attachment. The caller holds the container's lock. The record becomes releasing
-// first, and the cooling records are on disk before the pod loses its routes: the next start finishes
+// first, and the cooling records are on disk before the pod loses its routes, so that the next start can finish
 // a release that a crash interrupted, with the address still withheld. The link is removed after the
-// reply; if the daemon ends first, the next start finds it. Without space for cooling records the
+// reply; if the daemon stops first, the next start removes it. Without space for cooling records the
 // error is a heldBack.
 func (a *attachments) release(ctx context.Context, rec attachment.Record, why string) error {
 	kctx, cancel := kernelContext(ctx)
@@ -81,8 +81,8 @@ func (a *attachments) release(ctx context.Context, rec attachment.Record, why st
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }
 
-// gc releases the attachments of one network that are not in valid. It keeps those that were added
-// after the call began, which the caller cannot know. It tries all, and joins the errors.
+// gc releases the attachments of one network that are not in valid. It keeps those added
+// after the call began, which the caller cannot know. It tries all of them and joins the errors.
 func (a *attachments) gc(ctx context.Context, network string, valid []attachment.Key) ([]attachment.Key, error) {
 	start := a.clock.Now()
 	keep := map[attachment.Key]bool{}
@@ -105,7 +105,7 @@ func (a *attachments) gc(ctx context.Context, network string, valid []attachment
 	return released, errors.Join(errs...)
 }
 
-// releaseIf releases an attachment if it still is the one that was seen.
+// releaseIf releases an attachment if its record has not changed.
 func (a *attachments) releaseIf(ctx context.Context, seen attachment.Record, why string) (bool, error) {
 	unlock, err := a.locks.lock(ctx, seen.Key.ContainerID)
 	if err != nil {
@@ -122,8 +122,8 @@ func (a *attachments) releaseIf(ctx context.Context, seen attachment.Record, why
 	return true, a.unlessHeldBack(rec.Key, a.release(ctx, rec, why))
 }
 
-// A full file system must not keep a pod from being removed. DEL needs space for cooling records. When
-// they cannot be written, the attachment's own record stays as releasing and withholds the addresses;
+// A full file system must not prevent the removal of a pod, but DEL needs space for cooling records. If
+// they cannot be written, the attachment's own record remains in state releasing and withholds the addresses;
 // the sweep or the next start finishes the release when there is space.
 
 // heldBack is the error of a release that removed everything from the kernel but could not write
@@ -136,7 +136,7 @@ func (h *heldBack) Error() string { return h.err.Error() }
 // Unwrap returns the file system's error.
 func (h *heldBack) Unwrap() error { return h.err }
 
-// unlessHeldBack is nil for a heldBack, which is a success for the caller of DEL, and err otherwise.
+// unlessHeldBack returns nil for a heldBack, which is a success for the caller of DEL, and err otherwise.
 func (a *attachments) unlessHeldBack(key attachment.Key, err error) error {
 	h, ok := errors.AsType[*heldBack](err)
 	if !ok {

@@ -33,8 +33,8 @@ func checkOf(container string) *rpc.CheckRequest {
 	return &rpc.CheckRequest{Attachment: addOf(container, "").GetAttachment(), Netns: "/run/netns/" + container}
 }
 
-// A client is set up at its ADD, repeated, checked, and cleared at its DEL. Nothing is done for other
-// pods.
+// ADD sets up a client, a repeated ADD and CHECK succeed, and DEL clears it. Other pods are not
+// affected.
 func TestPodWithEgress(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -42,11 +42,11 @@ func TestPodWithEgress(t *testing.T) {
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.want(t, "internet/nat", "internet/partner")
 	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 1 || reported.addrs[0] != n.addrs[0] {
-		t.Errorf("the operator heard of %v", reported)
+		t.Errorf("reported to the operator: %v, want address %s", reported, n.addrs[0])
 	}
 	mustAdd(t, r, "b", n.newNetns("b"))
 	if rec, _ := r.Store.Get(keyFor("b")); rec.Egress != nil {
-		t.Errorf("a pod that is no client has %+v", rec.Egress)
+		t.Errorf("pod without Egresses has egress %+v", rec.Egress)
 	}
 	mustDel(t, r, "b")
 	n.tunnels.want(t, "internet/nat", "internet/partner")
@@ -56,37 +56,37 @@ func TestPodWithEgress(t *testing.T) {
 	n.tunnels.lose()
 	_, err = r.client.Check(within(t), checkOf("a"))
 	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "egress: the namespace has") {
-		t.Errorf("CHECK says %v", f)
+		t.Errorf("CHECK = %v, want details with the difference", f)
 	}
 	mustAdd(t, r, "a", "/run/netns/a")
 	n.tunnels.want(t, "internet/nat", "internet/partner")
 	view := r.inspector.podView(within(t), "default", "pod-a")
 	if got := view.Attachments[0].Egress; got == nil || len(got.Egresses) != 2 || got.Egresses[1].Name != "partner" || len(got.Egresses[1].Gateways) != 2 {
-		t.Errorf("/ip-manager/pod has %+v", got)
+		t.Errorf("egress in /ip-manager/pod = %+v", got)
 	}
 
 	mustDel(t, r, "a")
 	n.tunnels.want(t)
 	if len(n.tunnels.reported) != 0 {
-		t.Errorf("the operator heard %v", n.tunnels.reported)
+		t.Errorf("reported to the operator: %v, want nothing", n.tunnels.reported)
 	}
 	if _, ok := r.source.Holder(n.addrs[0]); ok {
-		t.Error("its address is held")
+		t.Error("the address of the failed ADD is still held")
 	}
 }
 
-// An ADD waits for the operator, and reports for what. A DEL ends the wait.
-func TestADDWaitsForItsEgressClient(t *testing.T) {
+// An ADD waits for the operator, and reports the reason. A DEL ends the wait.
+func TestAddWaitsForEgressClient(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.warmWait = 50 * time.Millisecond
 	r := n.restart(nil)
 	r.egress.change(func() { r.egress.open = false })
 	f := r.refused(t, addOf("a", n.newNetns("a")), types.ErrTryAgainLater)
-	if !strings.Contains(f.GetMessage(), "no egress for the pod: no EgressClient says yet") {
-		t.Errorf("the ADD says %v", f)
+	if !strings.Contains(f.GetMessage(), "no egress for the pod: no EgressClient shows yet") {
+		t.Errorf("ADD = %v, want error about the missing EgressClient", f)
 	}
 	if r.source.Snapshot().Count[source.Used] != 0 || len(r.Store.Records()) != 0 {
-		t.Error("the ADD left something")
+		t.Error("the failed ADD left an address or a record")
 	}
 	n.warmWait = time.Minute
 	r = n.restart(r)
@@ -95,11 +95,11 @@ func TestADDWaitsForItsEgressClient(t *testing.T) {
 	go func() { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); added <- err }()
 	waitFor(t, func() bool { return r.egress.Why(keyFor("a")) != nil })
 	if w := r.inspector.podView(within(t), "default", "pod-a").Waiting; len(w) != 1 || w[0].Reason != "egress-unknown" {
-		t.Errorf("waiting are %+v", w)
+		t.Errorf("waiting ADDs = %+v, want one with reason egress-unknown", w)
 	}
 	kind, cause, _ := r.front.whyWaits(keyFor("a"))
 	if kind != podevents.WaitsForNetwork || cause != "egress-unknown" {
-		t.Errorf("its pod waits for %v, %s", kind, cause)
+		t.Errorf("event: kind %v, cause %s, want a wait for the network with cause egress-unknown", kind, cause)
 	}
 	mustDel(t, r, "a")
 	wantFailure(t, <-added, types.ErrTryAgainLater)
@@ -111,9 +111,9 @@ func TestADDWaitsForItsEgressClient(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// An ADD goes on when the gateways serve the pod, or without them after a timeout. A DEL ends the
+// An ADD completes when the gateways serve the pod, or without them after a timeout. A DEL ends the
 // wait, and gateways then drop the pod.
-func TestADDWaitsForGateways(t *testing.T) {
+func TestAddWaitsForGateways(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.tunnels.serves, n.gatewayWait = make(chan struct{}), time.Minute
 	r := n.restart(nil)
@@ -132,12 +132,12 @@ func TestADDWaitsForGateways(t *testing.T) {
 	add("a")
 	waits(1)
 	if reported := n.tunnels.reported[keyFor("a")]; reported.state != "Coming" || len(reported.addrs) != 1 {
-		t.Errorf("the operator heard %+v", reported)
+		t.Errorf("reported to the operator: %+v, want state Coming with one address", reported)
 	}
 	mustDel(t, r, "a")
 	wantFailure(t, <-added, types.ErrTryAgainLater)
 	if len(n.tunnels.reported) != 0 || len(r.Store.Records()) != 0 {
-		t.Errorf("after the DEL the operator knows of %v, and there are %d records", n.tunnels.reported, len(r.Store.Records()))
+		t.Errorf("after DEL: reported %v and %d records, want none", n.tunnels.reported, len(r.Store.Records()))
 	}
 
 	add("b")
@@ -146,7 +146,7 @@ func TestADDWaitsForGateways(t *testing.T) {
 	must(t, <-added)
 	n.tunnels.want(t, "internet/nat")
 	if reported := n.tunnels.reported[keyFor("b")]; reported.state != "SetUp" {
-		t.Errorf("the operator heard %+v", reported)
+		t.Errorf("reported to the operator: %+v, want state SetUp", reported)
 	}
 
 	n.tunnels.serves, n.gatewayWait = make(chan struct{}), 20*time.Millisecond
@@ -162,28 +162,28 @@ func TestADDWaitsForGateways(t *testing.T) {
 	waits(3)
 }
 
-// Parts that read a prefix of annotations get all with that prefix, and no others.
+// A part that reads a prefix of annotations gets exactly the annotations with that prefix.
 func TestAnnotationsByPrefix(t *testing.T) {
 	req := addOf("a", "")
 	req.Annotations = &rpc.Annotations{All: map[string]string{"egress.berth.dev/internet": "nat", "egress.berth.dev/other": "b", "berth.dev/pool": "p", "berth.dev/x": "y"}}
 	options := optionsOf(req, []string{"egress.berth.dev/", "berth.dev/pool"})
 	if got := fmt.Sprint(options.Annotations); got != "map[berth.dev/pool:p egress.berth.dev/internet:nat egress.berth.dev/other:b]" {
-		t.Errorf("options are %s", got)
+		t.Errorf("annotations = %s", got)
 	}
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	req = addOf("a", n.newNetns("a"))
 	req.Annotations = &rpc.Annotations{All: map[string]string{"egress.berth.dev/internet": ""}}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); !strings.Contains(f.GetMessage(), "annotation egress.berth.dev/internet is empty") {
-		t.Errorf("the ADD says %v", f)
+		t.Errorf("ADD = %v, want error about the empty annotation", f)
 	}
 }
 
-// On a kernel without Foo-over-UDP a client's ADD fails and leaves nothing. Other pods run, and a pod
-// that becomes a client later runs on unchanged until the kernel supports it.
+// On a kernel without Foo-over-UDP a client's ADD fails and leaves nothing behind. Other pods run, and a pod
+// that becomes a client later keeps running unchanged until the kernel supports it.
 func TestKernelWithoutFoU(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
-	no := fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU)
+	no := fmt.Errorf("%w: module fou is missing", tunnel.ErrNoFoU)
 	n.tunnels.set("Supported", no)
 	n.tunnels.set("Apply", no)
 	r := n.restart(nil)
@@ -192,10 +192,10 @@ func TestKernelWithoutFoU(t *testing.T) {
 	r.egress.says("pod-a", testEgress("nat"))
 	_, err := r.attachPod(t, "a", n.newNetns("a"))
 	if f := cnierror.Of(err); f.Reason != "no-fou" || f.Code != types.ErrTryAgainLater || !strings.Contains(f.Error(), "internet/nat") || !strings.Contains(f.Error(), "module fou") {
-		t.Errorf("the ADD says %d %s %v", f.Code, f.Reason, f)
+		t.Errorf("ADD = code %d, reason %s: %v", f.Code, f.Reason, f)
 	}
 	if len(r.Store.Records()) != 0 {
-		t.Error("the ADD left a record")
+		t.Error("the failed ADD left a record")
 	}
 	mustAdd(t, r, "b", n.newNetns("b"))
 	n.tunnels.want(t)
@@ -220,7 +220,7 @@ func TestKernelWithoutFoU(t *testing.T) {
 	})
 }
 
-// attachPod is an ADD of a pod without the socket.
+// attachPod runs an ADD of a pod without the socket.
 func (r *running) attachPod(t *testing.T, container, netns string) (attachment.Record, error) {
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
@@ -228,8 +228,8 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	return r.attachments.add(within(t), want, attachment.PodOptions{})
 }
 
-// Links and routes that other software removes in a pod's namespace are back at the next interval,
-// and after a start.
+// Links and routes that other software removes from a pod's namespace are restored at the next interval
+// and at startup.
 func TestEgressIsRepaired(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)
@@ -241,15 +241,15 @@ func TestEgressIsRepaired(t *testing.T) {
 	n.tunnels.lose()
 	waitFor(t, func() bool { n.clock.Advance(time.Minute); return n.tunnels.agree("internet/nat") == nil })
 	if got := n.tunnels.count("Apply") - applied; got != 3 {
-		t.Errorf("three pods were set up %d times", got)
+		t.Errorf("Apply was called %d times, want once for each of three pods", got)
 	}
 	r.stop()
 	n.tunnels.lose()
 	r = n.restart(nil)
 	n.tunnels.settles(t, "internet/nat")
 
-	// One whose namespace is gone is nobody's to repair, and one of another path's is not
-	// looked at.
+	// An attachment whose namespace is gone is not repaired, nor is one whose path leads to another
+	// namespace.
 	n.removeNetns("/run/netns/a")
 	n.newNetns("b")
 	applied = n.tunnels.count("Apply")
@@ -259,13 +259,13 @@ func TestEgressIsRepaired(t *testing.T) {
 	mustDel(t, r, "a")
 	mustDel(t, r, "b")
 	if a, c := n.tunnels.count("Apply")-applied, n.tunnels.count("Clear")-cleared; a != 1 || c != 0 {
-		t.Errorf("set up %d pods, cleared %d", a, c)
+		t.Errorf("Apply was called %d times and Clear %d times, want 1 and 0", a, c)
 	}
 	n.tunnels.want(t, "internet/nat")
 }
 
-// A pod whose egress cannot be cleared is removed anyway.
-func TestEgressThatCannotBeCleared(t *testing.T) {
+// A pod is removed even if its egress cannot be cleared.
+func TestPodIsRemovedIfEgressCannotBeCleared(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	r.egress.says("pod-a", testEgress("nat"))
@@ -273,12 +273,12 @@ func TestEgressThatCannotBeCleared(t *testing.T) {
 	n.tunnels.set("Clear", errors.New("busy"))
 	mustDel(t, r, "a")
 	if len(r.Store.Records()) != 0 || len(n.tunnels.reported) != 0 {
-		t.Errorf("left %v, reported %v", r.Store.Records(), n.tunnels.reported)
+		t.Errorf("records %v, reported %v; want none", r.Store.Records(), n.tunnels.reported)
 	}
 }
 
-// Running pods follow the operator concurrently; one that blocks or fails delays no other.
-func TestEgressOfRunningPods(t *testing.T) {
+// Running pods are updated concurrently; one that blocks or fails does not delay the others.
+func TestEgressOfRunningPodsIsUpdated(t *testing.T) {
 	var addrs []string
 	for i := range 40 {
 		addrs = append(addrs, fmt.Sprintf("10.0.0.%d", 5+i))
@@ -323,7 +323,7 @@ func TestEgressOfRunningPods(t *testing.T) {
 		n.tunnels.settles(t, wants...)
 	}
 	if rec, _ := r.Store.Get(keyFor(pods[0])); rec.Egress != nil {
-		t.Errorf("a pod that is no client any more has %+v", rec.Egress)
+		t.Errorf("former client still has egress %+v", rec.Egress)
 	}
 }
 
@@ -334,8 +334,8 @@ func cutAll(names []string) (cut []string) {
 	return cut
 }
 
-// A failed change is retried, and at once if something else is desired.
-func TestEgressThatCannotBeSetUp(t *testing.T) {
+// A failed change is retried after a backoff, or immediately if the desired state changes.
+func TestFailedEgressChangeIsRetried(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -343,7 +343,7 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 	r.egress.says("pod-a", testEgress("nat"))
 	waitFor(t, func() bool { n.clock.Advance(100 * time.Millisecond); return n.tunnels.count("Apply") > 4 })
 	if rec, _ := r.Store.Get(keyFor("a")); rec.Egress == nil || rec.Egress.State != attachment.EgressChanging {
-		t.Errorf("recorded is %+v", rec.Egress)
+		t.Errorf("recorded egress = %+v, want state changing", rec.Egress)
 	}
 	for _, m := range r.Source.Snapshot().Detail.Metrics() {
 		if !strings.Contains(m.Desc().String(), `"berth_egress_clients"`) {
@@ -352,7 +352,7 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 		var got dto.Metric
 		must(t, m.Write(&got))
 		if state := got.GetLabel()[0].GetValue(); (got.GetGauge().GetValue() == 1) != (state == "changing") {
-			t.Errorf("counted %v clients that are %s", got.GetGauge().GetValue(), state)
+			t.Errorf("gauge of %s clients = %v", state, got.GetGauge().GetValue())
 		}
 	}
 	n.tunnels.set("Apply", nil)
@@ -360,7 +360,7 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 	n.tunnels.settles(t, "internet/partner")
 }
 
-// Egress follows changes of the pod's interfaces.
+// Egress is updated when the pod's interfaces change.
 func TestEgressFollowsNICs(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.board = newSwitchboard()
@@ -377,7 +377,7 @@ func TestEgressFollowsNICs(t *testing.T) {
 		return nil
 	}
 	if got := others(); len(got) != 1 {
-		t.Errorf("its further addresses are %v", got)
+		t.Errorf("further addresses of the pod = %v, want one", got)
 	}
 	defer n.tick()()
 	other := testNIC("eth2", "p-2")
@@ -387,8 +387,8 @@ func TestEgressFollowsNICs(t *testing.T) {
 	n.tunnels.settles(t, "internet/nat")
 }
 
-// Gateways hear of a pod while it waits for the links of its NICs.
-func TestPodIsAnnouncedBeforeItsNICsAreReady(t *testing.T) {
+// Gateways learn of a pod while it waits for the links of its NICs.
+func TestPodIsAnnouncedBeforeNICsAreReady(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.board = newSwitchboard()
 	r := n.restart(nil)
@@ -408,12 +408,12 @@ func TestPodIsAnnouncedBeforeItsNICsAreReady(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// A daemon is killed at each step of a change. The next one has set up what the record says, and goes on.
-func TestCrashesOfEgressChanges(t *testing.T) {
+// A daemon is killed at each step of a change. Its successor restores the recorded state and continues.
+func TestCrashesDuringEgressChanges(t *testing.T) {
 	was, other := testEgress("nat"), testEgress("partner")
 	for k, c := range []struct {
 		point string
-		then  *attachment.Egress // what the operator says by the crash
+		then  *attachment.Egress // desired egress after the crash
 		after []string
 	}{
 		{"daemon.egress.recorded", other, []string{"internet/partner"}},
@@ -422,7 +422,7 @@ func TestCrashesOfEgressChanges(t *testing.T) {
 		{"daemon.egress.recorded", nil, nil},
 		{"daemon.egress.changed", nil, nil},
 	} {
-		t.Run(fmt.Sprint(k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
+		t.Run(fmt.Sprint(k), func(t *testing.T) { // a short name, because it becomes part of a socket path
 			n := newEgressNode(t, "10.0.0.5")
 			r := n.restart(nil)
 			r.egress.says("pod-a", was)
@@ -432,7 +432,7 @@ func TestCrashesOfEgressChanges(t *testing.T) {
 				r.egress.says("pod-a", c.then)
 				return r.changeEgress(context.Background(), rec.Key)
 			})
-			r = n.restart(nil) // which has not heard from the operator yet
+			r = n.restart(nil) // the operator has not reported yet
 			defer n.tick()()
 			n.tunnels.settles(t, c.after...)
 			r.egress.says("pod-a", was)

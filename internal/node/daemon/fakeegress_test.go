@@ -15,15 +15,15 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// tunnels are the egress in pods' namespaces, and what the operator knows of it. Both outlive daemons.
+// tunnels are the egress in pods' namespaces, and the operator's view of it. Both outlive daemons.
 type tunnels struct {
-	fakeCalls // its mu guards all
+	fakeCalls // its mu guards the fields below
 	has       map[attachment.Netns]setUp
 	reported  map[attachment.Key]heard
 	records   func() *attachment.Store
-	wrong     []string      // what was done that may not be
-	serves    chan struct{} // closed once gateways serve; nil: they do
-	waited    int           // ADDs, for them
+	wrong     []string      // contract violations
+	serves    chan struct{} // closed once gateways serve; nil: they always do
+	waited    int           // number of ADDs that waited for gateways
 }
 
 // setUp is the egress of one namespace.
@@ -32,9 +32,9 @@ type setUp struct {
 	addrs, others []netip.Addr
 }
 
-// heard is the operator's last report of a sandbox.
+// heard is the last report of a sandbox to the operator.
 type heard struct {
-	state    string // Coming, SetUp or Failed; Gone is not kept
+	state    string // Coming, SetUp or Failed; Gone is not stored
 	egresses []string
 	addrs    []netip.Addr
 }
@@ -48,9 +48,9 @@ type fakeEgress struct {
 	*tunnels
 	news retry.Signal
 
-	fakeWaits                               // its mu guards all below; another than the tunnels'
-	wants     map[string]*attachment.Egress // by pod name: what the operator says; one that is not there: nothing is known
-	open      bool                          // nothing is said of a pod: it has nothing, and need not wait
+	fakeWaits                               // its mu, separate from that of tunnels, guards the fields below
+	wants     map[string]*attachment.Egress // desired egress by pod name; a missing entry is unknown
+	open      bool                          // pods without an entry have no egress and need not wait
 }
 
 var _ egresspart.Egress = (*fakeEgress)(nil)
@@ -59,7 +59,7 @@ func newFakeEgress(t *tunnels) *fakeEgress {
 	return &fakeEgress{tunnels: t, news: retry.NewSignal(), fakeWaits: newFakeWaits("egress-unknown"), wants: map[string]*attachment.Egress{}, open: true}
 }
 
-// says sets what the operator assigns to a pod.
+// says sets the egress that the operator assigns to a pod.
 func (f *fakeEgress) says(pod string, e *attachment.Egress) {
 	f.change(func() { f.wants[pod] = e })
 	f.news.Set()
@@ -75,14 +75,14 @@ func (f *fakeEgress) CheckOptions(req attachment.Request) error {
 }
 
 func (f *fakeEgress) Acquire(ctx context.Context, req attachment.Request) (e *attachment.Egress, err error) {
-	err = f.until(ctx, req.Key, "no EgressClient says yet which Egresses the pod uses", func() (ok bool) {
+	err = f.until(ctx, req.Key, "no EgressClient shows yet which Egresses the pod uses", func() (ok bool) {
 		e, ok = f.wants[req.Pod.Name]
 		return ok || f.open
 	})
 	return e, err
 }
 
-// nsOf is a record's namespace, whatever its path.
+// nsOf returns a record's namespace, regardless of its path.
 func nsOf(rec attachment.Record) attachment.Netns {
 	rec.Netns.Path = ""
 	return rec.Netns
@@ -101,7 +101,7 @@ func (f *fakeEgress) Apply(ctx context.Context, rec attachment.Record) error {
 		return err
 	}
 	if stored, ok := f.records().Get(rec.Key); !ok || !reflect.DeepEqual(stored.Egress.Settled(), rec.Egress.Settled()) {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is given %v, which its record does not say", rec.Key, rec.EgressNames()))
+		f.wrong = append(f.wrong, fmt.Sprintf("Apply(%s) with %v, which is not recorded", rec.Key, rec.EgressNames()))
 	}
 	if rec.Egress.Settled() == nil {
 		delete(f.has, nsOf(rec))
@@ -174,10 +174,10 @@ func (f *fakeEgress) Announce(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if stored, ok := f.records().Get(rec.Key); !ok || stored.State != attachment.Pending {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to come, and its record is %+v", rec.Key, stored))
+		f.wrong = append(f.wrong, fmt.Sprintf("Announce(%s), but its record is %+v", rec.Key, stored))
 	}
 	if have, ok := f.has[nsOf(rec)]; ok {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to come, and has %+v", rec.Key, have))
+		f.wrong = append(f.wrong, fmt.Sprintf("Announce(%s), but it already has %+v", rec.Key, have))
 	}
 	f.hear(rec, "Coming")
 }
@@ -186,7 +186,7 @@ func (f *fakeEgress) Await(ctx context.Context, rec attachment.Record) error {
 	f.tunnels.mu.Lock()
 	serves := f.serves
 	if have, ok := f.has[nsOf(rec)]; !ok || f.reported[rec.Key].state != "Coming" {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s waits for gateways, has %+v, and the operator heard %+v", rec.Key, have, f.reported[rec.Key]))
+		f.wrong = append(f.wrong, fmt.Sprintf("Await(%s), but it has %+v and was reported as %+v", rec.Key, have, f.reported[rec.Key]))
 	}
 	f.waited++
 	f.tunnels.mu.Unlock()
@@ -205,10 +205,10 @@ func (f *fakeEgress) SetUp(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if rec.State != attachment.Ready || rec.Egress != nil && rec.Egress.State != attachment.EgressSetUp {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to be set up, and is %s and %+v", rec.Key, rec.State, rec.Egress))
+		f.wrong = append(f.wrong, fmt.Sprintf("SetUp(%s), but its state is %s and its egress %+v", rec.Key, rec.State, rec.Egress))
 	}
 	if have, ok := f.has[nsOf(rec)]; ok != (rec.Egress != nil) || ok && !reflect.DeepEqual(have, setUpOf(rec)) {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to be set up as %+v, and has %+v", rec.Key, rec.Egress, have))
+		f.wrong = append(f.wrong, fmt.Sprintf("SetUp(%s) with %+v, but the namespace has %+v", rec.Key, rec.Egress, have))
 	}
 	f.hear(rec, "SetUp")
 }
@@ -223,7 +223,7 @@ func (f *fakeEgress) Ended(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if _, ok := f.records().Get(rec.Key); ok {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is reported to be gone, and has a record", rec.Key))
+		f.wrong = append(f.wrong, fmt.Sprintf("Ended(%s), but it has a record", rec.Key))
 	}
 	delete(f.reported, rec.Key)
 }
@@ -233,15 +233,15 @@ func (f *fakeEgress) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// lose removes all egress, like other software.
+// lose removes all egress, as other software may do.
 func (t *tunnels) lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	clear(t.has)
 }
 
-// agree returns how namespaces and the operator differ from the ready records, all of which must have
-// the given Egresses, or which contract was violated.
+// agree returns an error if namespaces or the operator's view differ from the ready records, all of which must
+// have the given Egresses, or if the contract was violated.
 func (t *tunnels) agree(names ...string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -254,18 +254,18 @@ func (t *tunnels) agree(names ...string) error {
 		have, ok := t.has[nsOf(rec)]
 		switch {
 		case rec.State != attachment.Ready || !slices.Equal(got, names) || rec.Egress != nil && rec.Egress.State != attachment.EgressSetUp:
-			return fmt.Errorf("%s is %s with %+v, not with %v", rec.Key, rec.State, rec.Egress, names)
+			return fmt.Errorf("%s is %s with %+v, want ready with %v", rec.Key, rec.State, rec.Egress, names)
 		case ok != (rec.Egress != nil), ok && !reflect.DeepEqual(have, setUpOf(rec)):
-			return fmt.Errorf("%s is %+v, and its namespace has %+v", rec.Key, rec.Egress, have)
+			return fmt.Errorf("%s has recorded egress %+v, but its namespace has %+v", rec.Key, rec.Egress, have)
 		case !reflect.DeepEqual(t.reported[rec.Key].egresses, got), len(got) > 0 && t.reported[rec.Key].state != "SetUp":
-			return fmt.Errorf("the operator heard %+v of %s, which is %+v", t.reported[rec.Key], rec.Key, rec.Egress)
+			return fmt.Errorf("operator has %+v for %s, want %+v", t.reported[rec.Key], rec.Key, rec.Egress)
 		}
 		if ok {
 			count++
 		}
 	}
 	if count != len(t.has) {
-		return fmt.Errorf("%d namespaces have egress, of %d records: %v", len(t.has), count, t.has)
+		return fmt.Errorf("%d namespaces have egress, want %d: %v", len(t.has), count, t.has)
 	}
 	return nil
 }
@@ -290,7 +290,7 @@ func (t *tunnels) settles(tb testing.TB, names ...string) {
 	waitFor(tb, func() bool { err = t.agree(names...); return err == nil })
 }
 
-// testEgress is the egress of a client of Egresses of namespace internet, each with two gateways.
+// testEgress returns the egress of a client of Egresses in namespace internet, each with two gateways.
 func testEgress(names ...string) *attachment.Egress {
 	e := &attachment.Egress{}
 	for i, name := range names {

@@ -14,17 +14,17 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// switchboard is the node's Open vSwitch and links, which outlive its daemons.
+// switchboard simulates the node's Open vSwitch and links, which outlive its daemons.
 type switchboard struct {
-	fakeCalls // its mu guards all
+	fakeCalls // its mu guards the fields below
 	plugs     map[plugged]attachment.NIC
-	reported  map[string]bool           // by port: what the operator heard last, that it is plugged
-	holder    map[string]attachment.Key // by port: whose it is then
+	reported  map[string]bool           // by port: whether it was last reported as plugged
+	holder    map[string]attachment.Key // by port: the attachment that reported it
 	records   func() *attachment.Store
-	wrong     []string // what was done that may not be
+	wrong     []string // contract violations
 }
 
-// plugged names a port of an attachment.
+// plugged identifies a port of an attachment.
 type plugged struct{ hostLink, port string }
 
 func newSwitchboard() *switchboard {
@@ -39,10 +39,10 @@ type fakeNICs struct {
 	changed retry.Signal
 	news    retry.Signal
 
-	fakeWaits                             // its mu guards all below; another than the switchboard's
-	bound     map[string][]attachment.NIC // by pod name: what Acquire gives
-	quiet     bool                        // what is plugged carries no packets
-	late      bool                        // nobody has brought the links yet
+	fakeWaits                             // its mu, separate from that of the switchboard, guards the fields below
+	bound     map[string][]attachment.NIC // result of Acquire by pod name
+	quiet     bool                        // plugged NICs carry no packets
+	late      bool                        // the links do not exist yet
 }
 
 var _ nicpart.NICs = (*fakeNICs)(nil)
@@ -65,22 +65,22 @@ func (f *fakeNICs) hush(quiet bool) { f.change(func() { f.quiet = quiet }) }
 // delay removes or creates the links from which NICs are plugged.
 func (f *fakeNICs) delay(late bool) { f.change(func() { f.late = late }) }
 
-// lose unplugs everything, like other software.
+// lose unplugs everything, as other software may do.
 func (s *switchboard) lose() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.plugs)
 }
 
-// plug leaves a port plugged, like a former daemon.
+// plug leaves a plugged port behind, as an earlier daemon may do.
 func (s *switchboard) plug(hostLink, port string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plugs[plugged{hostLink, port}] = attachment.NIC{Port: port}
 }
 
-// hear compares the operator's view with the records, as implementations of NICs do where no record
-// exists.
+// hear updates the operator's view from the records, as implementations of NICs do for ports without a
+// record.
 func (s *switchboard) hear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,11 +90,11 @@ func (s *switchboard) hear() {
 	}
 }
 
-// want asserts which ports are plugged, that no contract was violated, and the operator's view of each
+// want asserts which ports are plugged, that the contract was not violated, and the operator's view of each
 // port.
 func (s *switchboard) want(t testing.TB, ports ...string) {
 	t.Helper()
-	waitFor(t, func() bool { // the operator hears of it after it is recorded
+	waitFor(t, func() bool { // the report follows the record
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for port, is := range s.reported {
@@ -112,7 +112,7 @@ func (s *switchboard) want(t testing.TB, ports ...string) {
 	}
 	slices.Sort(got)
 	if !slices.Equal(got, ports) {
-		t.Errorf("plugged are %v, want %v", got, ports)
+		t.Errorf("plugged ports = %v, want %v", got, ports)
 	}
 	for _, w := range s.wrong {
 		t.Error(w)
@@ -157,11 +157,11 @@ func (f *fakeNICs) Plug(ctx context.Context, rec attachment.Record, nic attachme
 	}
 	stored, ok := f.records().Get(rec.Key)
 	if !ok || !slices.ContainsFunc(stored.NICs, func(n attachment.NIC) bool { return n.Port == nic.Port }) {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is plugged for %s, which has no record of it", nic.Port, rec.Key))
+		f.wrong = append(f.wrong, fmt.Sprintf("%s was plugged for %s, which has no record of it", nic.Port, rec.Key))
 	}
 	for p := range f.plugs {
 		if p.port == nic.Port && p.hostLink != rec.HostLink {
-			f.wrong = append(f.wrong, fmt.Sprintf("%s is plugged for %s and for %s", nic.Port, p.hostLink, rec.HostLink))
+			f.wrong = append(f.wrong, fmt.Sprintf("%s was plugged for both %s and %s", nic.Port, p.hostLink, rec.HostLink))
 		}
 	}
 	nic.HostLink, nic.HostMAC = "tap"+nic.Port, []byte{2, 0, 0, 0, 1, 1}
@@ -233,12 +233,12 @@ func (f *fakeNICs) Unplugged(rec attachment.Record) {
 	defer f.switchboard.mu.Unlock()
 	for p := range f.plugs {
 		if p.hostLink == rec.HostLink {
-			f.wrong = append(f.wrong, fmt.Sprintf("%s is reported as unplugged, and has %s", rec.Key, p.port))
+			f.wrong = append(f.wrong, fmt.Sprintf("Unplugged(%s), but it still has %s", rec.Key, p.port))
 		}
 	}
 }
 
-// report reports to the operator that an attachment has its NICs plugged but those that are being plugged, or none.
+// report reports to the operator that an attachment has its NICs plugged, except those being plugged, or none.
 func (f *fakeNICs) report(rec attachment.Record, plugged bool) {
 	f.switchboard.mu.Lock()
 	defer f.switchboard.mu.Unlock()
@@ -275,7 +275,7 @@ func (f *fakeNICs) Sweep(ctx context.Context, keep func(hostLink, port string) b
 			delete(f.plugs, p)
 		}
 	}
-	// Ports that the operator believes to be plugged, and no record has.
+	// Ports that the operator believes to be plugged but that no record has.
 	for port := range f.reported {
 		if _, ok := f.records().ByPort(port); !ok && err == nil {
 			f.reported[port] = false

@@ -14,7 +14,7 @@ import (
 
 // fakeCalls counts calls of a fake, and injects errors and hooks.
 type fakeCalls struct {
-	mu    sync.Mutex        // guards all
+	mu    sync.Mutex        // guards the fields below
 	fail  map[string]error  // by method
 	hook  map[string]func() // by method
 	calls map[string]int    // by method
@@ -44,14 +44,14 @@ func (s *fakeCalls) set(method string, err error) {
 	s.fail[method] = err
 }
 
-// onEnter runs f at the begin of each call of a method.
+// onEnter runs f at the start of each call of a method.
 func (s *fakeCalls) onEnter(method string, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hook[method] = f
 }
 
-// count tells how often a method was called.
+// count returns how often a method was called.
 func (s *fakeCalls) count(method string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,16 +62,16 @@ func (s *fakeCalls) count(method string) int {
 type fakeWaits struct {
 	reason string // of the errors
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	waiting map[attachment.Key]string
-	kick    chan struct{} // closed when something was brought
+	kick    chan struct{} // closed when something has changed
 }
 
 func newFakeWaits(reason string) fakeWaits {
 	return fakeWaits{reason: reason, waiting: map[attachment.Key]string{}, kick: make(chan struct{})}
 }
 
-// change changes something that callers wait for.
+// change changes state that callers wait for.
 func (f *fakeWaits) change(what func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -80,7 +80,7 @@ func (f *fakeWaits) change(what func()) {
 	f.kick = make(chan struct{})
 }
 
-// until waits until ok returns true, with f.mu held, or returns why it did not.
+// until waits until ok, called with f.mu held, returns true. Otherwise it returns the reason.
 func (f *fakeWaits) until(ctx context.Context, key attachment.Key, why string, ok func() bool) error {
 	defer func() {
 		f.mu.Lock()
@@ -138,7 +138,7 @@ func newFakeKernel() *fakeKernel {
 	return k
 }
 
-// dropRoutes removes all routes, like other software.
+// dropRoutes removes all routes, as other software may do.
 func (k *fakeKernel) dropRoutes() {
 	k.all.Edit(func(_ map[string]datapath.Pod, routes map[netip.Addr]string) { clear(routes) })
 }

@@ -35,7 +35,7 @@ type FrontOptions struct {
 	Introspection net.Listener // for /ip-manager, on a loopback address; optional
 	Monitoring    net.Listener // for metrics and probes; optional
 	Pprof         bool         // serve profiles on Introspection
-	// Tell receives news of ADDs that wait long, fail, or succeed after all. It returns at once.
+	// Tell receives events of ADDs that wait long, fail, or eventually succeed. It does not block.
 	// Optional.
 	Tell     func(podevents.News)
 	Socket   string // path of Plugin's socket; the heartbeat file is beside it
@@ -45,16 +45,16 @@ type FrontOptions struct {
 	Log      *slog.Logger
 }
 
-// Front serves the plugin and monitoring from the program's first moment, while the daemon behind it
+// Front serves the plugin and monitoring from the start of the program, while the daemon behind it
 // may still wait for the metadata service or recover. Until a Daemon is admitted, a call waits for a
-// short time and then fails with what the start waits for.
+// short time and then fails with the reason that delays the start.
 type Front struct {
 	FrontOptions
 	server *grpc.Server
 	checks *health.Server
-	failed chan error // capacity 1: the plugin's server stopped by itself
+	failed chan error // capacity 1: error of the plugin's server
 	web    sync.WaitGroup
-	stop   context.CancelFunc // ends the web servers
+	stop   context.CancelFunc // stops the web servers
 
 	early  waitingADDs   // ADDs that wait for the daemon
 	ready  chan struct{} // closed when daemon is set
@@ -64,25 +64,25 @@ type Front struct {
 	waiting string
 }
 
-// Limits of the plugin's socket. The plugin makes one connection a call. Together with the web
-// listeners' connections these are half of 1,024 descriptors, the usual limit of a process.
+// Limits of the plugin's socket. The plugin opens one connection per call. Together with the web
+// listeners' connections these use half of 1,024 descriptors, the usual limit of a process.
 const (
 	pluginConnections = 256
 	pluginStreams     = 64               // calls at a time on one connection
 	handshakeTimeout  = 10 * time.Second // for a connection's first frames
-	pluginIdle        = time.Minute      // without a call
-	// pluginOpening is how long a connection may take from its first byte to the end of its call's
-	// request before others may replace it. It is less than the plugin waits for a STATUS; the plugin
-	// sends a request at once.
+	pluginIdle        = time.Minute      // without a call in flight
+	// pluginOpening is how long a connection may take from its first byte to the end of its request
+	// before others may replace it. It is shorter than the plugin's wait for a STATUS; the plugin
+	// sends a request without delay.
 	pluginOpening = 2 * time.Second
 )
 
-// NewFront serves at once, until Close.
+// NewFront returns a Front that serves until Close.
 func NewFront(o FrontOptions) *Front {
 	f := &Front{FrontOptions: o, ready: make(chan struct{}), failed: make(chan error, 1), waiting: "reading its settings"}
 	f.server = grpc.NewServer(
 		grpc.UnaryInterceptor(f.intercept),
-		grpc.MaxRecvMsgSize(16<<20), // a GC lists every attachment of the node
+		grpc.MaxRecvMsgSize(16<<20), // a GC lists all attachments of the node
 		grpc.StaticConnWindowSize(1<<20), grpc.StaticStreamWindowSize(1<<20),
 		grpc.MaxConcurrentStreams(pluginStreams), grpc.ConnectionTimeout(handshakeTimeout), grpc.Creds(newKnownConns()),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: pluginIdle}),
@@ -105,7 +105,7 @@ func NewFront(o FrontOptions) *Front {
 	return f
 }
 
-// serveWeb serves one of the web listeners. The daemon goes on when it fails.
+// serveWeb serves one of the web listeners. The daemon continues if it fails.
 func (f *Front) serveWeb(ctx context.Context, what string, l net.Listener, h http.Handler) {
 	f.web.Go(func() {
 		if err := web.Serve(ctx, l, h, web.Options{}); err != nil {
@@ -114,7 +114,7 @@ func (f *Front) serveWeb(ctx context.Context, what string, l net.Listener, h htt
 	})
 }
 
-// Close ends all calls and listeners at once.
+// Close ends all calls and closes all listeners immediately.
 func (f *Front) Close() {
 	f.server.Stop()
 	f.stop()
@@ -126,7 +126,7 @@ func (f *Front) setHealth(s grpc_health_v1.HealthCheckResponse_ServingStatus) {
 	f.checks.SetServingStatus(rpc.Node_ServiceDesc.ServiceName, s)
 }
 
-// WaitingFor sets what the start waits for, for errors and probes.
+// WaitingFor sets the reason that delays the start, for errors and probes.
 func (f *Front) WaitingFor(what string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +146,7 @@ func (f *Front) admit(d *Daemon) {
 	f.setHealth(grpc_health_v1.HealthCheckResponse_SERVING)
 }
 
-// admitted returns the daemon, or nil while it starts.
+// admitted returns the daemon, or nil while it is starting.
 func (f *Front) admitted() *Daemon {
 	select {
 	case <-f.ready:
@@ -159,7 +159,7 @@ func (f *Front) admitted() *Daemon {
 // startWait is how long a call waits for a daemon that is starting.
 const startWait = 10 * time.Second
 
-// intercept wraps every call. Health checks pass; all other calls wait for the daemon. Errors become
+// intercept wraps every call. Health checks pass immediately; all other calls wait for the daemon. Errors become
 // gRPC statuses that the plugin understands.
 func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	defer atWork(ctx)()
@@ -176,7 +176,7 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	return reply, nil
 }
 
-// serve handles a call of the plugin once there is a daemon.
+// serve handles a call of the plugin once the daemon is admitted.
 func (f *Front) serve(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (any, error) {
 	if d := f.admitted(); d != nil {
 		return d.observe(ctx, verb, req, handle)
@@ -184,7 +184,7 @@ func (f *Front) serve(ctx context.Context, verb string, req any, handle grpc.Una
 	switch verb {
 	case "Status":
 		return f.statusWhileStarting()
-	case "GC": // its list would lack attachments that are added meanwhile
+	case "GC": // after a wait its list would lack attachments that were added in the meantime
 		return nil, f.starting(verb, 0)
 	}
 	patience := ctx
@@ -207,14 +207,14 @@ func (f *Front) serve(ctx context.Context, verb string, req any, handle grpc.Una
 	}
 }
 
-// starting is the error of a call that waited for the daemon.
+// starting returns the error of a call that timed out waiting for the daemon.
 func (f *Front) starting(verb string, waited time.Duration) error {
 	e := cnierror.New(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
 	f.Metrics.observeCall(verb, "failure", e.Reason, waited)
 	return e
 }
 
-// statusWhileStarting succeeds during the restart of a daemon that was healthy a moment ago: a failing
+// statusWhileStarting succeeds during the restart of a daemon that was healthy a moment ago, because a failing
 // STATUS would get the node's pods evicted.
 func (f *Front) statusWhileStarting() (any, error) {
 	if heartbeat.Recent(f.Socket, f.Clock.Boot()) {
@@ -239,7 +239,7 @@ func (f *Front) drain(timeout time.Duration) {
 	}
 }
 
-// readiness returns nil while the plugin is served and the node can take pods.
+// readiness returns nil while the plugin is served and the node can accept pods.
 func (f *Front) readiness() error {
 	d := f.admitted()
 	switch {
@@ -251,7 +251,7 @@ func (f *Front) readiness() error {
 	return errors.Join(d.status(), d.writable.err())
 }
 
-// introspectionHandler serves what only this machine may see.
+// introspectionHandler serves data that is visible on this machine only.
 func (f *Front) introspectionHandler() http.Handler {
 	mux := http.NewServeMux()
 	behind := func(serve func(*inspector, http.ResponseWriter, *http.Request)) http.HandlerFunc {
@@ -266,18 +266,18 @@ func (f *Front) introspectionHandler() http.Handler {
 	mux.HandleFunc("GET "+introspect.Path, behind((*inspector).serveDocument))
 	mux.HandleFunc("GET "+introspect.PodPath, behind((*inspector).servePod))
 	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, f.Settings) })
-	f.handleProbes(mux) // also without Monitoring: Kubernetes probes here
+	f.handleProbes(mux) // Kubernetes probes here even without Monitoring
 	if f.Pprof {
 		web.HandleProfiles(mux)
 	}
 	return web.LocalOnly(mux)
 }
 
-// callLimit bounds calls without a deadline, or with a later one. An ADD may also wait for its address
+// callLimit bounds calls without a deadline, or with a later one. An ADD may in addition wait for its address
 // and parts.
 const callLimit = 60 * time.Second
 
-// observe handles a call with a deadline, turns a panic into an error, makes every error a Failure,
+// observe handles a call with a deadline, turns a panic into an error and every error into a Failure,
 // and logs and counts the call.
 func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (reply any, err error) {
 	limit := callLimit
@@ -306,7 +306,7 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 	return nil, f
 }
 
-// verbOf is the CNI verb of a gRPC method, or empty for other services, which are health checks.
+// verbOf returns the CNI verb of a gRPC method, or "" for other services, which are health checks.
 func verbOf(fullMethod string) string {
 	verb, _ := strings.CutPrefix(fullMethod, "/"+rpc.Node_ServiceDesc.ServiceName+"/")
 	if verb == fullMethod {

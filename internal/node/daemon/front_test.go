@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// startFront makes a front without a daemon, and a client of it.
+// startFront starts a front without a daemon, and a client.
 func startFront(t *testing.T, n *node) (*Front, *grpc.ClientConn) {
 	t.Helper()
 	socket := filepath.Join(n.dir, "berthd.sock")
@@ -27,7 +27,7 @@ func startFront(t *testing.T, n *node) (*Front, *grpc.ClientConn) {
 	return f, dial(t, socket)
 }
 
-func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
+func TestCallsToStartingDaemonReportTheReason(t *testing.T) {
 	n := newNode(t)
 	f, conn := startFront(t, n)
 	f.WaitingFor("the metadata service: connection refused")
@@ -40,10 +40,10 @@ func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
 	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
 	n.clock.Advance(startWait)
 	if got := wantFailure(t, <-done, types.ErrTryAgainLater).GetMessage(); got != "berthd is starting: the metadata service: connection refused" {
-		t.Errorf("message %q", got)
+		t.Errorf("message = %q", got)
 	}
 
-	_, err := client.GC(within(t), &rpc.GCRequest{Network: "berth"}) // at once: the clock stands still
+	_, err := client.GC(within(t), &rpc.GCRequest{Network: "berth"}) // returns immediately, because the clock stands still
 	wantFailure(t, err, types.ErrTryAgainLater)
 
 	status := func() error {
@@ -53,22 +53,22 @@ func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
 	wantFailure(t, status(), types.ErrPluginNotAvailable)
 	must(t, heartbeat.Beat(f.Socket, n.clock.Boot()))
 	if err := status(); err != nil {
-		t.Errorf("STATUS within a restart: %v", err)
+		t.Errorf("STATUS during a restart = %v, want success", err)
 	}
 	n.clock.Advance(time.Hour)
 	wantFailure(t, status(), types.ErrPluginNotAvailable)
 	if code, body := get(f.monitoringHandler(), "x", "/readyz"); code != 503 || !strings.Contains(body, "metadata service") {
-		t.Errorf("/readyz %d %s", code, body)
+		t.Errorf("/readyz = %d %s, want 503 with the reason", code, body)
 	}
 	if code, _ := get(f.monitoringHandler(), "x", "/livez"); code != 200 {
-		t.Errorf("/livez %d", code)
+		t.Errorf("/livez = %d, want 200", code)
 	}
 	if code, _ := get(f.introspectionHandler(), "localhost", "/ip-manager"); code != 503 {
-		t.Errorf("/ip-manager %d", code)
+		t.Errorf("/ip-manager = %d, want 503", code)
 	}
 }
 
-func TestCallsWaitForADaemonThatIsAboutToServe(t *testing.T) {
+func TestCallsWaitForStartingDaemon(t *testing.T) {
 	n := newNode(t)
 	f, conn := startFront(t, n)
 	done := make(chan error, 1)
@@ -83,13 +83,13 @@ func TestCallsWaitForADaemonThatIsAboutToServe(t *testing.T) {
 		return reply.GetStatus()
 	}
 	if got := health(); got != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("health before: %v", got)
+		t.Errorf("health before admission = %v, want NOT_SERVING", got)
 	}
 	f.admit(n.assemble().Daemon)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 	if got := health(); got != grpc_health_v1.HealthCheckResponse_SERVING {
-		t.Errorf("health after: %v", got)
+		t.Errorf("health after admission = %v, want SERVING", got)
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// node is a machine with kernel, directory and namespaces, which outlives the daemons that a test
+// node is a machine with a kernel, a directory and namespaces, which outlives the daemons that a test
 // starts on it.
 type node struct {
 	t       *testing.T
@@ -34,13 +34,13 @@ type node struct {
 	clock   *clock.Fake
 	ident   attachment.Node
 	addrs   []netip.Addr
-	listed  map[string]bool // what the runtime lists; nil: there is no runtime to ask
-	board   *switchboard    // what NICs are plugged into; nil: daemons have none
-	tunnels *tunnels        // what pods have of egress; nil: daemons have none
+	listed  map[string]bool // container IDs that the runtime lists; nil: no runtime
+	board   *switchboard    // simulated switch of NICs; nil: daemons have no NICs
+	tunnels *tunnels        // simulated egress; nil: daemons have no egress
 
 	nodeLocal   bool          // pods have node-local addresses of the family that they lack
-	chained     bool          // pods' interfaces are another network's
-	warmWait    time.Duration // real time, as contexts have it
+	chained     bool          // another network creates the pods' interfaces
+	warmWait    time.Duration // real time, because contexts use it
 	gatewayWait time.Duration
 	nicWait     time.Duration
 
@@ -49,7 +49,7 @@ type node struct {
 	nextNS uint64
 }
 
-// running is one daemon on a node and a client of it.
+// running is a daemon running on a node, with a client.
 type running struct {
 	*Daemon
 	front  *Front
@@ -58,7 +58,7 @@ type running struct {
 	egress *fakeEgress
 	client rpc.NodeClient
 	socket string
-	stop   func() // once; what fails then fails the test
+	stop   func() // may be called once; a failure fails the test
 }
 
 func newNode(t *testing.T, addrs ...string) *node {
@@ -101,7 +101,7 @@ func (n *node) inspect(path string) (datapath.NetnsID, error) {
 // Sandboxes implements Sandboxes.
 func (n *node) Sandboxes(context.Context) (map[string]bool, error) { return n.listed, nil }
 
-// assemble makes a daemon without running it.
+// assemble creates a daemon without running it.
 func (n *node) assemble() *running {
 	n.t.Helper()
 	log := slog.New(slog.DiscardHandler)
@@ -143,22 +143,22 @@ func (n *node) assemble() *running {
 	return r
 }
 
-// start runs a daemon until the test or stop ends it. A test that advances the clock uses restart,
-// since a call waits for a starting daemon by the clock.
+// start runs a daemon until the test or stop ends it. A test that advances the clock uses restart
+// instead, because a call waits for a starting daemon by the clock.
 func (n *node) start() *running {
 	n.t.Helper()
 	r := n.assemble()
 	front, end := run(n.t, r.Daemon, r.socket)
 	r.front, r.client = front, rpc.NewNodeClient(dial(n.t, r.socket))
 	r.stop = sync.OnceFunc(func() {
-		defer n.tick()() // the fake clock stands still, the reaper must not wait for it
+		defer n.tick()() // the reaper would wait forever for the stopped fake clock
 		end()
 	})
 	n.t.Cleanup(r.stop)
 	return r
 }
 
-// restart stops a daemon with records and kernel as after a crash, starts another and waits until it
+// restart stops a daemon, leaving records and kernel as after a crash, starts another and waits until it
 // serves.
 func (n *node) restart(r *running) *running {
 	n.t.Helper()
@@ -171,7 +171,7 @@ func (n *node) restart(r *running) *running {
 	return next
 }
 
-// run runs a daemon on a socket until stop, which is to be called once.
+// run runs a daemon on a socket until stop, which must be called once.
 func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
 	t.Helper()
 	l, err := Listen(socket)
@@ -183,12 +183,12 @@ func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
 	return front, func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("daemon ended with %v", err)
+			t.Errorf("daemon ended with error %v", err)
 		}
 	}
 }
 
-// dial makes a client's connection to a daemon's socket.
+// dial connects a client to a daemon's socket.
 func dial(t testing.TB, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -197,12 +197,12 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// attach is an ADD without the socket.
+// attach runs an ADD without the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
 	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, attachment.PodOptions{})
 }
 
-// attached is an attach that succeeds.
+// attached runs an attach that must succeed.
 func (d *Daemon) attached(t testing.TB, container, netns string) attachment.Record {
 	t.Helper()
 	rec, err := d.attach(context.Background(), container, netns)
@@ -210,7 +210,7 @@ func (d *Daemon) attached(t testing.TB, container, netns string) attachment.Reco
 	return rec
 }
 
-// must ends the test with an error.
+// must fails the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -263,7 +263,7 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 	t.Helper()
 	reply, err := r.client.Add(within(t), addOf(container, netns), grpc.WaitForReady(true))
 	if err != nil {
-		t.Fatalf("ADD %s: %v", container, err)
+		t.Fatalf("ADD of %s failed: %v", container, err)
 	}
 	return reply
 }
@@ -272,11 +272,11 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 func (r *running) wantAddress(t *testing.T, container, netns, address string) {
 	t.Helper()
 	if got := mustAdd(t, r, container, netns).GetAddresses(); len(got) != 1 || got[0] != address+"/32" {
-		t.Errorf("%s got %v, want %s", container, got, address)
+		t.Errorf("addresses of %s = %v, want %s", container, got, address)
 	}
 }
 
-// refused makes an ADD that must fail with a CNI code.
+// refused runs an ADD that must fail with a CNI code.
 func (r *running) refused(t *testing.T, req *rpc.AddRequest, code uint) *rpc.Failure {
 	t.Helper()
 	_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
@@ -286,7 +286,7 @@ func (r *running) refused(t *testing.T, req *rpc.AddRequest, code uint) *rpc.Fai
 func mustDel(t *testing.T, r *running, container string) {
 	t.Helper()
 	if _, err := r.client.Del(within(t), delOf(container), grpc.WaitForReady(true)); err != nil {
-		t.Fatalf("DEL %s: %v", container, err)
+		t.Fatalf("DEL of %s failed: %v", container, err)
 	}
 }
 
@@ -294,7 +294,7 @@ func mustDel(t *testing.T, r *running, container string) {
 func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) {
 	t.Helper()
 	if c, ok := c.get(kind); !ok || c.Healthy != healthy || !strings.Contains(c.Reason+": "+c.Message, says) {
-		t.Errorf("condition %+v, want healthy %v and %q", c, healthy, says)
+		t.Errorf("condition %s = %+v, want healthy: %v and %q", kind, c, healthy, says)
 	}
 }
 
@@ -304,12 +304,12 @@ func wantFailure(t *testing.T, err error, code uint) *rpc.Failure {
 	for _, d := range status.Convert(err).Details() {
 		if f, ok := d.(*rpc.Failure); ok {
 			if f.GetCode() != uint32(code) {
-				t.Fatalf("CNI code %d (%s), want %d", f.GetCode(), f.GetMessage(), code)
+				t.Fatalf("CNI code = %d (%s), want %d", f.GetCode(), f.GetMessage(), code)
 			}
 			return f
 		}
 	}
-	t.Fatalf("error %v carries no Failure", err)
+	t.Fatalf("error %v has no Failure", err)
 	return nil
 }
 
@@ -317,18 +317,18 @@ func (n *node) wantKernel(t *testing.T, links, routes int) {
 	t.Helper()
 	l, r := n.kernel.all.State()
 	if len(l) != links || len(r) != routes {
-		t.Errorf("kernel has links %v and routes %v, want %d and %d", l, r, links, routes)
+		t.Errorf("kernel has links %v and routes %v, want %d links and %d routes", l, r, links, routes)
 	}
 }
 
-// waitFor waits for another goroutine.
+// waitFor waits until another goroutine makes ok true.
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	deadline := time.After(time.Minute)
 	for !ok() {
 		select {
 		case <-deadline:
-			t.Fatal("not in time")
+			t.Fatal("timed out waiting for the condition")
 		case <-time.After(time.Millisecond):
 		}
 	}
@@ -338,7 +338,7 @@ func sourceRequest(container string) attachment.Request {
 	return attachment.Request{Key: keyFor(container)}
 }
 
-// recordOf is the record that an ADD begins with.
+// recordOf returns the initial record of an ADD.
 func recordOf(container string, lease attachment.Lease) attachment.Record {
 	return attachment.Record{
 		Key: keyFor(container), Lease: lease, HostLink: hostLinkName(keyFor(container)), State: attachment.Pending,
@@ -346,14 +346,14 @@ func recordOf(container string, lease attachment.Lease) attachment.Record {
 	}
 }
 
-// changeNICs is one change of an attachment's NICs.
+// changeNICs runs one change of an attachment's NICs.
 func (r *running) changeNICs(ctx context.Context, key attachment.Key) error {
 	return r.keepers[0].changes.change(ctx, key)
 }
 
 func (r *running) egressKeeper() *keeper { return r.keepers[len(r.keepers)-1] }
 
-// changeEgress is one change of an attachment's egress.
+// changeEgress runs one change of an attachment's egress.
 func (r *running) changeEgress(ctx context.Context, key attachment.Key) error {
 	return r.egressKeeper().changes.change(ctx, key)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// get asks a handler for a path in the name of a host.
+// get requests a path from a handler with the given Host header.
 func get(h http.Handler, host, path string) (int, string) {
 	req := httptest.NewRequest(http.MethodGet, "http://"+host+path, nil)
 	w := httptest.NewRecorder()
@@ -22,7 +22,7 @@ func get(h http.Handler, host, path string) (int, string) {
 	return w.Code, string(body)
 }
 
-// frontOf is a front that serves nowhere, with a daemon behind it.
+// frontOf returns a front without listeners for a daemon.
 func frontOf(d *running) *Front {
 	f := &Front{FrontOptions: FrontOptions{Metrics: d.Metrics, Clock: d.Clock, Log: d.Log}, ready: make(chan struct{}), daemon: d.Daemon}
 	close(f.ready)
@@ -40,25 +40,25 @@ func TestDocument(t *testing.T) {
 	code, body := get(frontOf(d).introspectionHandler(), "localhost:6666", introspect.Path)
 	var doc introspect.Document
 	if err := json.Unmarshal([]byte(body), &doc); err != nil || code != http.StatusOK {
-		t.Fatalf("status %d, %v: %s", code, err, body)
+		t.Fatalf("/ip-manager = %d, error %v: %s", code, err, body)
 	}
 	if len(doc.Allocated) != 1 || doc.Allocated[0].ContainerID != "b" || doc.Allocated[0].Address.String() != "10.0.0.6" {
-		t.Errorf("allocated %+v", doc.Allocated)
+		t.Errorf("allocated = %+v, want 10.0.0.6 of b", doc.Allocated)
 	}
 	if len(doc.Available) != 1 || doc.Available[0].Address.String() != "10.0.0.7" {
-		t.Errorf("available %+v", doc.Available)
+		t.Errorf("available = %+v, want 10.0.0.7", doc.Available)
 	}
 	if len(doc.Cooling) != 1 || doc.Cooling[0].RemainingSeconds != 20 {
-		t.Errorf("cooling %+v", doc.Cooling)
+		t.Errorf("cooling = %+v, want one address with 20s remaining", doc.Cooling)
 	}
 	if want := (introspect.Totals{Allocated: 1, Available: 1, Cooling: 1}); doc.Totals.Allocated != want.Allocated || doc.Totals.Available != want.Available || doc.Totals.Cooling != want.Cooling {
-		t.Errorf("totals %+v", doc.Totals)
+		t.Errorf("totals = %+v, want %+v", doc.Totals, want)
 	}
 	if doc.InstanceID != "i-1" || len(doc.ENIs) != 1 || doc.ENIs[0].Used != 1 {
-		t.Errorf("document %s", body)
+		t.Errorf("document = %s, want instance i-1 with one used address", body)
 	}
 	if strings.Contains(body, "null") {
-		t.Errorf("a list is null: %s", body)
+		t.Errorf("the document has a null list: %s", body)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestIntrospectionRefusesForeignHosts(t *testing.T) {
 		"rebound.example:6666": 403, "10.0.0.1:6666": 403, "localhost.example": 403,
 	} {
 		if code, _ := get(h, host, introspect.Path); code != want {
-			t.Errorf("host %s: status %d, want %d", host, code, want)
+			t.Errorf("host %s: status = %d, want %d", host, code, want)
 		}
 	}
 }
@@ -77,11 +77,11 @@ func TestIntrospectionRefusesForeignHosts(t *testing.T) {
 func TestProfilesAreOffByDefault(t *testing.T) {
 	f := frontOf(newNode(t).assemble())
 	if code, _ := get(f.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusNotFound {
-		t.Errorf("status %d", code)
+		t.Errorf("profiles by default: status = %d, want 404", code)
 	}
 	f.Pprof = true
 	if code, _ := get(f.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusOK {
-		t.Errorf("switched on: status %d", code)
+		t.Errorf("enabled profiles: status = %d, want 200", code)
 	}
 }
 
@@ -104,12 +104,12 @@ func TestMonitoring(t *testing.T) {
 	}
 	for _, path := range []string{"/livez", "/readyz"} {
 		if code, body := get(h, "x", path); code != http.StatusOK {
-			t.Errorf("%s: %d %s", path, code, body)
+			t.Errorf("%s = %d %s, want 200", path, code, body)
 		}
 	}
 	r.stop()
 	if code, _ := get(h, "x", "/readyz"); code != http.StatusServiceUnavailable {
-		t.Errorf("/readyz after the end: %d", code)
+		t.Errorf("/readyz after shutdown = %d, want 503", code)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestMetricsReferenceIsComplete(t *testing.T) {
 	must(t, err)
 	for _, f := range served {
 		if name := f.GetName(); strings.HasPrefix(name, "berth_") && !strings.Contains(b.String(), "`"+name+"` | "+strings.ToLower(f.GetType().String())) {
-			t.Errorf("the reference lacks %s, a %s", name, f.GetType())
+			t.Errorf("the metrics reference lacks %s, a %s", name, f.GetType())
 		}
 	}
 }

@@ -17,10 +17,10 @@ import (
 )
 
 // TestInterleavings runs ADDs, DELs, GCs, CHECKs and sweeps of a few containers in random
-// interleavings, and cancels ADDs at random moments. No address or port ever has two holders, and in
+// interleavings, and cancels ADDs at random moments. No address or port ever has two holders, and at
 // the end records, kernel and source agree.
 func TestInterleavings(t *testing.T) {
-	t.Run("addresses alone", func(t *testing.T) { interleavings(t, newNode) })
+	t.Run("addresses only", func(t *testing.T) { interleavings(t, newNode) })
 	t.Run("with NICs", func(t *testing.T) { interleavings(t, newPortNode) })
 }
 
@@ -35,7 +35,7 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 	r := n.restart(nil)
 	quit := make(chan struct{})
 	var clock, wg sync.WaitGroup
-	clock.Go(func() { // cooling ends now and then
+	clock.Go(func() { // advance the clock so that addresses cool
 		for {
 			select {
 			case <-quit:
@@ -58,7 +58,7 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 			keys = append(keys, k)
 		}
 		netns[fmt.Sprint("c", c)] = n.newNetns(fmt.Sprint("c", c))
-		if r.nics != nil && c > 0 { // both attachments of a container want the same port
+		if r.nics != nil && c > 0 { // both attachments of a container request the same port
 			r.nics.bind(fmt.Sprint("c", c), testNIC("eth1", fmt.Sprint("p-", c)))
 		}
 	}
@@ -78,19 +78,19 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 					case 0, 1, 2, 3, 4:
 						want := attachment.Record{Key: key, Netns: attachment.Netns{Path: netns[key.ContainerID]}, Pod: attachment.Pod{Name: key.ContainerID}}
 						_, err := r.attachments.add(ctx, want, attachment.PodOptions{})
-						// An address that another has is refused by the records or by the kernel.
+						// The records or the kernel reject an address that is in use.
 						if err != nil && cnierror.Of(err).Code != types.ErrTryAgainLater {
-							t.Errorf("ADD %s: %v", key, err)
+							t.Errorf("ADD of %s = %v, want success or a try-again error", key, err)
 						}
 					case 5, 6, 7:
 						if err := r.attachments.del(context.Background(), key); err != nil {
-							t.Errorf("DEL %s: %v", key, err)
+							t.Errorf("DEL of %s failed: %v", key, err)
 						}
 					case 8:
 						_ = r.attachments.check(ctx, key, netns[key.ContainerID], nil)
 					case 9:
 						if _, err := r.attachments.gc(context.Background(), key.Network, keys[:4]); err != nil {
-							t.Errorf("GC: %v", err)
+							t.Errorf("GC failed: %v", err)
 						}
 						r.sweeper.sweep(ctx)
 					}
@@ -102,12 +102,12 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
 		atRest(t, n, r, len(addrs))
 		if t.Failed() {
-			t.Fatalf("round %d", round)
+			t.Fatalf("failed in round %d", round)
 		}
 	}
 	for _, k := range keys {
 		if err := r.attachments.del(within(t), k); err != nil {
-			t.Errorf("DEL %s: %v", k, err)
+			t.Errorf("DEL of %s failed: %v", k, err)
 		}
 	}
 	waitFor(t, func() bool { return r.reaper.count() == 0 })
@@ -126,7 +126,7 @@ func atRest(t *testing.T, n *node, r *running, addrs int) {
 	links, routes := n.kernel.all.State()
 	records := r.Store.Records()
 	if len(links) != len(records) || len(routes) != len(records) {
-		t.Errorf("records %v, links %v, routes %v", records, links, routes)
+		t.Errorf("records %v, links %v, routes %v do not match", records, links, routes)
 	}
 	var ports []string
 	for _, rec := range records {
@@ -134,13 +134,13 @@ func atRest(t *testing.T, n *node, r *running, addrs int) {
 			ports = append(ports, nic.Port)
 		}
 		if rec.State != attachment.Ready {
-			t.Errorf("%s is %s", rec.Key, rec.State)
+			t.Errorf("%s is %s, want ready", rec.Key, rec.State)
 		}
 		if !slices.Contains(routes, rec.Lease.IPv4.String()+" "+rec.HostLink) {
-			t.Errorf("%s does not lead to %s, routes are %v", rec.Lease.IPv4, rec.HostLink, routes)
+			t.Errorf("no route from %s to %s: routes are %v", rec.Lease.IPv4, rec.HostLink, routes)
 		}
 		if _, cools := r.Store.Cooling(rec.Lease.IPv4); cools {
-			t.Errorf("%s of %s cools", rec.Lease.IPv4, rec.Key)
+			t.Errorf("%s is cooling while %s holds it", rec.Lease.IPv4, rec.Key)
 		}
 	}
 	if n.board != nil {
@@ -148,6 +148,6 @@ func atRest(t *testing.T, n *node, r *running, addrs int) {
 		n.board.want(t, ports...)
 	}
 	if d := r.inspector.document().Totals; d.Allocated != len(records) || d.Allocated+d.Cooling+d.Available != addrs {
-		t.Errorf("totals %+v with %d records", d, len(records))
+		t.Errorf("totals = %+v with %d records and %d addresses", d, len(records), addrs)
 	}
 }

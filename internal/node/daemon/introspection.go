@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// inspector serves the node's state to people and tools. It changes nothing.
+// inspector serves the node's state to operators and tools. It changes nothing.
 type inspector struct {
 	attachments *attachments
 	conditions  *conditions
@@ -24,7 +24,7 @@ type inspector struct {
 	views       chan struct{} // holds a token for each request about a pod
 }
 
-// document describes the node's addresses now (proposal for the Amazon VPC CNI, "Troubleshooting").
+// document returns the current addresses of the node (proposal for the Amazon VPC CNI, "Troubleshooting").
 func (i *inspector) document() introspect.Document {
 	snap := i.attachments.source.Snapshot()
 	doc := introspect.Document{
@@ -75,7 +75,7 @@ func allocated(records []attachment.Record) []introspect.Allocated {
 }
 
 // addressOf describes the attachment's own interface, whose address comes from the lease, from the NIC
-// of its name, or from another network's plugin.
+// with its name, or from another network's plugin.
 func addressOf(rec attachment.Record) introspect.Allocated {
 	a := introspect.Allocated{
 		Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6, NodeLocal: rec.Lease.NodeLocal,
@@ -120,7 +120,7 @@ func nics(records []attachment.Record) []introspect.NIC {
 	return out
 }
 
-// egressOf describes the egress of an attachment, or is nil without.
+// egressOf describes the egress of an attachment. It returns nil if there is none.
 func egressOf(rec attachment.Record) *introspect.Egress {
 	if rec.Egress == nil {
 		return nil
@@ -161,13 +161,13 @@ func (i *inspector) serveDocument(w http.ResponseWriter, _ *http.Request) {
 }
 
 const (
-	// podViews is how many requests about pods are served at a time; others are rejected. Each costs
+	// podViews is the number of concurrent requests about pods; further ones are rejected. Each costs
 	// some netlink calls.
 	podViews = 4
 	// podViewTimeout bounds one request, including the wait for a container's lock.
 	podViewTimeout = 5 * time.Second
-	// podViewAttachments is how many attachments of a pod are compared with the kernel. Two sandboxes
-	// of a pod overlap for moments; a hundred are a mistake.
+	// podViewAttachments is the maximum number of a pod's attachments that are compared with the kernel. Two
+	// sandboxes of a pod may overlap briefly; a hundred would be a bug.
 	podViewAttachments = 8
 )
 
@@ -202,7 +202,7 @@ func (i *inspector) podView(ctx context.Context, namespace, name string) introsp
 	return view
 }
 
-// lookAt compares a record with the kernel, as check does.
+// lookAt compares a record with the kernel, like check.
 func (i *inspector) lookAt(ctx context.Context, rec attachment.Record, a *introspect.Attachment) {
 	var err error
 	if !rec.Lease.Empty() {
@@ -221,7 +221,7 @@ func (i *inspector) lookAt(ctx context.Context, rec attachment.Record, a *intros
 	}
 	defer unlock()
 	if now, ok := i.attachments.store.Get(rec.Key); !ok || now.State != attachment.Ready {
-		a.State = "releasing" // by now
+		a.State = "releasing" // the record may have changed
 		return
 	}
 	a.Checked = true

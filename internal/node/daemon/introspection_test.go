@@ -31,7 +31,7 @@ type withSnapshot struct {
 
 func (s withSnapshot) Snapshot() source.Snapshot { return s.snap }
 
-// only is a Detail of one source.
+// only is a Detail of one test source.
 type only struct{ block introspect.Block }
 
 func (o only) Describe(doc *introspect.Document) { doc.Blocks = append(doc.Blocks, o.block) }
@@ -40,9 +40,9 @@ func (o only) Metrics() []prometheus.Metric {
 	return []prometheus.Metric{metric.New("berth_only", "gauge", "help").Value(7)}
 }
 
-// A source's own report is in the document, the metrics and the conditions; the daemon need not know
-// it.
-func TestSourceDescribesItself(t *testing.T) {
+// A source's details are in the document, the metrics and the conditions without changes in the
+// daemon.
+func TestSourceDetailsAreReported(t *testing.T) {
 	d := newNode(t, "10.0.0.5").assemble()
 	now := d.Clock.Now()
 	at := func(a string, state source.State, o introspect.Origin) source.AddressInfo {
@@ -86,22 +86,22 @@ func TestSourceDescribesItself(t *testing.T) {
 	families, err := d.Metrics.Registry.Gather()
 	i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "berth_only" })
 	if err != nil || i < 0 || families[i].Metric[0].Gauge.GetValue() != 7 {
-		t.Errorf("the source's own metric is not there: %v", err)
+		t.Errorf("the metric of the source is missing or wrong: %v", err)
 	}
 }
 
-// askPod requests a pod's document as berthctl does.
+// askPod requests a pod's document like berthctl.
 func askPod(t *testing.T, f *Front, query string) introspect.Pod {
 	t.Helper()
 	code, body := get(f.introspectionHandler(), "localhost:6666", introspect.PodPath+"?"+query)
 	var view introspect.Pod
 	if err := json.Unmarshal([]byte(body), &view); err != nil || code != http.StatusOK {
-		t.Fatalf("%s: status %d, %v: %s", query, code, err, body)
+		t.Fatalf("%s: status = %d, error %v: %s", query, code, err, body)
 	}
 	return view
 }
 
-// record writes the record of a ready attachment.
+// record stores the record of a ready attachment.
 func (r *running) record(t *testing.T, container string, n *node) attachment.Record {
 	t.Helper()
 	r.attached(t, container, n.newNetns(container))
@@ -126,27 +126,27 @@ func TestPodView(t *testing.T) {
 	before := records()
 	good := askPod(t, f, "namespace=shop&name=web-0")
 	if len(good.Attachments) != 1 || len(good.Waiting) != 0 {
-		t.Fatalf("%+v", good)
+		t.Fatalf("view = %+v, want one attachment and no waiting ADD", good)
 	}
 	a := good.Attachments[0]
 	if a.ContainerID != "a" || a.Address != rec.Lease.IPv4 || a.IPv6 != rec.Lease.IPv6 || a.State != "ready" || !a.Checked || a.Fault != "" ||
 		a.HostLink != rec.HostLink || !reflect.DeepEqual(a.Rules, []string{"rules of uplink 0 for [10.0.0.5 2001:db8::5]"}) {
-		t.Errorf("%+v", a)
+		t.Errorf("attachment = %+v, want an intact one like %+v", a, rec)
 	}
 	if v := askPod(t, f, "namespace=shop&name=web-1"); v.Attachments == nil || len(v.Attachments)+len(v.Waiting) != 0 {
-		t.Errorf("a pod that is not here: %+v", v)
+		t.Errorf("view of a pod on another node = %+v, want empty lists", v)
 	}
 	n.kernel.dropRoute(rec.Lease.IPv4)
 	if a := askPod(t, f, "namespace=shop&name=web-0").Attachments[0]; !a.Checked || !strings.Contains(a.Fault, "no route to "+rec.Lease.IPv4.String()) {
-		t.Errorf("without its route: %+v", a)
+		t.Errorf("attachment without its route = %+v, want fault", a)
 	}
 	if !reflect.DeepEqual(before, records()) {
-		t.Error("a question changed records")
+		t.Error("a request changed records")
 	}
 	rec.State = attachment.Releasing
 	must(t, d.Store.Put(rec))
 	if a := askPod(t, f, "namespace=shop&name=web-0").Attachments[0]; a.Checked || a.State != "releasing" {
-		t.Errorf("half removed: %+v", a)
+		t.Errorf("attachment being released = %+v, want unchecked", a)
 	}
 }
 
@@ -164,22 +164,22 @@ func TestPodViewIsBounded(t *testing.T) {
 	} {
 		code, body := get(f.introspectionHandler(), "localhost", introspect.PodPath+"?"+query)
 		if want != "" && (code != http.StatusBadRequest || !strings.Contains(body, want)) {
-			t.Errorf("%s: %d %s, want %s", query, code, body, want)
+			t.Errorf("%s = %d %s, want 400 with %q", query, code, body, want)
 		}
 	}
 	if code, _ := get(f.introspectionHandler(), "node.example:6666", introspect.PodPath+"?name=web-0"); code != http.StatusForbidden {
-		t.Errorf("asked in another host's name: %d", code)
+		t.Errorf("request with another Host header: status = %d, want 403", code)
 	}
 	for range podViews {
 		d.inspector.views <- struct{}{}
 	}
 	if code, body := get(f.introspectionHandler(), "localhost", introspect.PodPath+"?name=web-0&namespace=shop"); code != http.StatusServiceUnavailable {
-		t.Errorf("one question too many: %d %s", code, body)
+		t.Errorf("request beyond the limit = %d %s, want 503", code, body)
 	}
 	for range podViews {
 		<-d.inspector.views
 	}
-	synctest.Test(t, func(t *testing.T) { // a call that holds the container's lock does not hold up the answer
+	synctest.Test(t, func(t *testing.T) { // a call that holds the container's lock does not delay the response
 		n := newNode(t, "10.0.0.5")
 		d := n.assemble()
 		d.record(t, "a", n)
@@ -189,12 +189,12 @@ func TestPodViewIsBounded(t *testing.T) {
 		began := time.Now()
 		a := askPod(t, frontOf(d), "namespace=shop&name=web-0").Attachments[0]
 		if a.Checked || !strings.Contains(a.Fault, "another call") || time.Since(began) > podViewTimeout {
-			t.Errorf("after %v: %+v", time.Since(began), a)
+			t.Errorf("after %v: attachment = %+v, want one unchecked because of another call", time.Since(began), a)
 		}
 	})
 }
 
-func TestPodViewShowsWaitingADDs(t *testing.T) {
+func TestPodViewShowsWaitingAdds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		d := n.assemble()
@@ -205,16 +205,16 @@ func TestPodViewShowsWaitingADDs(t *testing.T) {
 		defer endOther()
 		n.clock.Advance(3 * time.Second)
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
-		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: since}} // and could have an address
+		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: since}} // no reason, because an address is free
 		if !reflect.DeepEqual(v.Waiting, want) {
-			t.Errorf("waiting %+v, want %+v", v.Waiting, want)
+			t.Errorf("waiting = %+v, want %+v", v.Waiting, want)
 		}
 		end()
 		if v := askPod(t, frontOf(d), "namespace=shop&name=web-0"); len(v.Waiting) != 0 {
-			t.Errorf("still waiting: %+v", v.Waiting)
+			t.Errorf("waiting after the ADD = %+v, want none", v.Waiting)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // with why
+	synctest.Test(t, func(t *testing.T) { // with a reason
 		n := newNode(t)
 		d := n.assemble()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -228,7 +228,7 @@ func TestPodViewShowsWaitingADDs(t *testing.T) {
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
 		ex := d.source.Why(keyFor("a"))
 		if len(v.Waiting) != 1 || ex == nil || v.Waiting[0].Reason != ex.Reason || v.Waiting[0].Message != ex.Message || ex.Message == "" {
-			t.Errorf("waiting %+v, want it for %+v", v.Waiting, ex)
+			t.Errorf("waiting = %+v, want one with the reason of %+v", v.Waiting, ex)
 		}
 		cancel()
 		<-ended

@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// againAfter is when attachments are checked again that could not be, as a call about their
-// container was under way, and first when they could not be set up again.
+// againAfter is the delay before attachments are checked again because a call about their container was
+// in progress, and the first delay after a failed repair.
 const againAfter = 2 * time.Second
 
-// keeper keeps one part of all ready attachments: it sets up again what other software
-// changed, and changes what should be different. A start leaves ready records to it, so that a
-// service that is down holds no start up.
+// keeper keeps one part of all ready attachments in the desired state: it repairs state that other software
+// changed, and applies changes. A start leaves ready records to it, so that an unavailable service does not
+// delay startup.
 type keeper struct {
 	part        part.Part
 	about       part.About
@@ -30,23 +30,23 @@ type keeper struct {
 	clock       clock.Clock
 	log         *slog.Logger
 	changes     *changes
-	// followers are the keepers of parts that have to be checked after this one set up or changed interfaces.
+	// followers are the keepers of parts that must be checked after this one has set up or changed interfaces.
 	followers keepers
-	touched   retry.Signal // keys has more
+	touched   retry.Signal // set when keys has grown
 
 	mu   sync.Mutex              // guards keys
 	keys map[attachment.Key]bool // attachments to check soon
 
-	// Of the goroutine that runs.
-	swept  bool // the part has nothing of no record on the node
-	serves bool // ADDs may be under way
-	fails  int  // rounds with failures, one after the other
+	// The fields below belong to the goroutine of run.
+	swept  bool // no state without a record is left on the node
+	serves bool // ADDs may be in progress
+	fails  int  // consecutive rounds with failures
 }
 
-// keepers are those of all parts that have anything to keep.
+// keepers are the keepers of all parts that need checks.
 type keepers []*keeper
 
-// newKeepers makes one for each part, and tells attachments who follows interfaces.
+// newKeepers creates a keeper for each part, and sets the followers of interfaces in attachments.
 func newKeepers(draining context.Context, o Options, a *attachments, c *conditions) (all keepers) {
 	for _, p := range o.Parts {
 		about := p.About()
@@ -74,7 +74,7 @@ func newKeepers(draining context.Context, o Options, a *attachments, c *conditio
 	return all
 }
 
-// touch has an attachment checked soon.
+// touch requests a check of an attachment.
 func (ks keepers) touch(rec attachment.Record) {
 	for _, k := range ks {
 		if checks, _ := k.part.Checks(rec); checks {
@@ -86,7 +86,7 @@ func (ks keepers) touch(rec attachment.Record) {
 	}
 }
 
-// takeUp removes what is of no record, and reports the ready attachments to parts. It is the end of a
+// takeUp removes state without a record, and reports the ready attachments to parts. It is the last step of
 // recovery.
 func (ks keepers) takeUp(ctx context.Context) {
 	var ready []attachment.Record
@@ -99,8 +99,8 @@ func (ks keepers) takeUp(ctx context.Context) {
 	}
 }
 
-// run checks all attachments at once, at an interval and when something changed, and has those
-// changed that should be different, until ctx ends.
+// run checks all attachments immediately, at an interval and when something changed, and applies
+// changes, until ctx ends.
 func (k *keeper) run(ctx context.Context) {
 	defer k.changes.wait()
 	k.serves = true
@@ -122,7 +122,7 @@ func (k *keeper) run(ctx context.Context) {
 			if keys, all := k.part.Drifted(); all {
 				due = k.checkAll(ctx)
 			} else {
-				due = retry.Earliest(time.Time{}, due, k.checkSome(ctx, keys)) // never later, however often attachments are touched
+				due = retry.Earliest(time.Time{}, due, k.checkSome(ctx, keys)) // touching attachments never delays the check of all
 			}
 		case <-k.touched:
 			due = retry.Earliest(time.Time{}, due, k.checkSome(ctx, k.takeKeys()))
@@ -133,7 +133,7 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// sleep waits for a moment, and reports whether ctx did not end before.
+// sleep waits for d. It returns false if ctx ends first.
 func sleep(ctx context.Context, moment <-chan time.Time) bool {
 	select {
 	case <-ctx.Done():
@@ -151,8 +151,8 @@ func (k *keeper) takeKeys() []attachment.Key {
 	return keys
 }
 
-// checkAll checks all attachments, and returns when to do so again: after longer and longer while one
-// cannot be set up again, which may be for good.
+// checkAll checks all attachments, and returns the time of the next check. The delay grows while repairs
+// fail, because a failure may be permanent.
 func (k *keeper) checkAll(ctx context.Context) time.Time {
 	k.inspect(ctx)
 	if !k.swept {
@@ -172,7 +172,7 @@ func (k *keeper) checkAll(ctx context.Context) time.Time {
 	return k.clock.Now().Add(wait)
 }
 
-// checkSome checks some attachments, and returns when to check all for that; zero: that is not needed.
+// checkSome checks some attachments, and returns the time of the check of all that it requires, or zero.
 func (k *keeper) checkSome(ctx context.Context, keys []attachment.Key) time.Time {
 	var records []attachment.Record
 	for _, key := range keys {
@@ -189,13 +189,13 @@ func (k *keeper) checkSome(ctx context.Context, keys []attachment.Key) time.Time
 	return time.Time{}
 }
 
-// check sets up again what other software changed of some attachments. all: none was left out because of a
-// call about its container; those that depend on a service which does not answer are left until its
-// return. failed: some could not be set up again.
+// check repairs changes that other software made to some attachments. all is false if any was skipped because
+// of a call about its container; attachments of a service that does not respond are skipped until the service
+// returns. failed reports that a repair failed.
 func (k *keeper) check(ctx context.Context, records []attachment.Record) (all, failed bool) {
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, k.about.ChecksAtOnce)
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards the variables below
 	all = true
 	away := map[string]bool{}
 	for _, rec := range records {
@@ -215,7 +215,7 @@ func (k *keeper) check(ctx context.Context, records []attachment.Record) (all, f
 			defer func() { <-turns }()
 			r := k.checkOne(ctx, rec.Key)
 			if r.again {
-				k.followers.touch(rec) // without the container's lock, which they need
+				k.followers.touch(rec) // followers need the container's lock, which is released here
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -226,11 +226,11 @@ func (k *keeper) check(ctx context.Context, records []attachment.Record) (all, f
 	return all, failed
 }
 
-// checked is what came of one check.
+// checked is the result of one check.
 type checked struct{ busy, unreachable, failed, again bool }
 
-// checkOne sets up one attachment again if it is not as recorded, unless a call about its container
-// is under way: that may be an ADD that waits for long.
+// checkOne repairs one attachment if it is not as recorded. It skips an attachment with a call in progress
+// about its container, which may be an ADD that waits for long.
 func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 	unlock, ok := k.attachments.locks.try(key.ContainerID)
 	if !ok {
@@ -251,7 +251,7 @@ func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 		return checked{unreachable: true}
 	}
 	if alive, err := k.attachments.netnsAlive(rec.Netns); !alive && err == nil {
-		return checked{} // the sweep's matter
+		return checked{} // left to the sweep
 	}
 	now, err := k.attachments.again(ctx, rec, k.part.SetUp)
 	k.count(part.Again, err)
@@ -264,7 +264,7 @@ func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 	return checked{again: true}
 }
 
-// changed counts and logs how a change ended; news: with another error than the one before.
+// changed counts and logs the end of a change; news means that its error differs from the previous one.
 func (k *keeper) changed(rec attachment.Record, err error, news bool) {
 	k.followers.touch(rec)
 	k.count(part.Changed, err)
@@ -279,7 +279,7 @@ func (k *keeper) count(done string, err error) {
 	}
 }
 
-// inspect keeps the part's conditions.
+// inspect updates the part's conditions.
 func (k *keeper) inspect(ctx context.Context) {
 	look, over := context.WithTimeout(ctx, kernelTimeout)
 	defer over()
@@ -290,7 +290,7 @@ func (k *keeper) inspect(ctx context.Context) {
 	}
 }
 
-// sweep removes what the part has on the node and no record.
+// sweep removes state of the part that has no record.
 func (k *keeper) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
@@ -302,14 +302,14 @@ func (k *keeper) sweep(ctx context.Context) {
 		return k.attachments.store.Has(hostLink, port) || slices.Contains(damaged, hostLink)
 	})
 	if k.swept = err == nil; err != nil && ctx.Err() == nil {
-		k.log.Warn("removing "+k.about.Name+" that no record has, will try again", "err", err) //nolint:sloglint // a part has one name
+		k.log.Warn("removing "+k.about.Name+" without a record, will try again", "err", err) //nolint:sloglint // a part has one name
 	}
 }
 
-// host is part.Host for one part.
+// host implements part.Host for one part.
 type host struct {
 	attachments *attachments
-	wait        time.Duration // of an ADD, for the part
+	wait        time.Duration // how long an ADD waits for the part
 }
 
 // Hold implements part.Host.
@@ -328,7 +328,7 @@ func (h *host) Hold(ctx context.Context, key attachment.Key) (rec attachment.Rec
 	return rec, nil, nil
 }
 
-// hasNewer reports whether the pod has a later sandbox, which gets what this one has.
+// hasNewer reports whether the pod has a later sandbox, which gets the part instead of this one.
 func (h *host) hasNewer(rec attachment.Record) bool {
 	return slices.ContainsFunc(h.attachments.store.Records(), func(o attachment.Record) bool {
 		return o.Key.ContainerID != rec.Key.ContainerID && o.Pod.UID != "" && o.Pod.UID == rec.Pod.UID && o.Key.IfName == rec.Key.IfName && o.Since.After(rec.Since)

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/listener"
 )
 
-// Listen creates the daemon's socket with mode 0600, in place of one that a former daemon left. The
+// Listen creates the daemon's socket with mode 0600, replacing one that an earlier daemon left behind. The
 // caller holds the Lock, so that no running daemon is cut off.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -31,7 +31,7 @@ func Listen(path string) (net.Listener, error) {
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("%s exists and is not a socket; remove it or choose another with --socket", path)
 	}
-	// Bound under another name and renamed, the socket never has a wider mode, and is never missing
+	// Because it is bound under another name and renamed, the socket never has a wider mode, and is never missing
 	// while one daemon replaces another.
 	tmp := temporaryName(path)
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -48,8 +48,8 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// temporaryName is a name beside path that is no longer than path, which may already have the maximum
-// length of a socket path (unix(7)).
+// temporaryName returns a name in the directory of path that is no longer than path, which may already have the
+// maximum length of a socket path (unix(7)).
 func temporaryName(path string) string {
 	if stem, ok := strings.CutSuffix(path, "~"); ok {
 		return stem + "+"
@@ -60,7 +60,7 @@ func temporaryName(path string) string {
 // The plugin's listener closes an idle connection to make room for a new one. Calls mark their
 // connections as busy.
 
-// knownConns are insecure credentials that give a call the listener's connection on which it came.
+// knownConns are insecure credentials that give a call access to the connection of the listener.
 type knownConns struct {
 	credentials.TransportCredentials
 }

@@ -16,26 +16,26 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// Lock is the right to serve a node: only one daemon of a state directory has it. The kernel releases
-// it when the process ends.
+// Lock is the exclusive right to serve a node: only one daemon of a state directory has it. The kernel releases
+// it when the process exits.
 type Lock struct{ file *os.File }
 
 const (
 	lockFile = "berthd.lock" // has the process ID, followed by lockEnding at shutdown
 
-	// lockEnding says that the holder is shutting down.
+	// lockEnding marks a holder that is shutting down.
 	lockEnding = "ending"
 
 	// A holder that shuts down releases the lock within its drain time plus some kernel time. Any
-	// other holder stays, unless it was asked to end or killed this moment: supervisors start its
-	// successor at once.
+	// other holder keeps it, unless it is being stopped or killed at this moment: supervisors start the
+	// successor immediately.
 	endingWait = 30 * time.Second
 	otherWait  = time.Second
 	lockRetry  = 100 * time.Millisecond
 )
 
-// AcquireLock takes the lock of a state directory, which it creates if missing. It waits for a daemon
-// that is shutting down until ctx ends, but not for one that serves. The error names the process that
+// AcquireLock takes the lock of a state directory, which it creates if missing. It waits until ctx ends for a
+// daemon that is shutting down, but not for one that serves. The error names the process that
 // holds the lock.
 func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock, log *slog.Logger) (*Lock, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
@@ -75,13 +75,13 @@ func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock, log *slo
 		}
 	}
 	l := &Lock{f}
-	if err := l.write(""); err != nil { // as on a full disk; the lock itself is the kernel's
+	if err := l.write(""); err != nil { // for example on a full disk; the lock itself is held in the kernel
 		log.Warn("writing the process ID to the lock file", "file", path, "err", err)
 	}
 	return l, nil
 }
 
-// Ending tells a waiting successor that the lock will be free soon.
+// Ending announces to a waiting successor that the lock will soon be free.
 func (l *Lock) Ending() error { return l.write(lockEnding) }
 
 // Release releases the lock.
@@ -93,7 +93,7 @@ func (l *Lock) write(what string) error {
 	return errors.Join(err, l.file.Truncate(int64(len(text))))
 }
 
-// holder reads from the lock file which process holds the lock.
+// holder reads the process that holds the lock from the lock file.
 func holder(f *os.File) (process string, ending bool) {
 	buf := make([]byte, 64)
 	n, _ := f.ReadAt(buf, 0)
@@ -113,9 +113,9 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// keyLocks has one lock for each key, which exists only while it is held or waited for.
+// keyLocks has one lock per key, which exists only while it is held or waited for.
 type keyLocks struct {
-	mu    sync.Mutex // guards locks and the counts in it, memory only
+	mu    sync.Mutex // guards locks and their counts; never held during I/O
 	locks map[string]*keyLock
 }
 
@@ -126,7 +126,7 @@ type keyLock struct {
 
 func newKeyLocks() *keyLocks { return &keyLocks{locks: map[string]*keyLock{}} }
 
-// lock waits for the key's lock. When ctx ends first it returns the cause. unlock must be called once.
+// lock waits for the key's lock. If ctx ends first it returns the cause. unlock must be called once.
 func (k *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
 	k.mu.Lock()
 	l := k.locks[key]
@@ -149,7 +149,7 @@ func (k *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 	}
 }
 
-// try takes the key's lock if it is free. unlock must be called once, if ok.
+// try takes the key's lock if it is free. If ok, unlock must be called once.
 func (k *keyLocks) try(key string) (unlock func(), ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

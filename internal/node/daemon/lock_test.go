@@ -14,22 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// TestTwoDaemonsCannotServeOneNode: a second daemon fails at once and names the process, unless the
-// first is shutting down.
+// A second daemon fails immediately and names the first one's process, unless the
+// first one is shutting down.
 func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 	taken := fmt.Sprintf("another berthd (process %d) serves ", os.Getpid())
 	for name, tt := range map[string]struct {
-		ending  bool          // the first was asked to
-		ends    time.Duration // after which it does; 0: never
-		cancel  time.Duration // the second is asked to end; 0: never
+		ending  bool          // the first announced its shutdown
+		ends    time.Duration // when the first releases the lock; 0: never
+		cancel  time.Duration // when the second is cancelled; 0: never
 		ok      bool          // the second gets the lock
 		noLater time.Duration
 	}{
-		"it stays":                  {noLater: otherWait},
-		"it is killed this moment":  {ends: otherWait / 2, ok: true, noLater: otherWait},
-		"it ends":                   {ending: true, ends: 6 * time.Second, ok: true, noLater: 6*time.Second + lockRetry},
-		"it should end and hangs":   {ending: true, noLater: endingWait},
-		"the second ends meanwhile": {ending: true, cancel: 3 * time.Second, noLater: 3 * time.Second},
+		"first keeps running":         {noLater: otherWait},
+		"first is killed":             {ends: otherWait / 2, ok: true, noLater: otherWait},
+		"first shuts down":            {ending: true, ends: 6 * time.Second, ok: true, noLater: 6*time.Second + lockRetry},
+		"first hangs during shutdown": {ending: true, noLater: endingWait},
+		"second is cancelled":         {ending: true, cancel: 3 * time.Second, noLater: 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -54,10 +54,10 @@ func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 				second, lockErr := acquire(ctx)
 				took := time.Since(start)
 				if err != nil || (lockErr == nil) != tt.ok || took > tt.noLater {
-					t.Errorf("after %s: %v, %v", took, lockErr, err)
+					t.Errorf("AcquireLock() after %s = %v (%v), want success: %t within %s", took, lockErr, err, tt.ok, tt.noLater)
 				}
 				if lockErr != nil && !strings.Contains(lockErr.Error(), taken+dir) {
-					t.Errorf("err = %v", lockErr)
+					t.Errorf("error = %v, want one that names the process and %s", lockErr, dir)
 				}
 				if second != nil {
 					err = second.Release()

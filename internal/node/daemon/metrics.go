@@ -29,7 +29,7 @@ type Metrics struct {
 	events   *prometheus.CounterVec
 }
 
-// NewMetrics creates and registers them.
+// NewMetrics creates and registers the metrics.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -57,7 +57,7 @@ func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
 	m.events.WithLabelValues(string(r)).Add(float64(n))
 }
 
-// CountNICs counts what was done about NICs that differed from what they should be.
+// CountNICs counts corrections of NICs that differed from the desired state.
 func (m *Metrics) CountNICs(done string, err error) {
 	m.nics.WithLabelValues(done, metric.Result(err)).Inc()
 	if done == part.Again && err == nil {
@@ -65,7 +65,7 @@ func (m *Metrics) CountNICs(done string, err error) {
 	}
 }
 
-// CountEgress counts what was done about egress that differed from what it should be.
+// CountEgress counts corrections of egress that differed from the desired state.
 func (m *Metrics) CountEgress(_ string, err error) {
 	m.egress.WithLabelValues(metric.Result(err)).Inc()
 }
@@ -84,8 +84,8 @@ func (m *Metrics) observeCall(verb, result, reason string, took time.Duration) {
 // stateCollector reads gauges from the daemon's state.
 type stateCollector struct{ daemon *Daemon }
 
-// Describe implements prometheus.Collector. It describes nothing, as the source has metrics of its
-// own.
+// Describe implements prometheus.Collector. It describes nothing, because the source adds its own
+// metrics.
 func (c *stateCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -148,8 +148,8 @@ var (
 	}
 )
 
-// WriteMetricsReference writes the metrics, and those of the sources, as the page
-// docs/reference/metrics.md.
+// WriteMetricsReference writes docs/reference/metrics.md, with the daemon's metrics and those
+// of the sources.
 func WriteMetricsReference(w io.Writer, sources ...source.Reference) error {
 	all, conditions := slices.Clone(families), slices.Clone(conditionDocs)
 	for _, s := range sources {

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// settles waits until the only attachment has these ports, all plugged.
+// settles waits until the only attachment has exactly these ports, all plugged.
 func (r *running) settles(t *testing.T, ports ...string) attachment.Record {
 	t.Helper()
 	var rec attachment.Record
@@ -37,22 +37,22 @@ func (r *running) settles(t *testing.T, ports ...string) attachment.Record {
 	return rec
 }
 
-// given sets the NICs that the pod should have now.
+// given sets the pod's desired NICs.
 func (r *running) given(nics ...attachment.NIC) {
 	r.nics.bind("pod-a", nics...)
 	r.nics.news.Set()
 }
 
-// checks is a CHECK with the prevResult of the ADD.
+// checks runs a CHECK with the prevResult of the ADD.
 func (r *running) checks(t *testing.T, links ...*rpc.Link) error {
 	t.Helper()
 	_, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a", Links: links})
 	return err
 }
 
-// A running pod gets and loses NICs: CHECK with the first prevResult works, as do a repeated ADD and
-// DEL.
-func TestNICsOfARunningPod(t *testing.T) {
+// A running pod gains and loses NICs. CHECK with the first prevResult, a repeated ADD and DEL still
+// succeed.
+func TestNICsOfRunningPodChange(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
 			n := newPortNode(t, pod.addrs...)
@@ -64,19 +64,19 @@ func TestNICsOfARunningPod(t *testing.T) {
 			rec := r.settles(t, "p-1", "p-7", "p-8")
 			n.board.want(t, "p-1", "p-7", "p-8")
 			if !rec.NICs[1].Later || rec.NICs[0].Later || rec.NICs[1].HostLink == "" {
-				t.Errorf("recorded %+v", rec.NICs)
+				t.Errorf("recorded NICs = %+v", rec.NICs)
 			}
 			must(t, r.checks(t, reply.GetLinks()...))
 			if again := mustAdd(t, r, "a", "/run/netns/a"); len(again.GetLinks()) != len(reply.GetLinks())+2 {
-				t.Errorf("the same ADD again has %v", again)
+				t.Errorf("links of the repeated ADD = %v, want two more", again)
 			}
 
 			r.given(own[0], testNIC("eth8", "p-8"))
 			r.settles(t, "p-1", "p-8")
 			n.board.want(t, "p-1", "p-8")
 			must(t, r.checks(t, reply.GetLinks()...))
-			// Under its name again, by another port: what the runtime may remember is not held
-			// against it.
+			// Another port takes the name of a removed NIC. CHECK ignores the prevResult of the former
+			// port.
 			other := testNIC("eth8", "p-9")
 			other.Addresses[0].CIDR = netip.MustParsePrefix("192.168.9.9/24")
 			r.given(own[0], other)
@@ -89,8 +89,8 @@ func TestNICsOfARunningPod(t *testing.T) {
 	}
 }
 
-// New addresses of a port are changed in place.
-func TestAddressesOfARunningPod(t *testing.T) {
+// New addresses of a port are applied in place.
+func TestPortAddressesAreChangedInPlace(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -103,15 +103,15 @@ func TestAddressesOfARunningPod(t *testing.T) {
 		return rec.NICs[0].State == attachment.Plugged && rec.NICs[0].Addresses[0].CIDR.Addr().String() == "192.168.0.99"
 	})
 	if n.board.count("Unplug") != 0 {
-		t.Error("it was unplugged for that")
+		t.Error("the NIC was unplugged to change its addresses")
 	}
 	n.board.want(t, "p-1")
 	must(t, r.checks(t, &rpc.Link{Sandbox: &rpc.Interface{Name: "eth1"}, Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24"}}}))
 }
 
-// A NIC that cannot be plugged is retried with growing delays, and at once if something else is
-// desired. It delays neither other NICs nor the runtime's calls.
-func TestNICThatCannotBePlugged(t *testing.T) {
+// A NIC that cannot be plugged is retried with a growing backoff, or immediately if the desired state
+// changes. It delays neither other NICs nor the runtime's calls.
+func TestFailedPlugIsRetried(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -120,19 +120,19 @@ func TestNICThatCannotBePlugged(t *testing.T) {
 	r.given(testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
 	waitFor(t, func() bool { n.clock.Advance(100 * time.Millisecond); return n.board.count("Plug") > before+3 })
 	if rec, _ := r.Store.Get(keyFor("a")); len(rec.NICs) != 2 || rec.NICs[1].State != attachment.Plugging {
-		t.Errorf("recorded %+v", rec.NICs)
+		t.Errorf("recorded NICs = %+v, want the second one in state plugging", rec.NICs)
 	}
-	must(t, r.checks(t)) // the runtime has not heard of what is not plugged yet
-	// Again and again: the timer of the last attempt may begin to run only now.
+	must(t, r.checks(t)) // CHECK ignores a NIC that is not plugged yet
+	// Advance repeatedly, because the timer of the last attempt may start only now.
 	waitFor(t, func() bool { n.clock.Advance(time.Hour); return n.board.count("Plug") > before+4 })
 	tried := n.board.count("Plug")
-	r.nics.news.Set() // of something else
+	r.nics.news.Set() // an unrelated change
 	for range 20 {
 		n.clock.Advance(changeMost / 200)
 		r.nics.news.Set()
 	}
 	if got := n.board.count("Plug") - tried; got > 1 {
-		t.Errorf("tried %d times more though nothing had changed", got)
+		t.Errorf("plugged %d more times without a change, want at most 1", got)
 	}
 	n.board.set("Plug", nil)
 	r.given(testNIC("eth1", "p-1"), testNIC("eth3", "p-3"))
@@ -143,7 +143,7 @@ func TestNICThatCannotBePlugged(t *testing.T) {
 }
 
 // CHECK, DEL and other changes do not wait for a NIC that carries no packets yet.
-func TestNICThatCarriesNoPackets(t *testing.T) {
+func TestInactiveNICDoesNotBlockCalls(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -158,7 +158,7 @@ func TestNICThatCarriesNoPackets(t *testing.T) {
 	waitFor(t, waits)
 	n.board.want(t, "p-1", "p-2")
 	must(t, r.checks(t))
-	r.given(testNIC("eth1", "p-1")) // it is not wanted any more
+	r.given(testNIC("eth1", "p-1")) // the NIC is no longer desired
 	r.settles(t, "p-1")
 	n.board.want(t, "p-1")
 	r.given(testNIC("eth1", "p-1"), testNIC("eth3", "p-3"))
@@ -169,8 +169,8 @@ func TestNICThatCarriesNoPackets(t *testing.T) {
 	r.nics.hush(false)
 }
 
-// While the link of a pod's first further NIC is missing, the pod is as recorded: CHECK succeeds.
-func TestFirstNICThatIsWaitedFor(t *testing.T) {
+// While the link of a pod's first further NIC is missing, the pod is unchanged and CHECK succeeds.
+func TestPendingFirstNICDoesNotFailCheck(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{})
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -187,8 +187,8 @@ func TestFirstNICThatIsWaitedFor(t *testing.T) {
 	r.settles(t, "p-1")
 }
 
-// A NIC that cannot be unplugged stays, and delays NICs with its name or port, but no others.
-func TestNICThatCannotBeUnplugged(t *testing.T) {
+// A NIC that cannot be unplugged stays, and only delays NICs with its name or port.
+func TestFailedUnplugKeepsTheNIC(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1"), testNIC("eth2", "p-2")})
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -202,8 +202,8 @@ func TestNICThatCannotBeUnplugged(t *testing.T) {
 	n.board.want(t, "p-1", "p-3", "p-4")
 }
 
-// A pod with a new sandbox has its NICs there, and not in the former one.
-func TestNICsOfALaterSandbox(t *testing.T) {
+// A pod with a new sandbox has its NICs in the new one only.
+func TestNICsMoveToTheNewSandbox(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.startPorts(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -215,7 +215,7 @@ func TestNICsOfALaterSandbox(t *testing.T) {
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
 	must(t, r.changeNICs(within(t), keyFor("a")))
 	if rec, _ := r.Store.Get(keyFor("a")); len(rec.NICs) > 0 {
-		t.Errorf("the former sandbox has %+v", rec.NICs)
+		t.Errorf("NICs of the former sandbox = %+v, want none", rec.NICs)
 	}
 	r.nics.news.Set()
 	defer n.tick()()
@@ -224,15 +224,15 @@ func TestNICsOfALaterSandbox(t *testing.T) {
 		return ok && len(rec.NICs) == 1 && rec.NICs[0].State == attachment.Plugged
 	})
 	if rec, _ := r.Store.ByPort("p-1"); rec.Key != keyFor("b") {
-		t.Errorf("it is plugged into %s", rec.Key)
+		t.Errorf("port p-1 is plugged into %s, want the new sandbox", rec.Key)
 	}
 }
 
-// A daemon is killed at each step of a change. The next one continues: record, switch and operator
+// A daemon is killed at each step of a change. Its successor continues: record, switch and operator
 // agree, whatever is desired by then.
-func TestCrashesOfChanges(t *testing.T) {
+func TestCrashesDuringNICChanges(t *testing.T) {
 	changes := map[string]struct {
-		before, after []attachment.NIC // but for the first
+		before, after []attachment.NIC // without the first NIC
 		points        []string
 	}{
 		"add":     {nil, []attachment.NIC{testNIC("eth7", "p-7"), testNIC("eth8", "p-8")}, []string{"daemon.nics.recorded", "daemon.nics.plugged=1", "daemon.nics.plugged=2", "daemon.nics.active", "daemon.nics.changed"}},
@@ -243,10 +243,10 @@ func TestCrashesOfChanges(t *testing.T) {
 	for what, change := range changes {
 		for kind, pod := range portPods {
 			for _, point := range change.points {
-				for _, then := range []string{"goes on", "is taken back", "DEL"} {
+				for _, then := range []string{"continued", "reverted", "DEL"} {
 					k++
-					t.Run(fmt.Sprint(what, k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
-						t.Logf("%s, %s, %s", kind, point, then)
+					t.Run(fmt.Sprint(what, k), func(t *testing.T) { // a short name, because it becomes part of a socket path
+						t.Logf("pod %s, crash at %s, then %s", kind, point, then)
 						n := newPortNode(t, pod.addrs...)
 						own := pod.nics[0]
 						before, after := append([]attachment.NIC{own}, change.before...), append([]attachment.NIC{own}, change.after...)
@@ -260,7 +260,7 @@ func TestCrashesOfChanges(t *testing.T) {
 						r.source.Nothing = len(n.addrs) == 0
 						defer n.tick()()
 						wanted := after
-						if then == "is taken back" {
+						if then == "reverted" {
 							wanted = before
 						}
 						if then != "DEL" {
@@ -270,7 +270,7 @@ func TestCrashesOfChanges(t *testing.T) {
 								ports = append(ports, nic.Port)
 							}
 							r.settles(t, ports...)
-							waitFor(t, func() bool { // what the record has and the crash took is plugged again behind the start
+							waitFor(t, func() bool { // recorded NICs that the crash lost are plugged again after startup
 								n.board.mu.Lock()
 								defer n.board.mu.Unlock()
 								return len(n.board.plugs) == len(ports)
@@ -290,9 +290,9 @@ func TestCrashesOfChanges(t *testing.T) {
 	}
 }
 
-// Changes of NICs and of egress run concurrently with the runtime's calls about the same container, and with restarts.
-// In the end record, switch, namespace and operator agree.
-func TestChangesBesideCalls(t *testing.T) {
+// Changes of NICs and egress run concurrently with the runtime's calls about the same container, and with restarts.
+// At the end record, switch, namespace and operator agree.
+func TestChangesDuringRuntimeCalls(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	n.tunnels = newTunnels()
 	own := testNIC("eth1", "p-1")
@@ -337,7 +337,7 @@ func TestChangesBesideCalls(t *testing.T) {
 		wg.Wait()
 		stop()
 		n.tunnels.mu.Lock()
-		n.tunnels.wrong = nil // lose comes between what is set up and what the operator hears
+		n.tunnels.wrong = nil // lose may run between a setup and its report
 		n.tunnels.mu.Unlock()
 		r = n.restart(r)
 		r.egress.says("pod-a", testEgress("nat"))

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// portPods are pods with two NICs: in addition to an address, alone, and with a branch that the node
-// routes to. Names are short, as they become part of a socket path.
+// portPods are pods with two NICs: beside an address, without an address, and with a branch that the node
+// routes to. Their names are short, because they become part of a socket path.
 var portPods = map[string]struct {
 	addrs []string
 	nics  []attachment.NIC
@@ -35,22 +35,22 @@ func (n *node) startPorts(nics []attachment.NIC) *running {
 	return r
 }
 
-// wantAllPlugged asserts that what is plugged is what records have, and that all of
-// them are ready.
+// wantAllPlugged asserts that exactly the recorded NICs are plugged, and that all records are
+// ready.
 func (n *node) wantAllPlugged(t *testing.T, r *running, ports ...string) {
 	t.Helper()
 	n.board.want(t, ports...)
 	records := r.Store.Records()
 	if len(ports) == 0 && len(records) > 0 || len(ports) > 0 && len(records) != 1 {
-		t.Errorf("records %v", records)
+		t.Errorf("records = %v, plugged ports = %v", records, ports)
 	}
 	for _, rec := range records {
 		if rec.State != attachment.Ready {
-			t.Errorf("%s is %s", rec.Key, rec.State)
+			t.Errorf("%s is %s, want ready", rec.Key, rec.State)
 		}
 	}
 	links := 0
-	for _, rec := range records { // of a lease
+	for _, rec := range records { // records with a lease
 		links += len(rec.Lease.Addrs())
 	}
 	n.wantKernel(t, links, links)
@@ -59,8 +59,8 @@ func (n *node) wantAllPlugged(t *testing.T, r *running, ports ...string) {
 	}
 }
 
-// A daemon is killed at each step of an ADD, its undoing and a DEL of a pod with NICs and egress. The next one has set
-// up exactly what ready records have, and the runtime's next call works.
+// A daemon is killed at each step of an ADD, its rollback and a DEL of a pod with NICs and egress. Its successor
+// restores exactly the state of the ready records, and the runtime's next call succeeds.
 func TestCrashesWithParts(t *testing.T) {
 	newNode := func(t *testing.T, addrs []string) *node {
 		n := newPortNode(t, addrs...)
@@ -88,7 +88,7 @@ func TestCrashesWithParts(t *testing.T) {
 					n.lives(t, r)
 				})
 			}
-			for _, point := range undo { // two of a name would have a # in a socket's path
+			for _, point := range undo { // equal names would put a # into a socket path
 				t.Run("undo-"+point, func(t *testing.T) {
 					n := newNode(t, pod.addrs)
 					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error {
@@ -96,7 +96,7 @@ func TestCrashesWithParts(t *testing.T) {
 						must(t, err)
 						defer broken()
 						if rec, err = r.attachments.trySetUp(t.Context(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
-							t.Fatalf("err = %v", err)
+							t.Fatalf("trySetUp() = %v, want failpoint.ErrHit", err)
 						}
 						return r.attachments.undo(t.Context(), rec)
 					})
@@ -114,7 +114,7 @@ func TestCrashesWithParts(t *testing.T) {
 					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error { return r.attachments.del(t.Context(), rec.Key) })
 					r = n.startPorts(pod.nics)
 					n.wantAllPlugged(t, r)
-					mustDel(t, r, "a") // as the runtime, which heard nothing, does
+					mustDel(t, r, "a") // the runtime retries, because it got no reply
 					n.clock.Advance(31 * time.Second)
 					n.lives(t, r)
 				})
@@ -132,8 +132,8 @@ func (r *running) addTo(rec attachment.Record) error {
 	return err
 }
 
-// crash leaves a node as a daemon that is killed at a failpoint. point may end in "=" and the number
-// of the hit.
+// crash leaves a node in the state of a daemon that was killed at a failpoint. point may end in "=" and the
+// number of the hit.
 func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(*running, attachment.Record) error) {
 	t.Helper()
 	r := n.assemble()
@@ -173,7 +173,7 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	must(t, err)
 	defer restore()
 	if err := do(r, rec); !errors.Is(err, failpoint.ErrHit) {
-		t.Fatalf("err = %v", err)
+		t.Fatalf("crashing call = %v, want failpoint.ErrHit", err)
 	}
 }
 

@@ -60,7 +60,7 @@ func replyLink(name, port string) *rpc.Link {
 
 // A pod whose first interface is a branch uses no address of its node, but its reply looks like that
 // of a pod that does. Other pods are not affected.
-func TestPodOfABranch(t *testing.T) {
+func TestPodWithBranchAsFirstInterface(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
 	r.nics.bind("pod-a", testBranch("p-0"), testNIC("eth1", "p-1"))
@@ -77,7 +77,7 @@ func TestPodOfABranch(t *testing.T) {
 		t.Errorf("reply (-want +got):\n%s", diff)
 	}
 	if holder, held := r.source.Holder(n.addrs[0]); held {
-		t.Errorf("%s has the node's address", holder)
+		t.Errorf("%s has the node's address, want it free", holder)
 	}
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5") // the node's only address
 	check := func(address string) error {
@@ -88,36 +88,36 @@ func TestPodOfABranch(t *testing.T) {
 	wantFailure(t, check("10.0.0.5/32"), cnierror.CodeMismatch)
 	a := askPod(t, frontOf(r), "namespace=default&name=pod-a").Attachments[0]
 	if a.Address.String() != "192.168.0.12" || a.HostLink != link || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.NICs) != 2 {
-		t.Errorf("%+v", a)
+		t.Errorf("attachment = %+v, want an intact one with the branch's address", a)
 	}
 	if doc := r.inspector.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
-		t.Errorf("the document has %+v and %+v", doc.Allocated, doc.NICs)
+		t.Errorf("document: allocated %+v and NICs %+v, want 1 and 2", doc.Allocated, doc.NICs)
 	}
 
 	r = n.restart(r)
 	n.wantKernel(t, 1, 1)
 	n.board.want(t, "p-0", "p-1")
 	if again := mustAdd(t, r, "a", "/run/netns/a"); !cmp.Equal(again, reply, protocmp.Transform()) {
-		t.Errorf("again %v, first %v", again, reply)
+		t.Errorf("repeated reply = %v, want %v", again, reply)
 	}
 	mustDel(t, r, "a")
 	n.board.want(t)
 	n.wantKernel(t, 1, 1)
 	if left := r.Store.CoolingRecords(); len(left) > 0 {
-		t.Errorf("there cools %+v", left)
+		t.Errorf("cooling records = %+v, want none", left)
 	}
 	if holder, held := r.source.Holder(n.addrs[0]); !held || holder != keyFor("b") {
-		t.Errorf("the address of the pod beside it is %v's, %v", holder, held)
+		t.Errorf("holder of %s = %v, %v, want %v", n.addrs[0], holder, held, keyFor("b"))
 	}
 }
 
-func TestPodWithAFurtherNIC(t *testing.T) {
+func TestPodWithAdditionalNICs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
 	reply := mustAdd(t, r, "a", n.newNetns("a"))
 	if got := reply.GetAddresses(); len(got) != 1 || got[0] != "10.0.0.5/32" || reply.GetSandbox().GetName() != "eth0" {
-		t.Errorf("the first interface is %v", reply)
+		t.Errorf("first interface = %v, want eth0 with 10.0.0.5/32", reply)
 	}
 	if diff := cmp.Diff([]*rpc.Link{replyLink("eth1", "p-1"), replyLink("eth2", "p-2")}, reply.GetLinks(), protocmp.Transform()); diff != "" {
 		t.Errorf("further interfaces (-want +got):\n%s", diff)
@@ -125,17 +125,17 @@ func TestPodWithAFurtherNIC(t *testing.T) {
 	n.board.want(t, "p-1", "p-2")
 	n.wantKernel(t, 1, 1)
 	if again := mustAdd(t, r, "a", "/run/netns/a"); !cmp.Equal(again, reply, protocmp.Transform()) {
-		t.Errorf("again %v, first %v", again, reply)
+		t.Errorf("repeated reply = %v, want %v", again, reply)
 	}
 	mustDel(t, r, "a")
 	n.board.want(t)
 	if _, cools := r.Store.Cooling(n.addrs[0]); !cools {
-		t.Error("the address does not cool")
+		t.Error("the address is not cooling")
 	}
 	mustDel(t, r, "a")
 }
 
-func TestPodOfNICsAlone(t *testing.T) {
+func TestPodWithNICsOnly(t *testing.T) {
 	n := newPortNode(t)
 	r := n.start()
 	r.source.Nothing = true
@@ -163,7 +163,7 @@ func TestPodOfNICsAlone(t *testing.T) {
 	mustDel(t, r, "a")
 	n.board.want(t)
 	if left := r.Store.Records(); len(left) > 0 {
-		t.Errorf("left %v", left)
+		t.Errorf("records = %v, want none", left)
 	}
 }
 
@@ -184,12 +184,12 @@ func TestCheckWithNICs(t *testing.T) {
 	must(t, check("eth1", "192.168.0.12/24"))
 	must(t, check("net1", "192.168.0.13/24")) // an interface of another plugin
 	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), cnierror.CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
-		t.Errorf("message %q", f.GetMessage())
+		t.Errorf("message = %q, want the address mismatch", f.GetMessage())
 	}
 	wantFailure(t, check("eth1", "x"), types.ErrInvalidNetworkConfig)
 	n.board.lose()
 	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
-		t.Errorf("details %q", f.GetDetails())
+		t.Errorf("details = %q, want the unplugged NIC", f.GetDetails())
 	}
 	// Repeating the ADD plugs the NIC again.
 	mustAdd(t, r, "a", "/run/netns/a")
@@ -225,24 +225,24 @@ func TestDocumentsHaveNICs(t *testing.T) {
 		t.Errorf("NICs (-want +got):\n%s", diff)
 	}
 	if len(doc.Allocated) != 0 {
-		t.Errorf("allocated %+v: no address is leased", doc.Allocated)
+		t.Errorf("allocated = %+v, want none", doc.Allocated)
 	}
 	a := askPod(t, frontOf(r), "namespace=shop&name=web-0").Attachments[0]
 	if diff := cmp.Diff(all, a.NICs, same); diff != "" {
 		t.Errorf("NICs of the pod (-want +got):\n%s", diff)
 	}
 	if a.Address.String() != "192.168.0.12" || a.IPv6.String() != "2001:db8::5" || a.HostLink != "tapp-0" || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.Rules) != 0 {
-		t.Errorf("%+v", a)
+		t.Errorf("attachment = %+v, want an intact one with the addresses of NIC p-0", a)
 	}
 	n.board.lose()
 	if a := askPod(t, frontOf(r), "namespace=shop&name=web-0").Attachments[0]; !strings.Contains(a.Fault, "NIC eth1, port p-1: is not plugged") {
-		t.Errorf("unplugged: %+v", a)
+		t.Errorf("attachment with an unplugged NIC = %+v, want fault", a)
 	}
 }
 
 // The daemon replugs NICs that other software unplugged, when it notices and at startup. It removes
 // ports without a record at startup, or as soon as the switch allows it.
-func TestNICsAreKept(t *testing.T) {
+func TestUnpluggedNICsAreReplugged(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
@@ -263,7 +263,7 @@ func TestNICsAreKept(t *testing.T) {
 	seen(func() bool { return plugged() == 1 })
 	n.board.want(t, "p-1")
 
-	// During a call for the container, the NIC is not replugged; soon after the call, it is.
+	// The NIC is not replugged during a call for the container, but soon after it.
 	unlock, err := r.attachments.locks.lock(t.Context(), "a")
 	must(t, err)
 	n.board.lose()
@@ -276,7 +276,7 @@ func TestNICsAreKept(t *testing.T) {
 	r.stop()
 	n.board.lose()
 	n.board.plug("bthgone", "p-9")
-	n.board.set("Sweep", errors.New("nobody answers"))
+	n.board.set("Sweep", errors.New("no response from Open vSwitch"))
 	r = n.restart(nil)
 	seen(func() bool { return plugged() == 2 })
 	n.board.set("Sweep", nil)
@@ -293,13 +293,13 @@ func TestNICsAreKept(t *testing.T) {
 	seen(func() bool { return n.board.count("Check") > checks })
 	r.stop()
 	if n.board.count("Plug") != plugs {
-		t.Error("plugged into a namespace that is gone")
+		t.Error("a NIC was plugged for a deleted namespace")
 	}
 }
 
-// Replugging a NIC is retried with growing delays, up to the interval of repairs. After a success, the
+// Replugging a NIC is retried with growing delays, up to the repair interval. After a success, the
 // next failure is retried soon.
-func TestNICsThatCannotBePluggedAgain(t *testing.T) {
+func TestReplugIsRetriedWithBackoff(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
@@ -322,7 +322,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	tried = n.board.count("Plug")
 	passes(60, time.Minute)
 	if got := n.board.count("Plug") - tried; got > 4 {
-		t.Errorf("tried %d times within an hour, at intervals of minutes", got)
+		t.Errorf("tried to plug %d times within an hour, want at most 4", got)
 	}
 	n.board.set("Plug", nil)
 	waitFor(t, func() bool {
@@ -338,11 +338,11 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	waitFor(t, func() bool { n.clock.Advance(repairDebounce); return n.board.count("Plug") > tried })
 	passes(2, againAfter)
 	if n.board.count("Plug") == tried+1 {
-		t.Error("it was not tried again soon")
+		t.Error("the failed plug was not retried soon after a success")
 	}
 }
 
-// A recreated port replaces the former one, even if the daemon crashes in between.
+// A recreated port replaces the former one, even if the daemon crashes during the replacement.
 func TestRecreatedPortReplacesTheFormer(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -362,7 +362,7 @@ func TestRecreatedPortReplacesTheFormer(t *testing.T) {
 	n.board.hear()
 	n.board.want(t, "p-1", "p-3")
 	if _, ok := r.Store.ByPort("p-2"); ok {
-		t.Error("the port that went is recorded")
+		t.Error("the replaced port is still recorded")
 	}
 
 	broken, err := failpoint.Set("daemon.nics.recorded=error@1")
@@ -405,10 +405,10 @@ func TestStartWithoutASwitch(t *testing.T) {
 	before := n.board.count("Unplug")
 	r = n.restart(nil)
 	if got := n.board.count("Unplug") - before; got != 1 {
-		t.Errorf("the start tried %d times to unplug something", got)
+		t.Errorf("startup tried to unplug %d times, want 1", got)
 	}
 	if f := r.refused(t, addOf("a", "/run/netns/a"), types.ErrTryAgainLater); !strings.Contains(f.GetMessage(), "unplugging NIC eth1, port p-a") {
-		t.Errorf("message %q", f.GetMessage())
+		t.Errorf("message = %q, want the failed unplug", f.GetMessage())
 	}
 	for _, method := range []string{"Plug", "Unplug", "Check", "Plugs", "Sweep"} {
 		n.board.set(method, nil)
@@ -441,7 +441,7 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 			checks, plugs := n.board.count("Check"), n.board.count("Plug")
 			k.check(ctx, r.Store.Records())
 			if checks, plugs = n.board.count("Check")-checks, n.board.count("Plug")-plugs; checks != wantChecks || plugs != wantPlugs {
-				t.Errorf("%s, %s: %d NICs looked at and %d plugged, want %d and %d", kind, name, checks, plugs, wantChecks, wantPlugs)
+				t.Errorf("%s, %s: checked %d NICs and plugged %d, want %d and %d", kind, name, checks, plugs, wantChecks, wantPlugs)
 			}
 		}
 		n.board.set("Check", plug.ErrUnreachable)
@@ -450,7 +450,7 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 		look(t.Context(), "back", 3, 3)
 		ctx, cancel := context.WithCancel(t.Context())
 		n.board.onEnter("Check", cancel)
-		look(ctx, "at the end", 1, 0)
+		look(ctx, "at shutdown", 1, 0)
 	}
 }
 
@@ -469,7 +469,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 			left := len(n.board.plugs)
 			n.board.mu.Unlock()
 			if left != 2 || len(r.quarantine.all()) != 1 {
-				t.Fatalf("%d plugs, damaged %v", left, r.quarantine.all())
+				t.Fatalf("%d plugged ports and quarantined records %v, want 2 and one", left, r.quarantine.all())
 			}
 			mustDel(t, r, "a")
 			func() {
@@ -479,7 +479,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 			n.board.hear()
 			n.wantAllPlugged(t, r)
 			if len(r.quarantine.all()) != 0 {
-				t.Errorf("damaged %v", r.quarantine.all())
+				t.Errorf("quarantined records = %v, want none", r.quarantine.all())
 			}
 		})
 	}
@@ -498,28 +498,28 @@ func TestRebootWithNICs(t *testing.T) {
 			n.board.set("Unplug", plug.ErrUnreachable)
 			r = n.startPorts(pod.nics)
 			if len(r.Store.Records()) != 1 {
-				t.Error("the record went before its NICs")
+				t.Error("the record was removed before its NICs")
 			}
 			n.board.set("Unplug", nil)
 			r = n.restart(r)
 			n.wantAllPlugged(t, r)
 			if len(r.Store.CoolingRecords()) != 0 {
-				t.Error("an address cools that the reboot freed")
+				t.Error("an address is cooling although the reboot freed it")
 			}
 		})
 	}
 }
 
 // A daemon that is no longer configured for NICs or egress keeps the addresses of pods that use them. CHECK and ADD
-// report the missing configuration, and DEL still works.
-func TestPartThatIsNoLongerConfigured(t *testing.T) {
+// report the missing configuration; DEL still works.
+func TestPartNoLongerConfigured(t *testing.T) {
 	for name, tc := range map[string]struct {
 		nics   []attachment.NIC
 		egress *attachment.Egress
 		says   string
 	}{
-		"NICs":   {[]attachment.NIC{testNIC("eth1", "p-1")}, nil, "not configured to plug any"},
-		"egress": {nil, testEgress("nat"), "not configured to set that up"},
+		"NICs":   {[]attachment.NIC{testNIC("eth1", "p-1")}, nil, "not configured to plug them"},
+		"egress": {nil, testEgress("nat"), "not configured for egress"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newPortNode(t, "10.0.0.5")
@@ -534,10 +534,10 @@ func TestPartThatIsNoLongerConfigured(t *testing.T) {
 			n.wantKernel(t, 1, 1)
 			_, err := r.client.Check(within(t), checkOf("a"))
 			if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), tc.says) {
-				t.Errorf("CHECK says %v", f)
+				t.Errorf("CHECK = %v, want details with %q", f, tc.says)
 			}
 			if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), tc.says) {
-				t.Errorf("%v", f)
+				t.Errorf("repeated ADD = %v, want details with %q", f, tc.says)
 			}
 			mustDel(t, r, "a")
 			r.stop()
@@ -571,10 +571,10 @@ func TestFailuresOfNICs(t *testing.T) {
 		stop := n.tick()
 		f := r.refused(t, addOf("a", n.newNetns("a")), want.code)
 		if f.GetMessage() != "plugging NIC eth1, port p-1" || f.GetDetails() != "plugging: "+err.Error() {
-			t.Errorf("%v: %v", err, f)
+			t.Errorf("%v: failure = %v", err, f)
 		}
 		if _, err := r.keepers[0].part.SetUp(t.Context(), attachment.Record{NICs: []attachment.NIC{testNIC("eth1", "p-1")}}); cnierror.Of(err).Reason != want.reason {
-			t.Errorf("%v, want reason %s", err, want.reason)
+			t.Errorf("SetUp() with error %v: want reason %s", err, want.reason)
 		}
 		stop()
 		n.board.want(t)
@@ -584,7 +584,7 @@ func TestFailuresOfNICs(t *testing.T) {
 }
 
 // In the reply, a NIC's default route replaces that of the pod's first interface in the same family.
-func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
+func TestNICDefaultRouteInReply(t *testing.T) {
 	rec := recordOf("a", attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("2001:db8::5")})
 	routes := func(r *rpc.AddReply) (out []string) {
 		for _, one := range r.GetRoutes() {
@@ -596,15 +596,15 @@ func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	rec.NICs = []attachment.NIC{nic}
 	want := []string{"169.254.1.1/32 ", "0.0.0.0/0 169.254.1.1", "::/0 fe80::1"}
 	if diff := cmp.Diff(want, routes(replyOf(rec))); diff != "" {
-		t.Errorf("without (-want +got):\n%s", diff)
+		t.Errorf("routes without a NIC's default route (-want +got):\n%s", diff)
 	}
 	nic.DefaultRoute = true
 	rec.NICs = []attachment.NIC{nic}
 	reply := replyOf(rec)
 	if diff := cmp.Diff([]string{"169.254.1.1/32 ", "::/0 fe80::1"}, routes(reply)); diff != "" {
-		t.Errorf("with (-want +got):\n%s", diff)
+		t.Errorf("routes with a NIC's default route (-want +got):\n%s", diff)
 	}
 	if got := reply.GetLinks()[0].GetRoutes(); len(got) != 1 || got[0].GetDst() != "0.0.0.0/0" || got[0].GetGateway() != "192.168.0.1" {
-		t.Errorf("routes of the NIC: %v", got)
+		t.Errorf("routes of the NIC = %v, want the default route", got)
 	}
 }

@@ -17,26 +17,26 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// unbound is a port that no node has yet.
+// unbound returns the NIC of a port that is not bound to any node yet.
 func unbound(ifName, port string) attachment.NIC {
 	nic := testNIC(ifName, port)
 	nic.Plug = attachment.Plug{}
 	return nic
 }
 
-// An ADD waits for its NICs, then for an address, then until its NICs carry packets, and for all
-// together no longer than the longer of the two waits.
-func TestWaitsOfAnAddWithNICs(t *testing.T) {
+// An ADD waits for its NICs, then for an address, then until its NICs are active, in
+// total no longer than the longer of the two waits.
+func TestAddWaitsForNICs(t *testing.T) {
 	const noNICs, noLinks, noTraffic = "no NICs for the pod: ", "the pod's NICs are not on the node yet: ", "the pod's NICs carry no packets yet: "
 	const bound, build = "NIC eth1: port p-1 is bound to no node", "NIC eth1: port p-1 is BUILD"
 	for name, tc := range map[string]struct {
 		prepare func(n *node, r *running)
 		after   time.Duration
-		code    uint // 0: it works
+		code    uint // 0: success
 		reason  string
 		says    string
 	}{
-		"all there": {func(_ *node, _ *running) {}, 0, 0, "", ""},
+		"no wait": {func(_ *node, _ *running) {}, 0, 0, "", ""},
 		"bound in time": {func(_ *node, r *running) {
 			r.nics.bind("pod-a", unbound("eth1", "p-1"))
 			time.AfterFunc(50*time.Second, func() { r.nics.bind("pod-a", testNIC("eth1", "p-1")) })
@@ -47,18 +47,18 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 			time.Minute, types.ErrTryAgainLater, "subnet-full", noAddress + "the fake source has no free address"},
 		"no address for a pod without NICs": {func(_ *node, r *running) { r.nics.bind("pod-a"); r.source.Drain() },
 			45 * time.Second, types.ErrTryAgainLater, "subnet-full", noAddress + "the fake source has no free address"},
-		"one wait for both": {func(_ *node, r *running) {
+		"shared wait for NICs and address": {func(_ *node, r *running) {
 			r.nics.bind("pod-a", unbound("eth1", "p-1"))
 			r.source.Drain()
 			time.AfterFunc(50*time.Second, func() { r.nics.bind("pod-a", testNIC("eth1", "p-1")) })
 		}, time.Minute, types.ErrTryAgainLater, "subnet-full", noAddress},
-		"the link comes in time": {func(_ *node, r *running) {
+		"link appears in time": {func(_ *node, r *running) {
 			r.nics.delay(true)
 			time.AfterFunc(55*time.Second, func() { r.nics.delay(false) })
 		}, 55 * time.Second, 0, "", ""},
-		"the link never comes": {func(_ *node, r *running) { r.nics.delay(true) },
+		"link never appears": {func(_ *node, r *running) { r.nics.delay(true) },
 			time.Minute, types.ErrTryAgainLater, "port-build", noLinks + "NIC eth1: port p-1 has no link"},
-		"a DEL while it waits for the link": {func(_ *node, r *running) {
+		"DEL during the wait for the link": {func(_ *node, r *running) {
 			r.nics.delay(true)
 			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
 		}, time.Second, types.ErrTryAgainLater, "deleted", noLinks + errDeleted.Error()},
@@ -68,27 +68,27 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 		}, 55 * time.Second, 0, "", ""},
 		"never active": {func(_ *node, r *running) { r.nics.hush(true) },
 			time.Minute, types.ErrTryAgainLater, "port-build", noTraffic + build},
-		"a DEL while it waits to be bound": {func(_ *node, r *running) {
+		"DEL during the wait for the binding": {func(_ *node, r *running) {
 			r.nics.bind("pod-a", unbound("eth1", "p-1"))
 			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
 		}, time.Second, types.ErrTryAgainLater, "deleted", noNICs + errDeleted.Error()},
-		"a DEL while it waits to be active": {func(_ *node, r *running) {
+		"DEL during the wait for activity": {func(_ *node, r *running) {
 			r.nics.hush(true)
 			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
 		}, time.Second, types.ErrTryAgainLater, "deleted", noTraffic + errDeleted.Error()},
-		"the daemon ends": {func(_ *node, r *running) {
+		"daemon shuts down": {func(_ *node, r *running) {
 			r.nics.hush(true)
 			time.AfterFunc(time.Second, func() { r.drain(part.ErrDraining) })
 		}, time.Second, types.ErrTryAgainLater, "draining", "berthd is being restarted"},
-		"NICs that fail": {func(n *node, _ *running) { n.board.set("Acquire", errors.New("no idea")) },
+		"NICs fail": {func(n *node, _ *running) { n.board.set("Acquire", errors.New("no idea")) },
 			0, types.ErrTryAgainLater, "source", noNICs + "no idea"},
-		"no address for others": {func(_ *node, r *running) {
+		"no address for other pods": {func(_ *node, r *running) {
 			r.source.Drain()
 			r.nics.bind("pod-a", testBranch("p-1"))
 		}, 0, 0, "", ""},
-		"no interface of the name": {func(_ *node, r *running) { r.source.Nothing = true },
+		"no NIC with the interface name": {func(_ *node, r *running) { r.source.Nothing = true },
 			0, types.ErrInvalidNetworkConfig, "no-nic", "no NIC of the pod is named eth0"},
-		"a port of another": {func(n *node, r *running) {
+		"port of another pod": {func(n *node, r *running) {
 			other := recordOf("b", attachment.Lease{IPv4: n.addrs[1]})
 			other.NICs = []attachment.NIC{testNIC("eth1", "p-1")}
 			must(t, r.Store.Put(other))
@@ -109,7 +109,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
 				rec, err := r.attachments.add(ctx, want, attachment.PodOptions{})
 				if took := time.Since(start); took != tc.after {
-					t.Errorf("it took %v, want %v", took, tc.after)
+					t.Errorf("ADD took %v, want %v", took, tc.after)
 				}
 				if tc.code == 0 {
 					must(t, err)
@@ -117,24 +117,24 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 					return
 				}
 				if f := cnierror.Of(err); err == nil || f.Code != tc.code || f.Reason != tc.reason || !strings.HasPrefix(f.Message, tc.says) {
-					t.Errorf("%+v, %+v", rec, err)
+					t.Errorf("ADD = %+v, %+v; want code %d, reason %q, message %q", rec, err, tc.code, tc.reason, tc.says)
 				}
 				synctest.Wait()
 				if _, ok := r.Store.Get(keyFor("a")); ok || len(r.attachments.acquirer.waits.adds) > 0 {
-					t.Error("something is left")
+					t.Error("the failed ADD left a record or a wait")
 				}
 				n.board.want(t)
 				n.wantKernel(t, 0, 0)
 				if holder, held := r.source.Holder(n.addrs[0]); held && holder == keyFor("a") || r.source.Waiting() > 0 {
-					t.Errorf("%s is held", n.addrs[0])
+					t.Errorf("the failed ADD still holds or waits for %s", n.addrs[0])
 				}
 			})
 		})
 	}
 }
 
-// The node's document and Events say what an ADD waits for, without mistaking NICs for addresses.
-func TestEventsOfAPodThatWaitsForNICs(t *testing.T) {
+// The node's document and Events give the reason for the wait, without mistaking NICs for addresses.
+func TestEventsOfPodWaitingForNICs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
 		n.nicWait = 10 * time.Second
@@ -169,8 +169,8 @@ func TestEventsOfAPodThatWaitsForNICs(t *testing.T) {
 	})
 }
 
-// The sweep neither waits for an ADD that waits for NICs, nor removes it.
-func TestSweepBesideAnAddThatWaits(t *testing.T) {
+// The sweep neither waits for a waiting ADD, nor removes it.
+func TestSweepIgnoresWaitingAdd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
 		r := n.assemble()
@@ -186,7 +186,7 @@ func TestSweepBesideAnAddThatWaits(t *testing.T) {
 		start := time.Now()
 		r.sweeper.sweep(t.Context())
 		if took := time.Since(start); took > 0 {
-			t.Errorf("the sweep took %v", took)
+			t.Errorf("the sweep took %v, want no wait", took)
 		}
 		r.nics.hush(false)
 		must(t, <-added)

@@ -14,26 +14,26 @@ import (
 	"github.com/berthnet/berth/internal/node/podevents"
 )
 
-// Some network managers add the addresses of an ENI to its link. The kernel then takes such an address
-// for the node's own, whatever the routes say, and cuts off the pod that has it.
+// Some network managers add the addresses of an ENI to its link. The kernel then treats such an address
+// as local, regardless of routes, and the pod that has it becomes unreachable.
 
-// nodeAddresses finds addresses of pods on links of the node, and reports the pods that they cut off.
+// nodeAddresses finds addresses of pods on links of the node, and reports the pods that they make unreachable.
 type nodeAddresses struct {
-	remove bool                 // of running pods, from the node's links (--foreign-addresses=remove)
+	remove bool                 // remove running pods' addresses from the node's links (--foreign-addresses=remove)
 	tell   func(podevents.News) // may be nil
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	cut      map[netip.Addr]attachment.Key
 	withheld int
 }
 
-// cutOff is a running pod whose address the node has too.
+// cutOff is a running pod whose address the node has as well.
 type cutOff struct {
 	datapath.NodeAddress
 	pod attachment.Record
 }
 
-// findCutOff returns the running pods with addresses that the node has itself.
+// findCutOff returns the running pods with addresses that the node has as well.
 func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut []cutOff) {
 	pods := map[netip.Addr]attachment.Record{}
 	for _, rec := range records {
@@ -60,7 +60,7 @@ func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut [
 	return cut
 }
 
-// addressCondition is the condition AddressesExclusive.
+// addressCondition returns the condition AddressesExclusive.
 func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []netip.Addr) (healthy bool, reason, message string) {
 	var messages, own []string
 	foreign := false
@@ -79,7 +79,7 @@ func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []neti
 		var free []string
 		for _, a := range withheld {
 			i := slices.IndexFunc(have, func(h datapath.NodeAddress) bool { return h.Addr == a })
-			if i < 0 { // the other one of a dual-stack pair
+			if i < 0 { // the pair's other address, if dual-stack
 				free = append(free, a.String())
 				continue
 			}
@@ -119,7 +119,7 @@ func shortList(list []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 }
 
-// lookAtAddresses keeps the condition AddressesExclusive, and withholds addresses that the node has
+// lookAtAddresses updates the condition AddressesExclusive, and withholds addresses that the node has
 // from pods.
 func (r *repairer) lookAtAddresses(ctx context.Context) {
 	have, cut, err := r.findAddresses(ctx)
@@ -139,8 +139,8 @@ func (r *repairer) lookAtAddresses(ctx context.Context) {
 	r.addresses.note(cut, len(withheld))
 }
 
-// findAddresses lists the node's addresses and the pods that they cut off. It removes those addresses
-// if configured to, except the node's own.
+// findAddresses lists the node's addresses and the pods that they make unreachable. If configured, it removes
+// those addresses, except the node's own.
 func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddress, cut []cutOff, err error) {
 	if have, err = r.upkeep.NodeAddresses(ctx); err != nil {
 		return nil, nil, err
@@ -171,7 +171,7 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 	return have, left, nil
 }
 
-// note keeps the counts for metrics, and reports each pod that is cut off once.
+// note updates the counts for metrics, and reports each unreachable pod once.
 func (n *nodeAddresses) note(cut []cutOff, withheld int) {
 	n.mu.Lock()
 	before := n.cut

@@ -19,11 +19,11 @@ import (
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// addressedKernel is a node whose links have addresses.
+// addressedKernel is a kernel whose links have addresses.
 type addressedKernel struct {
 	Upkeep
 	has   []datapath.NodeAddress
-	fails bool // to remove one
+	fails bool // removing an address
 }
 
 func (k *addressedKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, error) {
@@ -38,9 +38,9 @@ func (k *addressedKernel) RemoveNodeAddress(_ context.Context, addr netip.Addr) 
 	return nil
 }
 
-// Addresses that the node has itself are withheld from new pods. A running pod that has one gets one
+// Addresses that the node itself has are withheld from new pods. A running pod with such an address gets one
 // Event, and the address is removed from the node only if configured.
-func TestAddressesOfTheNode(t *testing.T) {
+func TestPodAddressesOnTheNode(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		has      []string // on ens6; "own": on the link of the default route, "InternalIP": the Node lists it
@@ -55,18 +55,18 @@ func TestAddressesOfTheNode(t *testing.T) {
 		withheld int
 	}{
 		{"none", []string{"10.0.0.1", "192.0.2.1"}, false, false, "", "", 0, 2, "10.0.0.6", 0, 0},
-		{"a pod's", []string{"10.0.0.5"}, false, false, "PodAddressOnNode", "10.0.0.5 on ens6 is the address of pod ns/pod", 1, 1, "10.0.0.6", 1, 0},
-		{"a pod's node-local one", []string{"169.254.172.9"}, false, false, "PodAddressOnNode", "169.254.172.9 on ens6", 1, 1, "10.0.0.6", 1, 0},
-		{"a pod's of IPv6", []string{"2001:db8::5"}, false, false, "PodAddressOnNode", "2001:db8::5 on ens6", 1, 1, "10.0.0.6", 1, 0},
-		{"a free one", []string{"10.0.0.6"}, false, false, "AddressesWithheld", "withheld from pods: 10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
-		{"all free ones and a pod's", []string{"10.0.0.5", "10.0.0.6", "10.0.0.7"}, false, false, "PodAddressOnNode", "withheld from pods: 10.0.0.6 on ens6, 10.0.0.7 on ens6", 1, 3, "", 1, 2},
-		{"a pod's, removed", []string{"10.0.0.1", "10.0.0.5"}, true, false, "", "", 0, 1, "10.0.0.6", 0, 0},
-		{"a free one, not removed", []string{"10.0.0.6"}, true, false, "AddressesWithheld", "10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
-		{"a pod's, the node's own", []string{"10.0.0.5 own"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on eth0: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
-		{"a pod's, an InternalIP", []string{"10.0.0.5 InternalIP"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on ens6: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
-		{"a free one, the node's own", []string{"10.0.0.6 own"}, true, false, "AddressesWithheld", "the node needs 10.0.0.6 on eth0: move the pool to other subnets", 0, 1, "10.0.0.7", 0, 1},
+		{"address of a pod", []string{"10.0.0.5"}, false, false, "PodAddressOnNode", "10.0.0.5 on ens6 is the address of pod ns/pod", 1, 1, "10.0.0.6", 1, 0},
+		{"node-local address of a pod", []string{"169.254.172.9"}, false, false, "PodAddressOnNode", "169.254.172.9 on ens6", 1, 1, "10.0.0.6", 1, 0},
+		{"IPv6 address of a pod", []string{"2001:db8::5"}, false, false, "PodAddressOnNode", "2001:db8::5 on ens6", 1, 1, "10.0.0.6", 1, 0},
+		{"free address", []string{"10.0.0.6"}, false, false, "AddressesWithheld", "withheld from pods: 10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
+		{"all free addresses and a pod's", []string{"10.0.0.5", "10.0.0.6", "10.0.0.7"}, false, false, "PodAddressOnNode", "withheld from pods: 10.0.0.6 on ens6, 10.0.0.7 on ens6", 1, 3, "", 1, 2},
+		{"address of a pod, removed", []string{"10.0.0.1", "10.0.0.5"}, true, false, "", "", 0, 1, "10.0.0.6", 0, 0},
+		{"free address, not removed", []string{"10.0.0.6"}, true, false, "AddressesWithheld", "10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
+		{"address of a pod and the node's own", []string{"10.0.0.5 own"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on eth0: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
+		{"address of a pod and an InternalIP", []string{"10.0.0.5 InternalIP"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on ens6: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},
+		{"free address and the node's own", []string{"10.0.0.6 own"}, true, false, "AddressesWithheld", "the node needs 10.0.0.6 on eth0: move the pool to other subnets", 0, 1, "10.0.0.7", 0, 1},
 		{"the node's own and another", []string{"10.0.0.5", "10.0.0.6 own"}, false, false, "PodAddressOnNode", "remove the addresses other than 10.0.0.6 on eth0 from the node's links", 1, 2, "10.0.0.7", 1, 1},
-		{"a pod's, that stays", []string{"10.0.0.5"}, true, true, "PodAddressOnNode", "10.0.0.5 on ens6", 1, 1, "10.0.0.6", 1, 0},
+		{"address of a pod, removal fails", []string{"10.0.0.5"}, true, true, "PodAddressOnNode", "10.0.0.5 on ens6", 1, 1, "10.0.0.6", 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := &addressedKernel{fails: c.fails}
@@ -109,19 +109,19 @@ func TestAddressesOfTheNode(t *testing.T) {
 			r.conditions.want(t, ConditionExclusive, c.reason == "", c.says)
 			said, _ := r.conditions.get(ConditionExclusive)
 			if c.reason != "" && said.Reason != c.reason {
-				t.Errorf("reason %s, want %s", said.Reason, c.reason)
+				t.Errorf("reason = %s, want %s", said.Reason, c.reason)
 			}
 			if len(reported) != c.events || c.events > 0 && (reported[0].Pod != rec.Pod || reported[0].Kind != podevents.AddressShared) {
 				t.Errorf("reported %+v, want %d Events of the pod", reported, c.events)
 			}
 			if own && (len(reported) != 1 || reported[0].Cause != podevents.UsedElsewhere || strings.Contains(said.Message, "remove")) {
-				t.Errorf("reported %+v, which must not advise to remove the node's own", reported)
+				t.Errorf("reported %+v, want no advice to remove the node's own address", reported)
 			}
 			if len(k.has) != c.left {
-				t.Errorf("the node has %v left, want %d", k.has, c.left)
+				t.Errorf("addresses on the node = %v, want %d", k.has, c.left)
 			}
 			if pods, withheld := r.addresses.counts(); pods != c.pods || withheld != c.withheld {
-				t.Errorf("metrics tell of %d and %d, want %d and %d", pods, withheld, c.pods, c.withheld)
+				t.Errorf("metrics = %d pods and %d withheld, want %d and %d", pods, withheld, c.pods, c.withheld)
 			}
 			ctx, end := context.WithCancel(t.Context())
 			if c.next == "" {
@@ -130,7 +130,7 @@ func TestAddressesOfTheNode(t *testing.T) {
 			defer end()
 			lease, err := src.Acquire(ctx, attachment.Request{Key: keyFor("b")})
 			if got := lease.IPv4; (err != nil) != (c.next == "") || err == nil && got.String() != c.next {
-				t.Errorf("the next pod gets %v, %v, want %q", got, err, c.next)
+				t.Errorf("address of the next pod = %v, %v, want %q", got, err, c.next)
 			}
 			k.has = nil
 			r.lookAtAddresses(t.Context())

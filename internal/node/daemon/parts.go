@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// parts are those of a daemon, in the order in which they are set up.
+// parts are the parts of a daemon, in the order in which they are set up.
 type parts []part.Part
 
-// remove removes what parts set up, the last first, and all of them although one fails. The error is that of
+// remove removes the state of all parts, the last first, even if one fails. It returns the error of
 // the first that failed.
 func (ps parts) remove(ctx context.Context, rec attachment.Record) (first error) {
 	for _, p := range slices.Backward(ps) {
@@ -24,7 +24,7 @@ func (ps parts) remove(ctx context.Context, rec attachment.Record) (first error)
 	return first
 }
 
-// outlive reports whether a record has anything of a part that a reboot may leave on the node.
+// outlive reports whether a record has state of a part that a reboot may leave on the node.
 func (ps parts) outlive(rec attachment.Record) bool {
 	return slices.ContainsFunc(ps, func(p part.Part) bool {
 		checks, _ := p.Checks(rec)
@@ -44,7 +44,7 @@ func (ps parts) gone(rec attachment.Record) {
 	}
 }
 
-// links are the host links of attachments of which parts have anything on the node.
+// links returns the host links of attachments of which parts have state on the node.
 func (ps parts) links(ctx context.Context) (links []string, err error) {
 	for _, p := range ps {
 		of, failed := p.Links(ctx)
@@ -53,7 +53,7 @@ func (ps parts) links(ctx context.Context) (links []string, err error) {
 	return links, err
 }
 
-// clear removes all that parts have on the node of one attachment, by its host link.
+// clear removes all state that parts have on the node for one attachment, by its host link.
 func (ps parts) clear(ctx context.Context, hostLink string) error {
 	var errs []error
 	for _, p := range ps {
@@ -62,7 +62,7 @@ func (ps parts) clear(ctx context.Context, hostLink string) error {
 	return errors.Join(errs...)
 }
 
-// withParts is a source whose snapshots describe parts, too.
+// withParts is a source whose snapshots include the parts.
 type withParts struct {
 	source.Source
 	parts parts
@@ -71,7 +71,7 @@ type withParts struct {
 // Snapshot implements source.Source.
 func (s withParts) Snapshot() source.Snapshot {
 	snap := s.Source.Snapshot()
-	snap.Conditions = slices.Clip(snap.Conditions) // the source may share what it returned
+	snap.Conditions = slices.Clip(snap.Conditions) // the source may share the slice
 	for _, p := range s.parts {
 		p.Describe(&snap)
 	}

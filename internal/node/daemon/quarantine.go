@@ -13,7 +13,7 @@ import (
 )
 
 // quarantine keeps the damaged records. Each may belong to a running pod: its kernel state is not
-// touched and its addresses are withheld until a DEL of the attachment comes or its link is gone.
+// touched and its addresses are withheld until a DEL of the attachment arrives or its link is gone.
 type quarantine struct {
 	attachments *attachments
 	conditions  *conditions
@@ -38,7 +38,7 @@ func (k *quarantine) links() (links []string) {
 	return links
 }
 
-// partLinks returns host links of attachments of which parts have anything on the node: at least those
+// partLinks returns host links of attachments of which parts have state on the node. It includes at least those
 // of damaged records, for which there is no other evidence.
 func (k *quarantine) partLinks(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
@@ -62,7 +62,7 @@ func (k *quarantine) setAddresses(file string, addrs []netip.Addr) {
 	}
 }
 
-// remove drops a damaged record of which nothing is left.
+// remove drops a damaged record that has no state left.
 func (k *quarantine) remove(file string) {
 	k.mu.Lock()
 	k.list = slices.DeleteFunc(k.list, func(o attachment.Quarantined) bool { return o.File == file })
@@ -84,12 +84,12 @@ func (k *quarantine) report() {
 		fmt.Sprintf("damaged records of attachments that still have a link: %s; their addresses are held until the pods are deleted", strings.Join(files, ", ")))
 }
 
-// quarantineKey holds a damaged record's addresses in the source.
+// quarantineKey is the holder of a damaged record's addresses in the source.
 func quarantineKey(q attachment.Quarantined) attachment.Key {
 	return attachment.Key{Network: "quarantined", ContainerID: q.File, IfName: q.HostLink}
 }
 
-// del handles a DEL without a record: of a damaged one, or of an unknown attachment.
+// del handles a DEL without a record: for a damaged record or an unknown attachment.
 func (k *quarantine) del(ctx context.Context, key attachment.Key) error {
 	link := hostLinkName(key)
 	for _, q := range k.all() {
@@ -97,12 +97,12 @@ func (k *quarantine) del(ctx context.Context, key attachment.Key) error {
 			return k.release(ctx, q)
 		}
 	}
-	k.attachments.source.Release(key) // a lease whose ADD failed before it was recorded
+	k.attachments.source.Release(key) // release a lease whose ADD failed before it was recorded
 	return nil
 }
 
-// ofNoLink reports whether a damaged record cannot belong to an attachment, as its file is named after
-// no possible link.
+// ofNoLink reports whether a damaged record cannot belong to an attachment, because the name of its file
+// contains no valid link name.
 func ofNoLink(q attachment.Quarantined) bool {
 	return !q.Cooling && !datapath.IsHostLinkName(q.HostLink)
 }
@@ -121,7 +121,7 @@ func (k *quarantine) releaseNameless(ctx context.Context, q attachment.Quarantin
 	return nil
 }
 
-// coolUnheld lets addresses cool that no attachment holds and that do not cool yet.
+// coolUnheld starts the cooling of addresses that no attachment holds and that are not cooling yet.
 func (k *quarantine) coolUnheld(ctx context.Context, link string, addrs []netip.Addr) error {
 	for _, a := range addrs {
 		_, held := k.attachments.store.ByAddr(a)

@@ -29,12 +29,12 @@ import (
 
 var spaceSeq atomic.Int32
 
-// newSpace makes a network namespace btd-* and returns its path and a handle.
+// newSpace creates a network namespace btd-* and returns its path and a handle.
 func newSpace(t testing.TB) (path string, h *netlink.Handle) {
 	t.Helper()
 	name := fmt.Sprintf("btd-%d-%d", os.Getpid(), spaceSeq.Add(1))
 	if err := ns.Create(name); err != nil {
-		t.Fatalf("this test makes network namespaces and needs root: %v", err)
+		t.Fatalf("this test creates network namespaces and needs root: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := ns.Remove(name); err != nil {
@@ -50,7 +50,7 @@ func newSpace(t testing.TB) (path string, h *netlink.Handle) {
 	return ns.Path(name), h
 }
 
-// addVeth makes a veth whose two ends are in h's namespace.
+// addVeth creates a veth pair with both ends in h's namespace.
 func addVeth(t testing.TB, h *netlink.Handle, attrs netlink.LinkAttrs, peer string) {
 	t.Helper()
 	v := netlink.NewVeth(attrs)
@@ -94,7 +94,7 @@ func newMachine(t testing.TB, pods int) *machine {
 	return m
 }
 
-// open opens the data path, until the test ends.
+// open opens the data path and closes it when the test ends.
 func (m *machine) open() *datapath.Node {
 	m.t.Helper()
 	node, err := datapath.Open(m.path)
@@ -103,7 +103,7 @@ func (m *machine) open() *datapath.Node {
 	return node
 }
 
-// started is a daemon on a machine.
+// started is a daemon running on a machine.
 type started struct {
 	*Daemon
 	net    *uplinks.VPC
@@ -138,11 +138,11 @@ func (m *machine) empty(s *started) {
 	m.t.Helper()
 	waitFor(m.t, func() bool { return s.reaper.count() == 0 })
 	if links, routes := m.inventory(s); links+routes != 0 {
-		m.t.Errorf("%d links and %d routes are left", links, routes)
+		m.t.Errorf("kernel has %d links and %d routes, want none", links, routes)
 	}
 }
 
-// deleteLink removes a link, like other software.
+// deleteLink removes a link, as other software may do.
 func (m *machine) deleteLink(name string) {
 	m.t.Helper()
 	link, err := m.net.LinkByName(name)
@@ -159,8 +159,8 @@ func (m *machine) inventory(s *started) (links, routes int) {
 	return len(inv.Links), len(inv.Routes)
 }
 
-// A namespace can be used again under another container ID, right after the DEL of the first.
-func TestNamespaceOfARemovedPodIsReused(t *testing.T) {
+// A namespace can be used again under another container ID, immediately after the DEL of the first.
+func TestNamespaceOfRemovedPodCanBeReused(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
 	netns := mustSpace(t)
@@ -182,17 +182,17 @@ func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.attachments.wiring.kernel = &interceptedKernel{Kernel: s.Kernel, before: cancel}
 	if _, err := s.attach(ctx, "a", mustSpace(t)); !errors.Is(err, context.Canceled) {
-		t.Fatalf("err = %v", err)
+		t.Fatalf("attach() = %v, want context.Canceled", err)
 	}
 	if links, routes := m.inventory(s); links+routes != 0 {
-		t.Errorf("%d links and %d routes are left", links, routes)
+		t.Errorf("kernel has %d links and %d routes, want none", links, routes)
 	}
 	if s.source.Cancels() != 1 || len(s.Store.Records()) != 0 {
-		t.Errorf("%d cancels, records %v", s.source.Cancels(), s.Store.Records())
+		t.Errorf("cancels = %d, records = %v; want 1 and none", s.source.Cancels(), s.Store.Records())
 	}
 }
 
-// interceptedKernel does something before a pod is added.
+// interceptedKernel calls a hook before a pod is added.
 type interceptedKernel struct {
 	Kernel
 	before func()
@@ -203,7 +203,7 @@ func (k *interceptedKernel) AddPod(ctx context.Context, p datapath.Pod) (datapat
 	return k.Kernel.AddPod(ctx, p)
 }
 
-func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
+func TestRepairSparesPodWithDamagedRecord(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
 	rec := s.attached(t, "a", mustSpace(t))
@@ -213,16 +213,16 @@ func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
 	s = m.start(time.Hour)
 	s.repairer.repair(context.Background())
 	if links, routes := m.inventory(s); links != 1 || routes != 1 {
-		t.Errorf("a repair left %d links and %d routes of a pod that may live", links, routes)
+		t.Errorf("after a repair the kernel has %d links and %d routes, want 1 and 1", links, routes)
 	}
 	must(t, s.attachments.del(context.Background(), keyFor("a")))
 	m.empty(s)
 }
 
-func TestNotANetns(t *testing.T) {
+func TestInvalidNetnsPaths(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)
-	plain := filepath.Join(t.TempDir(), "plain") // what an unmounted namespace leaves behind
+	plain := filepath.Join(t.TempDir(), "plain") // an unmounted namespace leaves a plain file behind
 	must(t, os.WriteFile(plain, nil, 0o600))
 	fifo := plain + "-fifo"
 	must(t, unix.Mkfifo(fifo, 0o600))
@@ -232,7 +232,7 @@ func TestNotANetns(t *testing.T) {
 	} {
 		_, err := s.attach(context.Background(), "a", path)
 		if f := cnierror.Of(err); err == nil || f.Code != 8 || !strings.Contains(f.Message, what) {
-			t.Errorf("%.40s: %.200v", path, err)
+			t.Errorf("%.40s: error = %.200v, want code 8 and %q", path, err, what)
 		}
 	}
 }
@@ -247,7 +247,7 @@ func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
 	}
 	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
-		t.Fatalf("routes %v, %v", routes, err)
+		t.Fatalf("routes = %v, error %v; want one", routes, err)
 	}
 	must(t, m.net.RouteDel(&routes[0]))
 	waitFor(t, intact)
@@ -266,7 +266,7 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 		must(t, s.attachments.del(context.Background(), keyFor("a")))
 	}
 	waitFor(t, func() bool { return s.reaper.count() == 0 })
-	// A link of someone else is the last event: all before it were looked at.
+	// A foreign link is the last event, so all earlier ones were examined.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "last0"
 	addVeth(t, m.net, attrs, "last1")
@@ -275,14 +275,14 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 			return
 		}
 		if s.repairer.disturbed(e) {
-			t.Errorf("an ADD or DEL was taken for someone else's change: %+v", e)
+			t.Errorf("an ADD or DEL was mistaken for a foreign change: %+v", e)
 		}
 	}
 }
 
 // The path of a pod's namespace may lead elsewhere at any time: between inspection and setup, and
-// while the pod runs. Its address stays its own.
-func TestPathOfANetnsThatChanges(t *testing.T) {
+// while the pod runs. The pod keeps its address.
+func TestNetnsPathChanges(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
 	ctx := context.Background()
@@ -298,7 +298,7 @@ func TestPathOfANetnsThatChanges(t *testing.T) {
 	untouched := func(when string) {
 		t.Helper()
 		if _, err := inOther.LinkByName("eth0"); err == nil {
-			t.Errorf("%s: another pod's namespace got the link", when)
+			t.Errorf("%s: another pod's namespace has the link", when)
 		}
 	}
 	kernel := s.Kernel
@@ -306,7 +306,7 @@ func TestPathOfANetnsThatChanges(t *testing.T) {
 	lead(own)
 	_, err := s.attach(ctx, "a", path)
 	if err == nil || cnierror.Of(err).Reason != "netns-missing" {
-		t.Errorf("ADD: %v", err)
+		t.Errorf("ADD = %v, want error with reason netns-missing", err)
 	}
 	untouched("ADD")
 

@@ -12,10 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Removing a link takes the kernel some 20 ms, and links removed together share that time. So links
+// Removing a link takes the kernel about 20 ms, and links removed together share that time. Therefore links
 // are batched and removed after the reply.
 const (
-	reapGather  = 50 * time.Millisecond // how long links are collected when no call waits for one
+	reapGather  = 50 * time.Millisecond // batching delay when no call waits for a link
 	reapBatch   = 256
 	reapTimeout = 30 * time.Second
 	reapRetry   = 100 * time.Millisecond // doubles up to reapMax, with jitter
@@ -27,8 +27,8 @@ type reaper struct {
 	remove func(ctx context.Context, links []string) error
 	clock  clock.Clock
 	log    *slog.Logger
-	wake   retry.Signal // capacity 1: there are links
-	hurry  retry.Signal // capacity 1: a call waits for a link
+	wake   retry.Signal // set when links are queued
+	hurry  retry.Signal // set when a call waits for a link
 
 	mu      sync.Mutex // guards pending
 	pending map[string]*reaping
@@ -39,8 +39,8 @@ type reaping struct {
 	link  string
 	netns attachment.Netns
 	since time.Time
-	done  chan struct{} // closed once the link is gone
-	err   error         // of the last attempt
+	done  chan struct{} // closed when the link is gone
+	err   error         // error of the last attempt
 }
 
 func newReaper(remove func(context.Context, []string) error, clk clock.Clock, log *slog.Logger) *reaper {
@@ -51,7 +51,7 @@ func newReaper(remove func(context.Context, []string) error, clk clock.Clock, lo
 	}
 }
 
-// add queues a link; one that is queued already is not queued twice.
+// add queues a link unless it is already queued.
 func (r *reaper) add(link string, ns attachment.Netns) {
 	r.mu.Lock()
 	if r.pending[link] == nil {
@@ -110,7 +110,7 @@ func (r *reaper) count() int {
 	return len(r.pending)
 }
 
-// run removes links until ctx ends. The next start finds what is left, as it lists the kernel's links.
+// run removes links until ctx ends. The next start finds remaining ones in the kernel.
 func (r *reaper) run(ctx context.Context) {
 	for {
 		select {
@@ -128,7 +128,7 @@ func (r *reaper) run(ctx context.Context) {
 	}
 }
 
-// drain removes batch after batch until none is left.
+// drain removes batches until no link is left.
 func (r *reaper) drain(ctx context.Context) {
 	var backoff retry.Backoff
 	for {
@@ -171,7 +171,7 @@ func (r *reaper) batch() []string {
 	return links
 }
 
-// reaped ends the waits for links that are gone, and stores the error of the others.
+// reaped ends the waits for removed links, and stores the error of the others.
 func (r *reaper) reaped(links []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,19 +12,19 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// recovery compares records, kernel and runtime at one start.
+// recovery compares records, kernel and runtime during one start.
 type recovery struct {
 	d      *Daemon
 	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
 	listed map[string]bool         // container IDs that the runtime knows; nil: unknown
 	owned  map[string]bool         // links of records and damaged records
 	parts  []string                // partLinks of the quarantine
-	later  bool                    // removing a part failed: the sweep removes others, so that the start does not wait for each
+	later  bool                    // removing a part failed; the sweep removes the others, so that startup does not wait for each
 }
 
-// recoverState finishes or undoes what a former daemon left incomplete, restores leases and cooling
-// addresses in the source, and removes kernel state without a record. The daemon serves only after it.
-// The reaper runs already.
+// recoverState finishes or undoes operations that an earlier daemon left incomplete, restores leases and
+// cooling addresses in the source, and removes kernel state without a record. It must complete before the
+// daemon serves. The reaper is already running.
 func (d *Daemon) recoverState(ctx context.Context) error {
 	d.usable.read()
 	inv, err := d.Kernel.Inventory(ctx)
@@ -40,7 +40,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 			r.links[route.Link] = append(r.links[route.Link], route.Addr)
 		}
 	}
-	r.cooling(ctx) // first: addresses that are released below start to cool
+	r.cooling(ctx) // first, because addresses that are released below start to cool
 	for _, rec := range d.Store.Records() {
 		if err := r.attachment(ctx, rec); err != nil {
 			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
@@ -70,7 +70,7 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 		return r.forget(rec)
 	}
 	r.owned[rec.HostLink] = true
-	// Restored first: when an undo fails, no other pod must get the address.
+	// Restore first: if an undo fails, no other pod may get the address.
 	if !rec.Lease.Empty() {
 		if err := r.d.Source.Restore(attachment.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
 			return fmt.Errorf("restoring its addresses: %w", err)
@@ -87,7 +87,7 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 	return err
 }
 
-// finish undoes or finishes an attachment that was incomplete, or that a reboot ended. A reboot leaves
+// finish undoes or finishes an incomplete attachment, or one that a reboot ended. A reboot leaves
 // some state of NICs, such as rows of Open vSwitch's database.
 func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted bool) error {
 	switch {
@@ -116,8 +116,8 @@ func (r *recovery) forget(rec attachment.Record) error {
 	return r.d.Store.Delete(rec.Key)
 }
 
-// ready restores a complete attachment; keepers check its parts after the start. When its sandbox is
-// gone it is released now if the runtime confirms that, and otherwise by the sweep.
+// ready restores a complete attachment; keepers check its parts after startup. If its sandbox is
+// gone, it is released now if the runtime confirms that, and otherwise by the sweep.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 	alive, err := r.d.attachments.netnsAlive(rec.Netns)
 	if err != nil {
@@ -133,8 +133,8 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 	return err
 }
 
-// quarantined withholds the addresses of a damaged record whose link exists, and lets those of the
-// others cool.
+// quarantined withholds the addresses of a damaged record if its link exists, and otherwise lets them
+// cool.
 func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
 	if ofNoLink(q) {
 		return r.d.quarantine.releaseNameless(ctx, q)
@@ -148,7 +148,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 	r.d.quarantine.setAddresses(q.File, q.Addresses)
 	free := func(a netip.Addr) bool { _, held := r.d.Store.ByAddr(a); return !held }
 	if len(q.Addresses) > 0 && !slices.ContainsFunc(q.Addresses, free) {
-		return r.d.Store.Discard(q) // intact records hold all of them
+		return r.d.Store.Discard(q) // intact records hold all addresses
 	}
 	lives := inKernel || slices.Contains(r.parts, q.HostLink)
 	if lives {
@@ -165,7 +165,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 	return r.d.quarantine.release(ctx, q)
 }
 
-// leaseOf returns a lease of the first address of each family.
+// leaseOf returns a lease with the first address of each family.
 func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 	for _, a := range addrs {
 		if a.Is4() && !lease.IPv4.IsValid() {
@@ -178,11 +178,11 @@ func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 	return lease
 }
 
-// cooling restores in the source the addresses that still cool and, before them in the order of
-// release, those that have cooled since boot. A reboot ends cooling, and an attachment's record takes
+// cooling restores cooling addresses in the source and, before them, the addresses that have cooled since
+// boot, in the order of release. A reboot ends cooling, and an attachment's record takes
 // precedence over a cooling record.
 func (r *recovery) cooling(ctx context.Context) {
-	boot := r.d.Clock.Boot() // first: a stall between the two readings prolongs cooling and never shortens it
+	boot := r.d.Clock.Boot() // read first: a stall between the two readings can only prolong cooling
 	now := r.d.Clock.Now()
 	var over, still []cooled
 	for _, c := range r.d.Store.CoolingRecords() {
@@ -212,7 +212,7 @@ func (r *recovery) cooling(ctx context.Context) {
 	}
 }
 
-// leftovers removes pod links without a record. Their addresses were in use until now, so they cool.
+// leftovers removes pod links without a record. Their addresses were in use until now, so they must cool.
 func (r *recovery) leftovers(ctx context.Context) {
 	for link, addrs := range r.links {
 		if r.owned[link] {

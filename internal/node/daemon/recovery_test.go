@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
-// leave lets a daemon attach pods and stop.
+// leave starts a daemon that attaches pods and stops.
 func (n *node) leave(containers ...string) {
 	n.t.Helper()
 	r := n.restart(nil)
@@ -31,12 +31,12 @@ func (n *node) leave(containers ...string) {
 	r.stop()
 }
 
-// sweeps lets the kernel remove pods again, and sweeps.
+// sweeps stops the kernel failures and runs a sweep.
 func (n *node) sweeps(r *running) {
 	n.t.Helper()
 	n.kernel.set("DetachPod", nil)
 	n.clock.Advance(kernelTimeout)
-	waitFor(n.t, func() bool { // the sweep may not have begun to wait yet
+	waitFor(n.t, func() bool { // the sweep may not have reached its timer yet
 		n.clock.Advance(time.Second)
 		_, held := r.source.Holder(n.addrs[0])
 		return len(r.Store.Records()) == 0 && !held
@@ -44,7 +44,7 @@ func (n *node) sweeps(r *running) {
 	n.wantKernel(n.t, 0, 0)
 }
 
-// breakAt lets a failpoint return an error, without undoing what was done before.
+// breakAt makes a failpoint return an error without undoing earlier steps.
 func breakAt(t *testing.T, name string) {
 	t.Helper()
 	restore, err := failpoint.Set(name + "=error")
@@ -52,19 +52,19 @@ func breakAt(t *testing.T, name string) {
 	t.Cleanup(restore)
 }
 
-// Whenever a daemon is killed during a DEL, the addresses of the pod cool: a node-local one, too, has no new holder
-// before that.
+// If a daemon is killed at any step of a DEL, the addresses of the pod cool, including a node-local one, before
+// another pod gets them.
 func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 	for k, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
 		for kind, newNode := range map[string]func(*testing.T) *node{
 			"alone": func(t *testing.T) *node { return newNode(t, "10.0.0.5") },
 			"local": func(t *testing.T) *node { return newNodeLocal(t, "2001:db8::5", "2001:db8::6") },
 		} {
-			t.Run(fmt.Sprint(kind, k), func(t *testing.T) { // a short name, as it becomes part of a socket's path
+			t.Run(fmt.Sprint(kind, k), func(t *testing.T) { // a short name, because it becomes part of a socket path
 				t.Log(point)
 				n := newNode(t)
 				n.leave("a")
-				released := n.clock.Now() // or later: the clock ticks while a daemon starts
+				released := n.clock.Now() // or later, because the clock ticks while a daemon starts
 				var lease attachment.Lease
 				n.crash(t, point, nil, func(r *running, rec attachment.Record) error {
 					lease = rec.Lease
@@ -73,19 +73,19 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 				r := n.restart(nil)
 				n.wantKernel(t, 0, 0)
 				if recs := r.Store.Records(); len(recs) != 0 {
-					t.Errorf("records %v", recs)
+					t.Errorf("records = %v, want none", recs)
 				}
 				if lease.NodeLocal.IsValid() {
 					mustAdd(t, r, "b", n.newNetns("b"))
 					if got := r.local(t, "b"); got == lease.NodeLocal {
-						t.Errorf("%s did not cool", got)
+						t.Errorf("%s was assigned again without cooling", got)
 					}
 					mustDel(t, r, "b")
 				}
 				totals := func(what string, free int) {
 					t.Helper()
 					if got := r.inspector.document().Totals; got.Available != free || got.Cooling != len(n.addrs)-free {
-						t.Errorf("%s: totals %+v, want %d available", what, got, free)
+						t.Errorf("%s: totals = %+v, want %d available and the rest cooling", what, got, free)
 					}
 				}
 				totals("after the restart", 0)
@@ -93,7 +93,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 				totals("after 29 seconds", 0)
 				n.clock.Advance(31 * time.Second)
 				totals("after a minute", len(n.addrs))
-				waitFor(t, func() bool { // who removes the record may not have begun to wait yet
+				waitFor(t, func() bool { // the removal of the record may not have reached its timer yet
 					n.clock.Advance(time.Second)
 					return len(r.Store.CoolingRecords()) == 0
 				})
@@ -102,7 +102,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 	}
 }
 
-func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
+func TestRecoveryKeepsAndRepairsRunningPods(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
 	first := mustAdd(t, r, "a", n.newNetns("a"))
@@ -111,7 +111,7 @@ func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
 	r = n.restart(nil)
 	n.wantKernel(t, 1, 1)
 	if again := mustAdd(t, r, "a", "/run/netns/a"); again.String() != first.String() {
-		t.Errorf("after the restart %v, before %v", again, first)
+		t.Errorf("reply after the restart = %v, want %v", again, first)
 	}
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
 }
@@ -135,14 +135,14 @@ func TestRecoveryAfterReboot(t *testing.T) {
 	n.ident.BootID, n.kernel = "boot-2", newFakeKernel()
 	r = n.restart(nil)
 	if recs, cools := r.Store.Records(), r.Store.CoolingRecords(); len(recs)+len(cools) != 0 {
-		t.Errorf("records %v, cooling %v", recs, cools)
+		t.Errorf("records = %v, cooling = %v; want none", recs, cools)
 	}
 	if doc := r.inspector.document(); doc.Totals.Available != 2 {
-		t.Errorf("totals %+v, want both addresses available", doc.Totals)
+		t.Errorf("totals = %+v, want both addresses available", doc.Totals)
 	}
 }
 
-// Nothing of egress outlives a reboot: records are forgotten as those without it, also when NICs of another
+// No egress state survives a reboot: such records are dropped like those without egress, even if NICs of another
 // attachment cannot be unplugged.
 func TestRebootWithEgress(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
@@ -160,10 +160,10 @@ func TestRebootWithEgress(t *testing.T) {
 	n.board.set("Unplug", plug.ErrUnreachable)
 	r = n.restart(nil)
 	if recs := r.Store.Records(); len(recs) != 1 || len(recs[0].NICs) != 1 {
-		t.Errorf("records %v, want that of the NIC", recs)
+		t.Errorf("records = %v, want only that of the NIC", recs)
 	}
 	if got := r.source.Cancels(); got != 0 {
-		t.Errorf("%d leases of pods without NICs were restored", got)
+		t.Errorf("restored and cancelled %d leases of pods without NICs, want 0", got)
 	}
 	n.board.set("Unplug", nil)
 }
@@ -187,16 +187,16 @@ func (n *node) damage(container string, keep int) {
 	must(n.t, err)
 }
 
-func TestDamagedRecordOfALivePod(t *testing.T) {
+func TestDamagedRecordOfRunningPod(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	n.leave("a")
 	n.damage("a", 30)
-	for range 2 { // quarantined at the first start, found so at the second
+	for range 2 { // quarantined at the first start, found in quarantine at the second
 		r := n.restart(nil)
 		n.wantKernel(t, 1, 1)
 		r.conditions.want(t, ConditionRecords, false, hostLinkName(keyFor("a")))
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok {
-			t.Errorf("its address is not held, holder %v", holder)
+			t.Errorf("the address of the damaged record is not held; holder = %v", holder)
 		}
 		r.stop()
 	}
@@ -206,22 +206,22 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
 	n.wantKernel(t, 0, 0)
 	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
-		t.Error("its address does not cool")
+		t.Error("the address of the deleted pod is not cooling")
 	}
 	r.conditions.want(t, ConditionRecords, true, "")
 }
 
-// Files whose names fit no link belong to no attachment, and stay for people.
-func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
+// Files whose names contain no valid link name belong to no attachment, and are kept for inspection.
+func TestDamagedRecordWithoutValidLinkName(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.leave("a")
 	dir := filepath.Join(n.dir, "attachments")
 	odd := []string{
 		"attachment-eth0.json", "attachment-.json", "attachment-a b.json", "attachment-bth.json.bad",
-		"attachment-" + strings.Repeat("x", 238) + ".json", // with .bad too long for a file's name
+		"attachment-" + strings.Repeat("x", 238) + ".json", // too long for a file name with the suffix .bad
 	}
 	for i, name := range odd {
-		text := "{" // and the address of a pod, and one that nobody has
+		text := "{" // followed by the address of a pod, and a free one
 		if i < 2 {
 			text = fmt.Sprintf(`{"lease":{"ipv4":"10.0.0.%d"}`, 5+i)
 		}
@@ -231,53 +231,53 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 		r := n.restart(nil)
 		r.conditions.want(t, ConditionRecords, true, "")
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
-			t.Errorf("the pod's address is held by %v", holder)
+			t.Errorf("holder of the pod's address = %v, want %v", holder, keyFor("a"))
 		}
 		if _, cools := r.Store.Cooling(n.addrs[1]); !cools {
-			t.Error("the other address does not cool")
+			t.Error("the free address of the damaged record is not cooling")
 		}
 		n.wantKernel(t, 1, 1)
 		r.stop()
 	}
 	kept, err := filepath.Glob(filepath.Join(dir, "*.kept"))
 	if err != nil || len(kept) != len(odd) {
-		t.Errorf("kept %q, %v", kept, err)
+		t.Errorf("kept files = %q, error %v; want %d", kept, err, len(odd))
 	}
 }
 
-func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
+func TestDamagedRecordOfDeletedPod(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	n.leave("a")
 	n.damage("a", 90)
 	n.kernel = newFakeKernel()
 	r := n.restart(nil)
 	if doc := r.inspector.document(); doc.Totals.Cooling != 1 {
-		t.Errorf("totals %+v, want its address cooling", doc.Totals)
+		t.Errorf("totals = %+v, want the address cooling", doc.Totals)
 	}
 	left, err := filepath.Glob(filepath.Join(n.dir, "attachments", "*.bad"))
 	if err != nil || len(left) != 0 {
-		t.Errorf("left %v, %v", left, err)
+		t.Errorf("directory has %v, error %v; want no files", left, err)
 	}
 }
 
-// An attachment whose namespace is gone is released after the grace period: unless the runtime lists its sandbox or,
-// where the runtime cannot be asked, its link exists. A pod of NICs alone has no link as evidence.
+// An attachment whose namespace is gone is released after the grace period, unless the runtime lists its sandbox or,
+// if the runtime cannot be queried, its link exists. A pod with only NICs has no link as evidence.
 func TestVanishedSandbox(t *testing.T) {
 	for name, tt := range map[string]struct {
-		listed    map[string]bool // by the runtime
+		listed    map[string]bool // sandboxes listed by the runtime; nil: no runtime
 		linkGone  bool
 		nicsAlone bool
 		released  bool
 	}{
-		"no runtime, link gone":                    {linkGone: true, released: true},
-		"no runtime, link lives":                   {},
-		"runtime does not list it":                 {listed: map[string]bool{}, released: true},
-		"runtime lists it still":                   {listed: map[string]bool{"a": true}, linkGone: true},
-		"runtime lists another":                    {listed: map[string]bool{"b": true}, linkGone: true, released: true},
-		"runtime and kernel agree so":              {listed: map[string]bool{"a": true}},
-		"NICs alone, no runtime":                   {nicsAlone: true, linkGone: true},
-		"NICs alone, the runtime lists it":         {nicsAlone: true, listed: map[string]bool{"a": true}, linkGone: true},
-		"NICs alone, the runtime does not list it": {nicsAlone: true, listed: map[string]bool{}, linkGone: true, released: true},
+		"no runtime, link gone":               {linkGone: true, released: true},
+		"no runtime, link exists":             {},
+		"runtime does not list it":            {listed: map[string]bool{}, released: true},
+		"runtime still lists it":              {listed: map[string]bool{"a": true}, linkGone: true},
+		"runtime lists another":               {listed: map[string]bool{"b": true}, linkGone: true, released: true},
+		"runtime lists it, link exists":       {listed: map[string]bool{"a": true}},
+		"NICs only, no runtime":               {nicsAlone: true, linkGone: true},
+		"NICs only, runtime lists it":         {nicsAlone: true, listed: map[string]bool{"a": true}, linkGone: true},
+		"NICs only, runtime does not list it": {nicsAlone: true, listed: map[string]bool{}, linkGone: true, released: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newPortNode(t, "10.0.0.5")
@@ -295,18 +295,18 @@ func TestVanishedSandbox(t *testing.T) {
 			}
 			d.sweeper.sweep(within(t))
 			if len(d.Store.Records()) != 1 {
-				t.Fatal("released without grace")
+				t.Fatal("the attachment was released before the grace period")
 			}
 			n.clock.Advance(time.Minute)
 			d.sweeper.sweep(within(t))
 			if released := len(d.Store.Records()) == 0; released != tt.released {
-				t.Errorf("released: %v, want %v", released, tt.released)
+				t.Errorf("released = %v, want %v", released, tt.released)
 			}
 		})
 	}
 }
 
-func TestReleasedNamespaceComesBackInTime(t *testing.T) {
+func TestReappearedNamespaceRestartsGracePeriod(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	ns := n.newNetns("a")
@@ -320,26 +320,26 @@ func TestReleasedNamespaceComesBackInTime(t *testing.T) {
 	n.removeNetns(ns)
 	d.sweeper.sweep(within(t))
 	if len(d.Store.Records()) != 1 {
-		t.Error("the grace period did not begin anew")
+		t.Error("the grace period did not restart")
 	}
 }
 
-func TestUndoThatFailsIsFinishedByTheSweep(t *testing.T) {
+func TestSweepFinishesFailedUndo(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	defer n.tick()()
 	breakAt(t, "daemon.add.wired")
 	n.kernel.set("DetachPod", errors.New("busy"))
 	if _, err := r.attach(within(t), "a", n.newNetns("a")); err == nil {
-		t.Fatal("ADD succeeded")
+		t.Fatal("ADD succeeded, want an error")
 	}
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
-		t.Fatal("the address was given back while its link lives")
+		t.Fatal("the address was released while its link exists")
 	}
 	n.sweeps(r)
 }
 
-func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
+func TestFailedUndoAtStartupHoldsTheAddress(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	rec := recordOf("a", attachment.Lease{IPv4: n.addrs[0]})
@@ -350,14 +350,14 @@ func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 	defer n.tick()()
 	waitFor(t, func() bool { return r.front.admitted() != nil })
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != rec.Key {
-		t.Errorf("the address is free while its link lives: held by %v, %v", holder, ok)
+		t.Errorf("holder of the address = %v, %v, want %v while its link exists", holder, ok, rec.Key)
 	}
 	n.sweeps(r)
 }
 
 func TestEveryFailpointIsHit(t *testing.T) {
-	// The crash tests take the list from failpoint.Names: a point that no
-	// path reaches would test nothing.
+	// The crash tests take the list from failpoint.Names, so a failpoint that is never
+	// reached would test nothing.
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	n.tunnels = newTunnels()
 	r := n.restart(nil)
@@ -389,16 +389,16 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			delErr := r.attachments.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
 				if !errors.Is(addErr, failpoint.ErrHit) {
-					t.Errorf("ADD: %v", addErr)
+					t.Errorf("ADD = %v, want failpoint.ErrHit", addErr)
 				}
 			} else if !errors.Is(errors.Join(addErr, delErr), failpoint.ErrHit) {
-				t.Errorf("not hit: ADD %v, DEL %v", addErr, delErr)
+				t.Errorf("failpoint was not hit: ADD = %v, DEL = %v", addErr, delErr)
 			}
 			if err := r.attachments.del(within(t), keyFor(name)); err != nil {
-				t.Errorf("second DEL: %v", err)
+				t.Errorf("second DEL failed: %v", err)
 			}
 			if left := r.Store.Records(); len(left) != 0 {
-				t.Errorf("left %v", left)
+				t.Errorf("records = %v, want none", left)
 			}
 			n.board.want(t)
 			n.tunnels.want(t)
@@ -407,14 +407,14 @@ func TestEveryFailpointIsHit(t *testing.T) {
 	}
 }
 
-func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
+func TestCoolingRecordOfHeldAddressIsRemoved(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
 	must(t, r.Store.PutCooling(attachment.Cooling{Addr: netip.MustParseAddr("10.0.0.5"), Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	r = n.restart(r)
 	if len(r.Store.CoolingRecords()) != 0 || len(r.Store.Records()) != 1 {
-		t.Errorf("cooling %v, records %v", r.Store.CoolingRecords(), r.Store.Records())
+		t.Errorf("cooling = %v, records = %v; want none and one", r.Store.CoolingRecords(), r.Store.Records())
 	}
 	n.wantKernel(t, 1, 1)
 }
@@ -442,19 +442,19 @@ func TestStalledRecoveryCoolsLongEnough(t *testing.T) {
 	(&recovery{d: d.Daemon}).cooling(t.Context())
 	n.clock.Advance(29*time.Second - n.clock.Now().Sub(start))
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
-		t.Errorf("29 s after the release of an address: %+v", got)
+		t.Errorf("29 s after the release: addresses = %+v, want one cooling", got)
 	}
 	n.clock.Advance(time.Minute)
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Warm {
-		t.Errorf("the address never cooled: %+v", got)
+		t.Errorf("after the cooling period: addresses = %+v, want one warm", got)
 	}
 }
 
-// The address that was released last is not leased first after a restart, even long after it has
+// The most recently released address is not leased first after a restart, even long after it has
 // cooled.
-func TestLongestFreeFirstAfterARestart(t *testing.T) {
+func TestLongestFreeAddressIsLeasedFirstAfterARestart(t *testing.T) {
 	for name, between := range map[string]struct {
-		ended bool // the daemon saw the end of cooling
+		ended bool // the daemon was running when cooling ended
 	}{"cooled before the restart": {true}, "cooled while no daemon ran": {false}} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -462,7 +462,7 @@ func TestLongestFreeFirstAfterARestart(t *testing.T) {
 			first := mustAdd(t, r, "a", n.newNetns("a"))
 			must(t, r.attachments.del(within(t), keyFor("a")))
 			if between.ended {
-				waitFor(t, func() bool { // who removes the record may not have begun to wait yet
+				waitFor(t, func() bool { // the removal of the record may not have reached its timer yet
 					n.clock.Advance(10 * time.Second)
 					return len(r.Store.CoolingRecords()) == 0
 				})
@@ -473,7 +473,7 @@ func TestLongestFreeFirstAfterARestart(t *testing.T) {
 			}
 			r = n.restart(r)
 			if len(r.Store.CoolingRecords()) != 0 {
-				t.Errorf("cooling %v", r.Store.CoolingRecords())
+				t.Errorf("cooling = %v, want none", r.Store.CoolingRecords())
 			}
 			var got []string
 			for _, name := range []string{"b", "c", "d"} {
@@ -482,15 +482,15 @@ func TestLongestFreeFirstAfterARestart(t *testing.T) {
 				got = append(got, rec.Lease.Addrs()[0].String())
 			}
 			if got[0] != "10.0.0.6" || got[1] != "10.0.0.7" || got[2] != "10.0.0.5" {
-				t.Errorf("handed out %v, the first pod had %v", got, first)
+				t.Errorf("leased %v, want the first pod's %v last", got, first)
 			}
 		})
 	}
 }
 
-// Files of every release are readable, and files that are written have everything that each release
-// reads.
-func TestStoredMark(t *testing.T) {
+// Files of every release can be read, and written files have every field that earlier releases
+// read.
+func TestStoredUsableMark(t *testing.T) {
 	samples.Check(t,
 		samples.Format{Files: usableName, Type: reflect.TypeFor[usableFile](), Again: func(data []byte) ([]byte, error) {
 			var f usableFile

@@ -22,25 +22,25 @@ import (
 type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
-	// Repair sets up the node's own state and all pods, removes other state of Berth's except for the
-	// pod links in spare, and returns what it did. It returns source.ErrSupplyUnknown and does nothing
-	// while the source does not know its blocks, or when there is state of an uplink that was not set
+	// Repair sets up the node's own state and all pods, removes other Berth state except the
+	// pod links in spare, and returns the repairs. It returns source.ErrSupplyUnknown and does nothing
+	// while the source does not know its blocks, or if there is state of an uplink that is not set
 	// up yet and for which mayNeed returns true.
 	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	// ARPFiltered reports whether the kernel drops pods' ARP requests (datapath.Node.ARPFiltered).
 	ARPFiltered() bool
-	// NodeAddresses lists the addresses that the node has itself (datapath.Node.NodeAddresses), and
+	// NodeAddresses lists the addresses that the node itself has (datapath.Node.NodeAddresses), and
 	// RemoveNodeAddress removes one.
 	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
 	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 }
 
-// repairDebounce collects the events of one disturbance.
+// repairDebounce batches the events of one disturbance.
 const repairDebounce = 200 * time.Millisecond
 
-// repairer keeps the kernel as recorded.
+// repairer keeps the kernel in the recorded state.
 type repairer struct {
 	upkeep     Upkeep
 	kernel     Kernel
@@ -50,9 +50,9 @@ type repairer struct {
 	quarantine *quarantine
 	repairs    *prometheus.CounterVec
 	interval   time.Duration
-	// again sets up what is missing of an attachment, unless it has changed since it was seen.
+	// again restores missing state of an attachment, unless its record has changed.
 	again     func(ctx context.Context, seen attachment.Record) error
-	parts     parts // receive events of links
+	parts     parts // parts that receive link events
 	addresses nodeAddresses
 	clock     clock.Clock
 	log       *slog.Logger
@@ -67,10 +67,10 @@ func newRepairer(o Options, d *Daemon) *repairer {
 	}
 }
 
-// run repairs what other software changes, at kernel events and at an interval, until ctx ends.
+// run repairs changes by other software, on kernel events and at an interval, until ctx ends.
 //
-// A repair that failed is retried with growing delays up to the interval: a pod whose namespace is
-// gone fails until its DEL comes.
+// A failed repair is retried with growing delays up to the interval: for a pod whose namespace is
+// gone it fails until the pod's DEL.
 func (r *repairer) run(ctx context.Context) {
 	var events <-chan datapath.Event
 	failures := 0
@@ -94,7 +94,7 @@ func (r *repairer) run(ctx context.Context) {
 	}
 }
 
-// await returns when there may be something to repair. It watches anew when the events end.
+// await returns when a repair may be needed. It watches again when the events end.
 func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due <-chan time.Time) (_ <-chan datapath.Event, again bool) {
 	select {
 	case <-ctx.Done():
@@ -115,8 +115,8 @@ func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due 
 	return events, again
 }
 
-// watch returns nil when watching fails: then repairs happen at the interval, and the next one watches
-// again.
+// watch returns nil if watching fails. Repairs then happen at the interval only, and the next one tries to
+// watch again.
 func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	events, err := r.upkeep.Watch(ctx)
 	if err != nil {
@@ -128,9 +128,9 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	return events
 }
 
-// disturbed passes an event on to the source and to parts, and reports whether there may be something
-// to repair. A link that is no pod's does not need a repair: it brings no state of Berth's along, and
-// takes its state with it.
+// disturbed passes an event on to the source and the parts, and reports whether a repair may be
+// needed. A link that is not a pod's needs none: it carries no Berth state when it appears, and
+// takes its state with it when it vanishes.
 func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind == datapath.AddressChanged {
 		return false
@@ -146,11 +146,11 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind == datapath.PortStateLost || (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false
 	}
-	r.log.Debug("kernel state changed", "what", e.What) // the repair logs it if it was not our own change
+	r.log.Debug("kernel state changed", "what", e.What) // the repair logs changes by other software
 	return true
 }
 
-// drainEvents receives events until end, and reports whether there may be something to repair.
+// drainEvents receives events until end, and reports whether a repair may be needed.
 func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) (disturbed bool) {
 	for {
 		select {
@@ -167,7 +167,7 @@ func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event
 	}
 }
 
-// repair reports whether it did everything.
+// repair reports whether it completed.
 func (r *repairer) repair(ctx context.Context) (done bool) {
 	var pods []datapath.Pod
 	for _, rec := range r.store.Records() {
@@ -192,8 +192,8 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	return err == nil
 }
 
-// mayNeedUplink reports whether an uplink may be in use: by a pod, or by the source, which may not
-// have listed its uplinks yet.
+// mayNeedUplink reports whether a pod or the source may be using an uplink. The source may not have
+// listed its uplinks yet.
 func (r *repairer) mayNeedUplink(number int) bool {
 	groups := r.source.Snapshot().Groups
 	return len(groups) == 0 ||
@@ -201,7 +201,7 @@ func (r *repairer) mayNeedUplink(number int) bool {
 		slices.ContainsFunc(r.store.Records(), func(rec attachment.Record) bool { return !rec.Lease.Empty() && rec.Lease.Uplink == number })
 }
 
-// repairPods sets up what pods lack on the node and removes nothing.
+// repairPods restores missing state of pods on the node and removes nothing.
 func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
 	inv, err := r.kernel.Inventory(ctx)
 	if err != nil {
@@ -228,7 +228,7 @@ func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
 	return did, errors.Join(errs...)
 }
 
-// lookAtForwarding keeps the condition about other packet filters.
+// lookAtForwarding updates the condition about other packet filters.
 func (r *repairer) lookAtForwarding(ctx context.Context) {
 	found, err := r.upkeep.ForwardPolicy(ctx)
 	if err != nil {
@@ -251,7 +251,7 @@ func (r *repairer) lookAtForwarding(ctx context.Context) {
 	r.conditions.set(ConditionForwarding, false, reason, strings.Join(messages, "; "))
 }
 
-// lookAtARP keeps the condition about pods' ARP requests. Pods do not need ARP, so a kernel that
+// lookAtARP updates the condition about pods' ARP requests. Pods do not need ARP, so a kernel that
 // cannot drop it shows no other symptom.
 func (r *repairer) lookAtARP() {
 	switch {

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// hearing is a part that hears of links.
+// hearing is a part that records link events.
 type hearing struct {
 	part.Part
 	changed *string
@@ -32,33 +32,33 @@ func (h hearing) LinkChanged(name string, address net.HardwareAddr) {
 	*h.changed = strings.TrimSpace(name + " " + address.String())
 }
 
-// The source gets an event for every link that appears or vanishes, which may be that of an ENI.
-func TestLinkEventsKickTheSource(t *testing.T) {
+// The source is notified of every link that appears or vanishes, because it may belong to an ENI.
+func TestLinkEventsNotifySourceAndParts(t *testing.T) {
 	for name, tc := range map[string]struct {
 		event   datapath.Event
 		kicked  int
 		repair  bool
-		changed string // what NICs hear of
+		changed string // LinkChanged call of the part
 	}{
-		"an ENI's link came":        {datapath.Event{Kind: datapath.LinkAppeared, Link: "ens6"}, 1, false, "ens6"},
-		"an ENI's link went":        {datapath.Event{Kind: datapath.LinkVanished, Link: "ens6", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, 1, false, "ens6 02:00:00:00:00:01"},
-		"a pod's link went":         {datapath.Event{Kind: datapath.LinkVanished, Link: datapath.LinkPrefix + "c0ffee"}, 1, true, datapath.LinkPrefix + "c0ffee"},
-		"a port's link went down":   {datapath.Event{Kind: datapath.StateLost, Link: "tapa2815656-76"}, 0, true, "tapa2815656-76"},
-		"a port's link changed":     {datapath.Event{Kind: datapath.LinkAppeared, Link: "vlana2815656-76"}, 1, false, "vlana2815656-76"},
-		"a branch's route went":     {datapath.Event{Kind: datapath.PortStateLost, Link: "btha2815656-76"}, 0, false, "btha2815656-76"},
-		"events were lost":          {datapath.Event{Kind: datapath.Resync}, 1, true, ""},
-		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true, "nothing"},
-		"a branch's rule went":      {datapath.Event{Kind: datapath.PortStateLost}, 0, false, ""},
+		"link of an ENI appeared":  {datapath.Event{Kind: datapath.LinkAppeared, Link: "ens6"}, 1, false, "ens6"},
+		"link of an ENI vanished":  {datapath.Event{Kind: datapath.LinkVanished, Link: "ens6", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}}, 1, false, "ens6 02:00:00:00:00:01"},
+		"link of a pod vanished":   {datapath.Event{Kind: datapath.LinkVanished, Link: datapath.LinkPrefix + "c0ffee"}, 1, true, datapath.LinkPrefix + "c0ffee"},
+		"link of a port went down": {datapath.Event{Kind: datapath.StateLost, Link: "tapa2815656-76"}, 0, true, "tapa2815656-76"},
+		"link of a port changed":   {datapath.Event{Kind: datapath.LinkAppeared, Link: "vlana2815656-76"}, 1, false, "vlana2815656-76"},
+		"route of a branch lost":   {datapath.Event{Kind: datapath.PortStateLost, Link: "btha2815656-76"}, 0, false, "btha2815656-76"},
+		"events lost":              {datapath.Event{Kind: datapath.Resync}, 1, true, ""},
+		"other state lost":         {datapath.Event{Kind: datapath.StateLost}, 0, true, "nothing"},
+		"rule of a branch lost":    {datapath.Event{Kind: datapath.PortStateLost}, 0, false, ""},
 	} {
 		src, changed := sourcefake.New(clock.Real{}, 0), "nothing"
 		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), parts: parts{hearing{changed: &changed}}}
 		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked || changed != tc.changed {
-			t.Errorf("%s: %d kicks, repair %v and %s changed, want %d, %v and %s", name, src.Kicks(), repair, changed, tc.kicked, tc.repair, tc.changed)
+			t.Errorf("%s: kicks = %d, repair = %v, changed = %s; want %d, %v and %s", name, src.Kicks(), repair, changed, tc.kicked, tc.repair, tc.changed)
 		}
 	}
 }
 
-// refusingKernel fails the first repairs, and notes the time of each. Its first watch fails, too.
+// refusingKernel fails the first repairs and the first watch, and records the times of repairs.
 type refusingKernel struct {
 	Upkeep
 	start   time.Time
@@ -91,9 +91,9 @@ func (*refusingKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, e
 	return nil, nil
 }
 
-// A repair that fails is retried soon, and then with growing delays. Events that need no repair do not
+// A failed repair is retried soon, and then with growing delays. Events that need no repair do not
 // delay the next one.
-func TestFailedRepairsAreTriedAgain(t *testing.T) {
+func TestFailedRepairsAreRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &refusingKernel{start: time.Now(), fails: 4, events: make(chan datapath.Event)}
 		store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "i-1", BootID: "b-1"}, slog.New(slog.DiscardHandler))
@@ -127,7 +127,7 @@ func TestFailedRepairsAreTriedAgain(t *testing.T) {
 	})
 }
 
-// arpless is a kernel that may lack nftables' family arp.
+// arpless is a kernel that may lack the nftables family arp.
 type arpless struct {
 	Upkeep
 	lacks bool
@@ -135,8 +135,8 @@ type arpless struct {
 
 func (a *arpless) ARPFiltered() bool { return !a.lacks }
 
-// A kernel that cannot drop pods' ARP requests is reported once in log and conditions, and so is one
-// that can.
+// A kernel that cannot drop pods' ARP requests is reported once in the log and the conditions, and so is its
+// recovery.
 func TestKernelWithoutARPTablesIsReported(t *testing.T) {
 	var log bytes.Buffer
 	kernel := &arpless{lacks: true}
@@ -146,14 +146,14 @@ func TestKernelWithoutARPTablesIsReported(t *testing.T) {
 	}
 	d.conditions.want(t, ConditionARP, false, "CONFIG_NF_TABLES_ARP")
 	if n := strings.Count(log.String(), "CONFIG_NF_TABLES_ARP"); n != 1 {
-		t.Errorf("reported %d times:\n%s", n, log.String())
+		t.Errorf("logged %d times, want once:\n%s", n, log.String())
 	}
-	kernel.lacks = false // its module was loaded
+	kernel.lacks = false // the module was loaded
 	d.lookAtARP()
 	d.conditions.want(t, ConditionARP, true, "")
 }
 
-// interfaces is a part whose interfaces other software removed, or one that follows them.
+// interfaces is a part whose interfaces other software removed, or one that follows interfaces.
 type interfaces struct {
 	part.None
 	checks func()
@@ -165,9 +165,9 @@ func (i interfaces) Checks(attachment.Record) (bool, string) { i.checks(); retur
 
 func (i interfaces) Check(context.Context, attachment.Record) error { return errors.New("removed") }
 
-// Parts that follow interfaces are notified when the container's lock is free: else they would find the attachment
-// busy, and look again only after a while.
-func TestFollowersFindTheLockFree(t *testing.T) {
+// Parts that follow interfaces are notified after the container's lock is released. Otherwise they would find the
+// attachment busy and check it much later.
+func TestFollowersAreNotifiedWithoutTheLock(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
@@ -182,10 +182,10 @@ func TestFollowersFindTheLockFree(t *testing.T) {
 	}}}}
 	k := &keeper{part: interfaces{checks: func() {}}, about: about, attachments: a, followers: followers, clock: n.clock, log: r.Log}
 	if all, failed := k.check(t.Context(), []attachment.Record{rec}); !all || failed || notified != 1 {
-		t.Errorf("set up again: %t, failed %t, notified %d times", all, failed, notified)
+		t.Errorf("check() = %t, %t, notified %d times; want true, false, once", all, failed, notified)
 	}
 	a.followers = followers
 	if must(t, a.addAgainLater(t.Context(), rec)); notified != 2 {
-		t.Errorf("notified %d times", notified)
+		t.Errorf("notified %d times, want 2", notified)
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// The gateways inside pods (proposal for the Amazon VPC CNI, for IPv4). Package datapath sets them up.
+// The gateways inside pods (for IPv4 as in the proposal for the Amazon VPC CNI). Package datapath sets them up.
 const (
 	podGateway4 = "169.254.1.1"
 	podGateway6 = "fe80::1"
 )
 
-// replyOf is the reply to an ADD: the attachment's own interface, from the lease or from the NIC of
-// its name, followed by the other NICs. It says nothing of interfaces of other plugins.
+// replyOf returns the reply to an ADD: the attachment's own interface, from the lease or from the NIC with
+// its name, followed by the other NICs. Interfaces of other plugins are not included.
 func replyOf(rec attachment.Record) *rpc.AddReply {
 	if rec.Chained != nil {
 		return &rpc.AddReply{Chained: true, Addresses: texts(rec.Chained.Addresses)}
@@ -62,8 +62,8 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 	return reply
 }
 
-// routedAddrs are the addresses of the attachment's own interface to which the node has routes. A NIC
-// to which the VPC routes has none.
+// routedAddrs returns the addresses of the attachment's own interface to which the node has routes. There are
+// none for a NIC to which the VPC routes.
 func routedAddrs(rec attachment.Record) []netip.Addr {
 	if first := rec.First(); first != nil && isRouted(*first) {
 		return rec.OwnAddrs()

@@ -13,15 +13,15 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// tellAfter is how long an ADD waits before an Event on the pod says why. Most ADDs are done by then,
+// tellAfter is the delay before an Event on the pod explains why an ADD waits. Most ADDs are done by then,
 // and the Event appears within 3 s.
 const tellAfter = 2500 * time.Millisecond
 
-// silentEnds are reasons of failures that make no Event: the runtime gave up, removed the sandbox or
-// retries at once. An Event already said what the ADD waited for.
+// silentEnds are failure reasons that cause no Event: the runtime gave up, removed the sandbox or
+// retries immediately. An earlier Event already gave the reason for the wait.
 var silentEnds = map[string]bool{"cancelled": true, "deleted": true, "draining": true}
 
-// telling reports the progress of one ADD by Events on its pod.
+// telling reports the progress of one ADD through Events on its pod.
 type telling struct {
 	front *Front
 	key   attachment.Key
@@ -32,7 +32,7 @@ type telling struct {
 	ended bool
 }
 
-// follow starts to report on a call, or returns nil if it is no ADD or has no pod. The request is not
+// follow starts to report on a call, or returns nil if the call is not an ADD or has no pod. The request is not
 // validated yet.
 func (f *Front) follow(req any) *telling {
 	add, ok := req.(*rpc.AddRequest)
@@ -48,7 +48,7 @@ func (f *Front) follow(req any) *telling {
 	return t
 }
 
-// whyWaits returns what an ADD waits for.
+// whyWaits returns the reason for the wait of an ADD.
 func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, message string) {
 	d := f.admitted()
 	if d == nil {

@@ -20,7 +20,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	defer wg.Wait()
 	defer front.Close()
 	defer stopLoops()
-	defer cancel(nil) // before the wait, so that the heartbeat ends
+	defer cancel(nil) // cancel before waiting, so that the heartbeat ends
 	wg.Go(func() { d.reaper.run(loops) })
 	wg.Go(func() { d.cooling.run(loops) })
 
@@ -64,7 +64,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return err
 	case <-ctx.Done():
 	}
-	d.drain(part.ErrDraining) // ADDs that wait for an address fail now
+	d.drain(part.ErrDraining) // waiting ADDs fail now
 	front.drain(d.DrainTimeout)
 	d.Log.Info("stopped serving")
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {

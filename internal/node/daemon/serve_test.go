@@ -30,15 +30,15 @@ func TestPanicBecomesAnError(t *testing.T) {
 	n.kernel.onEnter("AddPod", func() { panic("boom") })
 	r.refused(t, addOf("a", ns), types.ErrInternal)
 	n.kernel.onEnter("AddPod", nil)
-	mustAdd(t, r, "a", ns) // the container's lock is free, the half-made attachment was cleared
+	mustAdd(t, r, "a", ns) // the container's lock is free and the partial attachment was removed
 	mustDel(t, r, "a")
 }
 
-func TestStatusRemembersAcrossRestarts(t *testing.T) {
+func TestStatusSucceedsAcrossRestarts(t *testing.T) {
 	n := newNode(t)
 	r := n.start()
 	ask := func(r *running) error {
-		waitFor(t, func() bool { return r.front.admitted() != nil }) // while it starts the heartbeat answers
+		waitFor(t, func() bool { return r.front.admitted() != nil }) // until then the heartbeat answers
 		_, err := r.client.Status(within(t), &rpc.StatusRequest{}, grpc.WaitForReady(true))
 		return err
 	}
@@ -46,21 +46,21 @@ func TestStatusRemembersAcrossRestarts(t *testing.T) {
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
 	must(t, ask(r))
 	r.stop()
-	r = n.start() // its source knows no address
+	r = n.start() // its source has no address
 	if err := ask(r); err != nil {
-		t.Errorf("after a restart: %v", err)
+		t.Errorf("STATUS after a restart = %v, want success", err)
 	}
 	r.stop()
 	n.ident.InstanceID = "i-2"
 	wantFailure(t, ask(n.start()), types.ErrPluginNotAvailable)
 }
 
-func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
+func TestHeartbeatSurvivesARestart(t *testing.T) {
 	n := newNode(t)
 	r := n.restart(nil)
 	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
 	if heartbeat.Recent(r.socket, n.clock.Boot()) {
-		t.Error("a node without any address yet has a heartbeat")
+		t.Error("a node that never had an address has a heartbeat")
 	}
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
 	stop := n.tick()
@@ -68,11 +68,11 @@ func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
 	stop()
 	r.stop()
 	if !heartbeat.Recent(r.socket, n.clock.Boot()) {
-		t.Error("the end of the daemon took the heartbeat with it")
+		t.Error("the heartbeat ended with the daemon")
 	}
 }
 
-func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
+func TestDaemonEndsWithThePluginServer(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	l, err := Listen(d.socket)
@@ -85,14 +85,14 @@ func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
 	select {
 	case err := <-done:
 		if err == nil || !strings.Contains(err.Error(), "serving the plugin") {
-			t.Errorf("err = %v", err)
+			t.Errorf("daemon ended with %v, want error containing \"serving the plugin\"", err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("the daemon goes on without a listener")
+		t.Error("the daemon keeps running without a listener")
 	}
 }
 
-func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
+func TestDrainFailsWaitingAddsAndFinishesKernelWork(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.start()
 	entered, goOn := make(chan struct{}), make(chan struct{})
@@ -114,14 +114,14 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 	err := <-waiting
 	f := wantFailure(t, err, types.ErrTryAgainLater)
 	if f.GetMessage() != "berthd is being restarted; try again" {
-		t.Errorf("message %q", f.GetMessage())
+		t.Errorf("message = %q", f.GetMessage())
 	}
 	if code := status.Code(err); code != codes.Unavailable {
-		t.Errorf("status %v, want %v: the plugin is to ask the next daemon", code, codes.Unavailable)
+		t.Errorf("status = %v, want %v, so that the plugin retries with the next daemon", code, codes.Unavailable)
 	}
 	close(goOn)
 	if err := <-working; err != nil {
-		t.Errorf("the ADD at work: %v", err)
+		t.Errorf("ADD in progress failed: %v", err)
 	}
 	stopped.Wait()
 	n.wantKernel(t, 1, 1)
@@ -138,15 +138,15 @@ func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
 			return nil, nil
 		})
 	if err != nil || left <= 0 || left > callLimit {
-		t.Errorf("time left %v, %v", left, err)
+		t.Errorf("time left = %v, error %v; want a deadline within %v", left, err, callLimit)
 	}
 }
 
-func TestListenReplacesAStaleSocketOnly(t *testing.T) {
+func TestListenOnlyReplacesStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l, err := Listen(path)
 	must(t, err)
-	if err := l.Close(); err != nil { // the socket's file stays, as after a kill
+	if err := l.Close(); err != nil { // the socket file stays, as after a kill
 		t.Fatal(err)
 	}
 	l, err = Listen(path)
@@ -174,10 +174,10 @@ func TestSupplyCondition(t *testing.T) {
 			done <- struct{}{}
 		}()
 	}
-	<-done // one has the address
+	<-done // one ADD got the address
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
 	if waiting := d.supply.look(false); !waiting {
-		t.Error("nobody waits")
+		t.Error("look() = false, want a waiting ADD")
 	}
 	d.conditions.want(t, ConditionSupply, false, "NoAddressYet")
 	d.supply.look(true)
@@ -192,7 +192,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newNode(t).assemble()
 		r.supply.clock = clock.Real{}
-		var mu sync.Mutex // synctest.Wait orders nothing for the race detector in a goroutine that goes on
+		var mu sync.Mutex // for the race detector: synctest.Wait does not order accesses of a goroutine that keeps running
 		calls, fail, leftOut := 0, errors.New("read-only file system"), "portmap is not executable"
 		set := func(err error, out string) {
 			mu.Lock()

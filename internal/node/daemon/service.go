@@ -18,7 +18,7 @@ import (
 // service implements the protocol, and rejects invalid requests.
 type service struct {
 	rpc.UnimplementedNodeServer
-	front *Front // it has a daemon whenever a method is called
+	front *Front // has admitted a daemon whenever a method is called
 }
 
 // Add implements rpc.NodeServer.
@@ -87,7 +87,7 @@ func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply,
 	return &rpc.StatusReply{}, s.front.daemon.status()
 }
 
-// wantedBy validates an ADD, and returns the record as far as the caller knows it.
+// wantedBy validates an ADD, and returns the part of its record that the caller determines.
 func wantedBy(req *rpc.AddRequest) (want attachment.Record, err error) {
 	if want.Key, err = keyOf(req.GetAttachment()); err != nil {
 		return want, err
@@ -110,7 +110,7 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	return key, checkKey(key)
 }
 
-// optionsOf returns what a user asks for by the network's configuration and by pod annotations with the
+// optionsOf returns the user's requests from the network's configuration and from pod annotations with the
 // given keys. A key that ends in "/" is a prefix.
 func optionsOf(req *rpc.AddRequest, keys []string) attachment.PodOptions {
 	options := attachment.PodOptions{AnnotationsKnown: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
@@ -136,7 +136,7 @@ func optionsOf(req *rpc.AddRequest, keys []string) attachment.PodOptions {
 	return options
 }
 
-// chainedBy returns the interface that a plugin before this one created, or nil where this one creates
+// chainedBy returns the interface that a plugin before this one created, or nil if this one creates
 // it. It rejects a request of the other kind, which was meant for another network's daemon.
 func (d *Daemon) chainedBy(req *rpc.AddRequest) (*attachment.Chained, error) {
 	previous := req.GetPrevious()
@@ -164,13 +164,13 @@ func (d *Daemon) chainedBy(req *rpc.AddRequest) (*attachment.Chained, error) {
 	return chained, nil
 }
 
-// The maximum lengths of names, in bytes. Names are kept in records and shown to people.
+// The maximum lengths of names, in bytes. Names are kept in records and displayed to users.
 const (
 	maxContainerID = 1024
-	maxNetwork     = 253  // as a Kubernetes name; CNI sets no limit
+	maxNetwork     = 253  // the limit of Kubernetes names; CNI sets none
 	maxNetnsPath   = 4095 // PATH_MAX without the terminating zero
-	maxNamespace   = 63   // RFC 1123 label, as Kubernetes has it
-	maxPodName     = 253  // RFC 1123 subdomain, likewise
+	maxNamespace   = 63   // RFC 1123 label, as in Kubernetes
+	maxPodName     = 253  // RFC 1123 subdomain, as in Kubernetes
 	maxPodUID      = 128  // a UUID has 36; UIDs of static pods are hashes
 	maxLinkName    = 15   // IFNAMSIZ without the terminating zero
 )
@@ -197,8 +197,8 @@ func checkKey(key attachment.Key) error {
 	return nil
 }
 
-// checkPod checks lengths and printability of a pod's names. It does not require Kubernetes'
-// characters, as CNI has other users.
+// checkPod checks the lengths and printability of a pod's names. It does not require Kubernetes'
+// character set, because CNI has other users.
 func checkPod(pod attachment.Pod) error {
 	for _, f := range []struct {
 		name, value string

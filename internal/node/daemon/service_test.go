@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// The daemon rejects names that no runtime should give, and keeps nothing of them.
+// The daemon rejects names that no runtime should pass, and stores none of them.
 func TestNamesAreBounded(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -49,22 +49,22 @@ func TestNamesAreBounded(t *testing.T) {
 		req := addOf("a", ns)
 		change(req)
 		if message := r.refused(t, req, types.ErrInvalidEnvironmentVariables).GetMessage(); !strings.HasPrefix(message, name) || len(message) > 4200 {
-			t.Errorf("%s: %.200s", name, message)
+			t.Errorf("%s: message = %.200s", name, message)
 		}
 	}
 	if left := r.Store.Records(); len(left) > 0 {
-		t.Errorf("records %v", left)
+		t.Errorf("records = %v, want none", left)
 	}
 	req := addOf("A-z_0.9", ns)
 	req.Pod = &rpc.Pod{Namespace: long[:63], Name: long[:253], Uid: "Café_1"}
 	if _, err := r.client.Add(within(t), req); err != nil {
-		t.Errorf("good names: %v", err)
+		t.Errorf("ADD with valid names failed: %v", err)
 	}
 }
 
 // Two container IDs may have the same link name, which has 60 bits of a hash: an attacker who chooses
-// both finds such a pair in a minute. The second is rejected, and the first is not affected.
-func TestContainersWhoseLinksHaveOneName(t *testing.T) {
+// both finds such a pair in a minute. The second ADD is rejected without effect on the first container.
+func TestLinkNameCollision(t *testing.T) {
 	const first, second = "43ab58336120444", "bde7e43ba73ff85"
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	key := keyFor(first)
@@ -72,7 +72,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	late := key
 	late.ContainerID = second
 	if hostLinkName(key) != hostLinkName(late) {
-		t.Fatalf("%s and %s: not the pair that it was", hostLinkName(key), hostLinkName(late))
+		t.Fatalf("link names %s and %s differ, want a collision", hostLinkName(key), hostLinkName(late))
 	}
 	r := n.restart(nil)
 	defer n.tick()()
@@ -88,11 +88,11 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 		other.Attachment.Network, other.Attachment.IfName = "net", "eth0"
 		r.refused(t, other, cnierror.CodeRecord)
 		if err := r.attachments.del(within(t), late); err != nil {
-			t.Errorf("DEL of the late one: %v", err)
+			t.Errorf("DEL of the second container failed: %v", err)
 		}
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
 		if l, ro := n.kernel.all.State(); len(l) != len(links) || len(ro) != len(routes) {
-			t.Fatalf("the first one has links %v and routes %v, had %v and %v", l, ro, links, routes)
+			t.Fatalf("the first container has links %v and routes %v, want %v and %v", l, ro, links, routes)
 		}
 	}
 	if err := r.attachments.check(within(t), key, a, nil); err != nil {
@@ -100,7 +100,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	}
 }
 
-// FIFOs in place of files block neither a start nor an ADD.
+// FIFOs in place of state files block neither startup nor an ADD.
 func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -114,7 +114,7 @@ func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 		must(t, unix.Mkfifo(path, 0o600))
 	}
 	if heartbeat.Recent(r.socket, n.clock.Boot()) {
-		t.Error("a FIFO is a heartbeat")
+		t.Error("a FIFO counts as a recent heartbeat")
 	}
 	r = n.restart(nil)
 	defer n.tick()()
@@ -122,7 +122,7 @@ func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	mustDel(t, r, "a")
 }
 
-// newChainedNode returns a node whose pods' interfaces are another network's.
+// newChainedNode returns a node whose pods' interfaces another network creates.
 func newChainedNode(t *testing.T) *node {
 	n := newEgressNode(t)
 	n.chained = true
@@ -135,7 +135,7 @@ func chainedAdd(container, netns string, addrs ...string) *rpc.AddRequest {
 	return req
 }
 
-// A pod of another network gets egress and nothing else; its addresses are that network's.
+// A pod of another network gets only egress; its addresses come from that network.
 func TestChainedPod(t *testing.T) {
 	n := newChainedNode(t)
 	r := n.restart(nil)
@@ -148,12 +148,12 @@ func TestChainedPod(t *testing.T) {
 		return reply
 	}
 	if reply := add("10.4.0.7/24", "2001:db8:4::7/64"); !reply.GetChained() || reply.GetSandbox() != nil || len(reply.GetAddresses()) != 2 {
-		t.Errorf("the reply is %v", reply)
+		t.Errorf("reply = %v, want a chained one with two addresses", reply)
 	}
 	n.tunnels.want(t, "internet/nat")
 	n.wantKernel(t, 0, 0)
 	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 2 || reported.addrs[0].String() != "10.4.0.7" {
-		t.Errorf("the operator heard %+v", reported)
+		t.Errorf("reported to the operator: %+v, want both addresses", reported)
 	}
 	check := checkOf("a")
 	check.Addresses = []string{"10.4.0.7/24", "2001:db8:4::7/64"}
@@ -163,8 +163,8 @@ func TestChainedPod(t *testing.T) {
 	_, err = r.client.Check(within(t), check)
 	wantFailure(t, err, cnierror.CodeMismatch)
 
-	// Another daemon takes it up, the same ADD again sets up what somebody removed, and one
-	// with other addresses follows them.
+	// A restarted daemon takes the pod over. A repeated ADD restores removed state, and one with other
+	// addresses updates them.
 	r = n.restart(r)
 	r.egress.says("pod-a", testEgress("nat"))
 	n.tunnels.lose()
@@ -173,12 +173,12 @@ func TestChainedPod(t *testing.T) {
 	add("10.4.0.9/24")
 	n.tunnels.want(t, "internet/nat")
 	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 1 || reported.addrs[0].String() != "10.4.0.9" {
-		t.Errorf("the operator heard %+v", reported)
+		t.Errorf("reported to the operator: %+v, want 10.4.0.9", reported)
 	}
 	if view := r.inspector.podView(within(t), "default", "pod-a").Attachments; len(view) != 1 || view[0].Address.String() != "10.4.0.9" || view[0].Fault != "" || !view[0].Checked {
-		t.Errorf("/ip-manager/pod has %+v", view)
+		t.Errorf("attachments in /ip-manager/pod = %+v", view)
 	}
-	// It becomes a client, and stops being one, while it runs.
+	// The running pod becomes a client, and later stops being one.
 	r.egress.says("pod-a", nil)
 	n.tunnels.settles(t)
 	r.egress.says("pod-a", testEgress("partner"))
@@ -188,34 +188,34 @@ func TestChainedPod(t *testing.T) {
 	mustDel(t, r, "a")
 	n.tunnels.want(t)
 	if len(r.Store.CoolingRecords()) != 0 {
-		t.Error("another network's address cools")
+		t.Error("an address of another network is cooling")
 	}
 	add("10.4.0.7/24")
 	_, err = r.client.GC(within(t), &rpc.GCRequest{Network: "berth"})
 	must(t, err)
 	if len(r.Store.Records()) != 0 {
-		t.Error("GC left it")
+		t.Error("GC did not release the attachment")
 	}
 }
 
-// An ADD of the wrong kind is rejected, and leaves nothing.
-func TestADDForAnotherDaemon(t *testing.T) {
+// An ADD of the wrong kind is rejected and leaves nothing behind.
+func TestAddOfTheWrongKindIsRejected(t *testing.T) {
 	chained := newChainedNode(t)
 	r := chained.restart(nil)
 	if f := r.refused(t, addOf("a", chained.newNetns("a")), types.ErrInvalidNetworkConfig); !strings.Contains(f.GetMessage(), "at the end of another network's list") {
-		t.Errorf("the ADD says %v", f)
+		t.Errorf("ADD = %v, want error about the plugin order", f)
 	}
 	for says, addrs := range map[string][]string{"has no address of interface eth0": nil, `"x" is not a CIDR`: {"x"}, `"fe80::1%eth0/64" is not a CIDR`: {"fe80::1%eth0/64"}} {
 		if f := r.refused(t, chainedAdd("a", "/run/netns/a", addrs...), types.ErrInvalidNetworkConfig); !strings.Contains(f.GetMessage(), says) {
-			t.Errorf("the ADD says %v, want %q", f, says)
+			t.Errorf("ADD = %v, want error containing %q", f, says)
 		}
 	}
 	own := newEgressNode(t, "10.0.0.5")
 	r = own.restart(nil)
 	if f := r.refused(t, chainedAdd("a", own.newNetns("a"), "10.4.0.7/24"), types.ErrInvalidNetworkConfig); !strings.Contains(f.GetMessage(), "run berthd with --ipam=none") {
-		t.Errorf("the ADD says %v", f)
+		t.Errorf("ADD = %v, want error about --ipam=none", f)
 	}
 	if len(r.Store.Records()) != 0 || own.tunnels.count("Apply") != 0 {
-		t.Error("the ADD left something")
+		t.Error("the rejected ADD left a record or egress")
 	}
 }

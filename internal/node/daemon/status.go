@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// status returns nil unless the node cannot take pods at all: the data path is not set up, or no
-// address was ever usable. Address exhaustion is no error, because a failing STATUS gets the node's
+// status returns nil unless the node cannot accept pods at all: the data path is not set up, or no
+// address was ever usable. Address exhaustion is not an error, because a failing STATUS gets the node's
 // pods evicted.
 func (d *Daemon) status() error {
 	if c, ok := d.conditions.get(ConditionDataPath); !ok || !c.Healthy {
@@ -36,10 +36,10 @@ func (d *Daemon) status() error {
 	return nil
 }
 
-// usableMark keeps in a file that an address was usable on this instance.
+// usableMark records in a file that an address was usable on this instance.
 type usableMark struct {
 	path string
-	file usableFile // its content for this instance
+	file usableFile // content of the file for this instance
 	log  *slog.Logger
 
 	mu     sync.Mutex // guards usable
@@ -76,7 +76,7 @@ func (m *usableMark) set() {
 	}
 }
 
-// read reads what a former daemon wrote.
+// read reads the file of an earlier daemon.
 func (m *usableMark) read() {
 	var f usableFile
 	data, err := statefile.Read(m.path)
@@ -87,19 +87,19 @@ func (m *usableMark) read() {
 	}
 }
 
-// writableInterval is how often records are test-written, besides after each call that failed to write
-// one.
+// writableInterval is the interval of test writes of records, in addition to one after each call that failed
+// to write a record.
 const writableInterval = 15 * time.Second
 
 // writable checks whether records can be written.
 type writable struct {
 	store      *attachment.Store
 	conditions *conditions
-	failed     retry.Signal // capacity 1: a call could not write a record
+	failed     retry.Signal // set when a call could not write a record
 	clock      clock.Clock
 }
 
-// run keeps the condition RecordsWritable until ctx ends.
+// run updates the condition RecordsWritable until ctx ends.
 func (w *writable) run(ctx context.Context) {
 	for {
 		w.look()
@@ -112,7 +112,7 @@ func (w *writable) run(ctx context.Context) {
 	}
 }
 
-// look writes a record as a test.
+// look writes a test record.
 func (w *writable) look() {
 	err := w.store.Probe()
 	var message string
@@ -131,7 +131,7 @@ func (w *writable) look() {
 	}
 }
 
-// err returns nil unless records cannot be written. STATUS ignores it: running pods are fine, and
+// err returns nil unless records cannot be written. STATUS ignores it: running pods are not affected, and
 // would be evicted.
 func (w *writable) err() error {
 	if c, ok := w.conditions.get(ConditionWritable); ok && !c.Healthy {
@@ -140,14 +140,14 @@ func (w *writable) err() error {
 	return nil
 }
 
-// How often the supply of addresses is checked. No pod waits for it.
+// Intervals at which the supply of addresses is checked. No pod waits for these checks.
 const (
 	supplyInterval = 5 * time.Second
 	firstInterval  = 100 * time.Millisecond // until an address was usable once
 )
 
-// installInterval is how often the installation is checked: a node's image or another installer may
-// replace it.
+// installInterval is the interval at which the installation is checked: a new node image or another installer may
+// have replaced it.
 const installInterval = time.Minute
 
 // supply watches the source's supply of addresses.
@@ -159,7 +159,7 @@ type supply struct {
 	clock      clock.Clock
 }
 
-// run keeps the supply conditions, records the first usable address, and keeps the plugin installed
+// run updates the supply conditions, records the first usable address, and keeps the plugin installed
 // from then on, until ctx ends.
 func (s *supply) run(ctx context.Context) {
 	var installAt time.Time
@@ -182,7 +182,7 @@ func (s *supply) run(ctx context.Context) {
 }
 
 // look sets the conditions, and reports whether ADDs wait for an address. Waiting ADDs make the
-// condition unhealthy when there were some at the last look, too.
+// condition unhealthy if there were some at the last look too.
 func (s *supply) look(waited bool) (waiting bool) {
 	if err := s.source.Ready(); err != nil {
 		s.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())
@@ -204,11 +204,11 @@ func (s *supply) look(waited bool) (waiting bool) {
 	return snap.Waiting > 0
 }
 
-// installed installs plugin and configuration if needed, and reports success.
+// installed installs the plugin and its configuration if needed, and reports success.
 func (s *supply) installed(ctx context.Context) bool {
 	done, err := s.install(ctx)
 	if ctx.Err() != nil {
-		return false // the daemon shuts down
+		return false // the daemon is shutting down
 	}
 	if err != nil {
 		s.conditions.set(ConditionInstalled, false, "Failed", err.Error())

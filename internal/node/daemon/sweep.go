@@ -15,10 +15,10 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// sweepInterval is how often attachments without a sandbox are looked for.
+// sweepInterval is the interval of searches for attachments without a sandbox.
 const sweepInterval = 15 * time.Second
 
-// sweeper releases attachments for which no DEL will come.
+// sweeper releases attachments for which no DEL will arrive.
 type sweeper struct {
 	attachments *attachments
 	kernel      Kernel
@@ -41,10 +41,10 @@ func (s *sweeper) run(ctx context.Context) {
 	}
 }
 
-// sweep finishes what an ADD or DEL could not, and releases attachments whose network namespace has
-// been missing for the grace period. A namespace may be missing from this process's view only, which
-// must not cost a pod its network. So the runtime must not list the sandbox, or, when it cannot be
-// asked, the pod's link must be gone: the kernel removes it with the namespace.
+// sweep finishes failed ADDs and DELs, and releases attachments whose network namespace has
+// been missing for the grace period. A namespace may be invisible to this process only, which
+// must not cost a pod its network. Therefore the runtime must not list the sandbox or, if it cannot be
+// queried, the pod's link must be gone: the kernel removes it with the namespace.
 func (s *sweeper) sweep(ctx context.Context) {
 	var gone []attachment.Record
 	for _, rec := range s.attachments.store.Records() {
@@ -62,7 +62,7 @@ func (s *sweeper) sweep(ctx context.Context) {
 	s.releaseGone(ctx, gone)
 }
 
-// finish retries what failed before, unless a call about the container is in progress, such as an ADD
+// finish retries failed operations, unless a call about the container is in progress, such as an ADD
 // that waits for NICs.
 func (s *sweeper) finish(ctx context.Context, rec attachment.Record) {
 	if s.attachments.clock.Now().Sub(rec.Since) < kernelTimeout {
@@ -106,8 +106,8 @@ func (s *sweeper) forget() {
 	})
 }
 
-// releaseGone releases those of the candidates, and of the damaged records, that neither runtime nor
-// kernel knows.
+// releaseGone releases those of the candidates, and of the damaged records, that are unknown to both the runtime and
+// the kernel.
 func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 	damaged := s.attachments.quarantine.all()
 	if len(gone)+len(damaged) == 0 {
@@ -146,8 +146,8 @@ func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 	}
 }
 
-// runtimeLists returns the sandboxes that the container runtime knows, or nil when none is configured
-// or it does not answer.
+// runtimeLists returns the sandboxes that the container runtime knows, or nil if none is configured
+// or it does not respond.
 func (s *sweeper) runtimeLists(ctx context.Context) map[string]bool {
 	if s.sandboxes == nil {
 		return nil
@@ -170,7 +170,7 @@ type Runtime struct {
 
 var _ Sandboxes = (*Runtime)(nil)
 
-// NewRuntime returns the runtime at a unix socket. It connects with the first call.
+// NewRuntime returns the runtime at a unix socket. It connects on the first call.
 func NewRuntime(socket string) (*Runtime, error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20))) // the kubelet's own limit
@@ -194,5 +194,5 @@ func (r *Runtime) Sandboxes(ctx context.Context) (map[string]bool, error) {
 	return ids, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (r *Runtime) Close() error { return r.conn.Close() }

@@ -19,10 +19,10 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
 
-// The container of berthd sees namespaces that are made after it started only
+// The container of berthd sees namespaces that are created after its start only
 // if their directory is mounted with HostToContainer propagation, which the
-// kernel calls slave (mount_namespaces(7)). This test makes an ADD in a mount
-// namespace of its own, with that propagation and without.
+// kernel calls slave (mount_namespaces(7)). This test runs an ADD in a mount
+// namespace of its own, with and without that propagation.
 
 func TestNamespacesReachADaemonInAContainer(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -36,22 +36,22 @@ func TestNamespacesReachADaemonInAContainer(t *testing.T) {
 				_, err := s.attach(within(t), "a", netns)
 				return err
 			})
-			err := add(mountNetns(t, filepath.Join(dir, "netns"))) // made after the mount namespace
+			err := add(mountNetns(t, filepath.Join(dir, "netns"))) // created after the mount namespace
 			if tt.works {
 				if err != nil {
-					t.Errorf("ADD: %v", err)
+					t.Errorf("ADD with propagation failed: %v", err)
 				}
 				return
 			}
 			if f := cnierror.Of(err); err == nil || f.Code != types.ErrInvalidNetNS || !strings.Contains(f.Message, "HostToContainer") {
-				t.Errorf("%v does not name the cause", err)
+				t.Errorf("ADD = %v, want error that names HostToContainer", err)
 			}
 		})
 	}
 }
 
 // inMountNamespace creates a mount namespace with one-way propagation. do runs in it when the returned
-// function is called, which must be once.
+// function is called, which must happen once.
 func inMountNamespace(t *testing.T, propagation uintptr, do func(path string) error) func(path string) error {
 	t.Helper()
 	paths, errs := make(chan string), make(chan error)
@@ -73,15 +73,15 @@ func inMountNamespace(t *testing.T, propagation uintptr, do func(path string) er
 	}
 }
 
-// sharedDir is a directory whose mounts propagate to others, as those of a
-// systemd machine do.
+// sharedDir returns a directory whose mounts propagate to other mount namespaces, as on a
+// systemd machine.
 func sharedDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "btd-")
 	must(t, err)
 	t.Cleanup(func() { _ = os.Remove(dir) })
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-		t.Fatalf("this test mounts and needs root: %v", err)
+		t.Fatalf("this test mounts file systems and needs root: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -92,7 +92,7 @@ func sharedDir(t *testing.T) string {
 	return dir
 }
 
-// mountNetns makes a network namespace and binds it to path, as runtimes do.
+// mountNetns creates a network namespace and bind-mounts it at path, as runtimes do.
 func mountNetns(t *testing.T, path string) string {
 	t.Helper()
 	from, _ := newSpace(t)
@@ -102,7 +102,7 @@ func mountNetns(t *testing.T, path string) string {
 	return path
 }
 
-// runtimeService is a container runtime that has some sandboxes.
+// runtimeService is a container runtime with some sandboxes.
 type runtimeService struct {
 	cri.UnimplementedRuntimeServiceServer
 	ids []string
@@ -122,7 +122,7 @@ func TestRuntimeListsItsSandboxes(t *testing.T) {
 	must(t, err)
 	defer r.Close()
 	if _, err := r.Sandboxes(within(t)); err == nil {
-		t.Error("a runtime that is down listed sandboxes")
+		t.Error("Sandboxes() succeeded without a runtime")
 	}
 	l, err := net.Listen("unix", socket)
 	must(t, err)
@@ -130,11 +130,11 @@ func TestRuntimeListsItsSandboxes(t *testing.T) {
 	cri.RegisterRuntimeServiceServer(server, &runtimeService{ids: []string{"a", "b"}})
 	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
-	second, err := NewRuntime(socket) // without the first one's pause before it dials again
+	second, err := NewRuntime(socket) // a new client avoids the redial backoff of the first
 	must(t, err)
 	defer second.Close()
 	got, err := second.Sandboxes(within(t))
 	if diff := cmp.Diff(map[string]bool{"a": true, "b": true}, got); err != nil || diff != "" {
-		t.Errorf("%v %s", err, diff)
+		t.Errorf("sandboxes: error %v (-want +got):\n%s", err, diff)
 	}
 }

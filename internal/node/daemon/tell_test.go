@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// teller is a front without sockets, whose news a test reads in virtual time.
+// teller is a front without sockets, whose Events a test reads in virtual time.
 type teller struct {
 	*Front
 	daemon *running
@@ -28,7 +28,7 @@ type teller struct {
 	news []string   // when, kind, cause: message or addresses
 }
 
-// newTeller is the front of a daemon on n that serves, unless it still starts.
+// newTeller returns the front of a daemon on n that serves, or is still starting.
 func newTeller(n *node, starting bool) *teller {
 	t := &teller{daemon: n.assemble(), start: time.Now()}
 	t.Front = &Front{
@@ -52,7 +52,7 @@ func (t *teller) hear(n podevents.News) {
 	t.news = append(t.news, strings.TrimSpace(fmt.Sprintf("%v %s %s/%s %s: %s%s", time.Since(t.start), names[n.Kind], n.Pod.Namespace, n.Pod.Name, n.Cause, n.Message, strings.Join(n.Addresses, ","))))
 }
 
-// add is an ADD as from the socket.
+// add runs an ADD as if it came from the socket.
 func (t *teller) add(ctx context.Context, req *rpc.AddRequest) error {
 	s := &service{front: t.Front}
 	_, err := t.intercept(ctx, req, &grpc.UnaryServerInfo{FullMethod: rpc.Node_Add_FullMethodName},
@@ -70,16 +70,16 @@ func (t *teller) want(test *testing.T, want ...string) {
 	}
 }
 
-// Events on a pod appear within 3 s if its ADD waits, and at its end.
-func TestEventsOfAnADD(t *testing.T) {
+// If an ADD waits, an Event on the pod appears within 3 s, and another one at its end.
+func TestEventsOfAnAdd(t *testing.T) {
 	const none = "the fake source has no free address"
 	for name, c := range map[string]struct {
 		prepare func(n *node, t *teller, req *rpc.AddRequest)
-		leaves  time.Duration // when the caller does, if at all
-		deleted time.Duration // when a DEL comes, if at all
+		leaves  time.Duration // when the caller gives up; 0: never
+		deleted time.Duration // when a DEL arrives; 0: never
 		want    []string
 	}{
-		"a warm address": {
+		"warm address": {
 			prepare: func(_ *node, t *teller, _ *rpc.AddRequest) {
 				t.daemon.source.Supply(netip.MustParseAddr("10.0.0.5"))
 			},
@@ -89,30 +89,30 @@ func TestEventsOfAnADD(t *testing.T) {
 			"2.5s waits for address default/pod-a subnet-full: " + none,
 			"45s no address default/pod-a subnet-full: no address for the pod: " + none,
 		}},
-		"an address after a while": {
+		"address after a while": {
 			prepare: func(_ *node, t *teller, _ *rpc.AddRequest) {
 				time.AfterFunc(20*time.Second, func() { t.daemon.source.Supply(netip.MustParseAddr("10.0.0.5")) })
 			},
 			want: []string{"2.5s waits for address default/pod-a subnet-full: " + none, "20s attached default/pod-a : 10.0.0.5/32"},
 		},
-		"an address soon": {
+		"address soon": {
 			prepare: func(_ *node, t *teller, _ *rpc.AddRequest) {
 				time.AfterFunc(2*time.Second, func() { t.daemon.source.Supply(netip.MustParseAddr("10.0.0.5")) })
 			},
 			want: []string{"2s attached default/pod-a : 10.0.0.5/32"},
 		},
-		"the runtime gives up":       {leaves: 10 * time.Second, want: []string{"2.5s waits for address default/pod-a subnet-full: " + none}},
-		"the sandbox is removed":     {deleted: 10 * time.Second, want: []string{"2.5s waits for address default/pod-a subnet-full: " + none}},
-		"the sandbox is removed now": {deleted: time.Second},
-		"a namespace that is gone": {
+		"runtime gives up":      {leaves: 10 * time.Second, want: []string{"2.5s waits for address default/pod-a subnet-full: " + none}},
+		"sandbox removed later": {deleted: 10 * time.Second, want: []string{"2.5s waits for address default/pod-a subnet-full: " + none}},
+		"sandbox removed soon":  {deleted: time.Second},
+		"missing namespace": {
 			prepare: func(n *node, _ *teller, req *rpc.AddRequest) { n.removeNetns(req.GetNetns()) },
 			want:    []string{"0s failed default/pod-a netns-missing: network namespace /run/netns/a does not exist; is the directory of namespaces mounted into berthd with HostToContainer propagation?"},
 		},
-		"a bad request": {
+		"invalid request": {
 			prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Mtu = 1 },
 			want:    []string{"0s failed default/pod-a bad-request: mtu is 1, expected 0 or 576 to 65535"},
 		},
-		"another call about the container": {
+		"another call in progress": {
 			prepare: func(_ *node, t *teller, _ *rpc.AddRequest) {
 				t.daemon.source.Supply(netip.MustParseAddr("10.0.0.5"))
 				unlock, _ := t.daemon.attachments.locks.lock(context.Background(), "a")
@@ -120,8 +120,8 @@ func TestEventsOfAnADD(t *testing.T) {
 			},
 			want: []string{"2.5s waits for network default/pod-a busy: the kernel, or another call about the same container, is slow", "5s attached default/pod-a : 10.0.0.5/32"},
 		},
-		"a pod without a name":        {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod = nil }},
-		"a name that no pod can have": {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod.Name = "a\nb" }},
+		"no pod":           {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod = nil }},
+		"invalid pod name": {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod.Name = "a\nb" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -146,13 +146,13 @@ func TestEventsOfAnADD(t *testing.T) {
 	}
 }
 
-// A daemon that starts reports what it waits for.
-func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
+// A starting daemon reports the reason for the wait.
+func TestEventsWhileTheDaemonStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		events := newTeller(n, true)
 		if events.add(t.Context(), addOf("a", n.newNetns("a"))) == nil {
-			t.Error("the ADD worked")
+			t.Error("ADD succeeded, want an error")
 		}
 		events.want(t,
 			"2.5s waits for network default/pod-a starting: berthd is starting: the instance metadata service",
@@ -161,7 +161,7 @@ func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 }
 
 // The cost of Events for a warm ADD.
-func BenchmarkFollowedADD(b *testing.B) {
+func BenchmarkAddWithEvents(b *testing.B) {
 	teller := podevents.New(podevents.Options{Node: "n", Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler), Counted: func(podevents.Result, int) {}})
 	f := &Front{FrontOptions: FrontOptions{Tell: teller.Record}}
 	req := addOf("a", "/run/netns/a")

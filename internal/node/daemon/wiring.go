@@ -13,16 +13,16 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
 
-// wiring is what an attachment has in the kernel: a link to the pod with the addresses of the lease and their
-// routes, where there is a lease, then its NICs, and then its egress, whose packets leave by one of them. It is
-// set up, compared and removed here, and nowhere else.
+// wiring is the kernel state of an attachment: the link of the lease with its addresses and
+// routes, if there is a lease, then the NICs, and then the egress, whose packets leave through one of them. It is
+// set up, compared and removed only here.
 type wiring struct {
 	kernel Kernel
 	parts  parts
 }
 
-// wire sets up everything that a record has and the kernel lacks, and returns the record with what the
-// kernel reports. The error is a Failure.
+// wire sets up all recorded state that the kernel lacks, and returns the record with the kernel's
+// values. The error is a Failure.
 func (w *wiring) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	rec, err := w.wireLease(ctx, rec)
 	for i := 0; i < len(w.parts) && err == nil; i++ {
@@ -31,7 +31,7 @@ func (w *wiring) wire(ctx context.Context, rec attachment.Record) (attachment.Re
 	return rec, err
 }
 
-// wireLease is wire for the lease alone.
+// wireLease is wire for the lease only.
 func (w *wiring) wireLease(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if rec.Lease.Empty() {
 		return rec, nil
@@ -44,7 +44,7 @@ func (w *wiring) wireLease(ctx context.Context, rec attachment.Record) (attachme
 	return rec, nil
 }
 
-// unwire removes what leads to the pod, except for the link of the lease, which the reaper removes. It
+// unwire removes everything that leads to the pod, except the link of the lease, which the reaper removes. It
 // removes the lease even if a part fails. The error is a Failure.
 func (w *wiring) unwire(ctx context.Context, rec attachment.Record) error {
 	err := w.parts.remove(ctx, rec)
@@ -57,7 +57,7 @@ func (w *wiring) unwire(ctx context.Context, rec attachment.Record) error {
 	return err
 }
 
-// check returns how the kernel differs from a record, or nil, and changes nothing.
+// check returns an error that describes how the kernel differs from a record, or nil, and changes nothing.
 func (w *wiring) check(ctx context.Context, rec attachment.Record) error {
 	if !rec.Lease.Empty() {
 		if err := w.kernel.CheckPod(ctx, podOf(rec)); err != nil {
@@ -99,7 +99,7 @@ func podOf(r attachment.Record) datapath.Pod {
 	return p
 }
 
-// kernelFailure is the Failure of a data path error.
+// kernelFailure returns the Failure for a data path error.
 func kernelFailure(err error) error {
 	switch {
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):

@@ -18,9 +18,9 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// TestRecordsThatCannotBeWritten fills the folder of records, and makes it read-only. Both are
+// Records cannot be written, first because the disk is full, then because it is read-only. Both are
 // reported, pods are not evicted, and the daemon recovers.
-func TestRecordsThatCannotBeWritten(t *testing.T) {
+func TestUnwritableRecordsAreReported(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test mounts a file system and needs root")
 	}
@@ -37,7 +37,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	}{
 		{"NoSpace", n.fill, n.empty},
 		{"ReadOnly", func() (err error) {
-			waitFor(t, func() bool { // the probe may have its file open
+			waitFor(t, func() bool { // the probe may still have its file open
 				err = unix.Mount("", n.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
 				return !errors.Is(err, unix.EBUSY)
 			})
@@ -51,13 +51,13 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
 		if c.Reason != tt.reason || !strings.Contains(c.Message, filepath.Join(n.dir, "attachments")) {
-			t.Errorf("condition %+v", c)
+			t.Errorf("condition = %+v, want reason %s and the directory", c, tt.reason)
 		}
 		if code, body := get(r.front.monitoringHandler(), "x", "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, c.Message) {
-			t.Errorf("/readyz: %d %s", code, body)
+			t.Errorf("/readyz = %d %s, want 503 with the condition's message", code, body)
 		}
 		if _, err := r.client.Status(within(t), &rpc.StatusRequest{}); err != nil {
-			t.Errorf("STATUS: %v", err)
+			t.Errorf("STATUS failed: %v", err)
 		}
 		must(t, tt.end())
 	}
@@ -66,7 +66,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	mustDel(t, r, "before")
 }
 
-// A daemon starts on a full disk, as after a crash there.
+// A daemon starts on a full disk, for example after a crash.
 func TestStartOnAFullDisk(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	n.onSmallDisk()
@@ -79,11 +79,11 @@ func TestStartOnAFullDisk(t *testing.T) {
 	must(t, l.Close())
 	r := n.restart(nil)
 	if _, err := r.client.Status(within(t), &rpc.StatusRequest{}, grpc.WaitForReady(true)); err != nil {
-		t.Errorf("STATUS: %v", err)
+		t.Errorf("STATUS failed: %v", err)
 	}
 }
 
-// onSmallDisk mounts a small file system for the node's folder.
+// onSmallDisk mounts a small file system at the node's directory.
 func (n *node) onSmallDisk() {
 	n.t.Helper()
 	must(n.t, unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"))
@@ -99,15 +99,15 @@ func (n *node) filler() string { return filepath.Join(n.dir, "filler") }
 // fill fills the small disk.
 func (n *node) fill() error {
 	if err := os.WriteFile(n.filler(), make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("the folder is not full: %w", err)
+		return fmt.Errorf("the directory is not full: %w", err)
 	}
 	return nil
 }
 
 func (n *node) empty() error { return os.Remove(n.filler()) }
 
-// TestPodsAreRemovedOnAFullDisk: DEL and GC succeed where no record can be written, also for a damaged
-// record. The address is withheld, across a restart, too, until there is space again and it has
+// DEL and GC succeed if no record can be written, also for a damaged
+// record. The address is withheld, even across a restart, until there is space again and it has
 // cooled.
 func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -127,16 +127,16 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 		mustDel(t, r, "a")
 		mustDel(t, r, "damaged")
 		if _, err := r.client.GC(within(t), &rpc.GCRequest{Network: "berth"}, grpc.WaitForReady(true)); err != nil {
-			t.Errorf("GC: %v", err)
+			t.Errorf("GC failed: %v", err)
 		}
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
 		n.wantKernel(t, 0, 0)
 		if doc := r.inspector.document(); doc.Totals.Available != 0 {
-			t.Errorf("totals %+v: an address of a removed pod is free", doc.Totals)
+			t.Errorf("totals = %+v, want no free address of a removed pod", doc.Totals)
 		}
 	}
 	removed()
-	removed() // again is no error
+	removed() // repeating it is not an error
 	r.refused(t, addOf("a", n.newNetns("new")), cnierror.CodeRecord)
 	stop()
 	r.stop()

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// must ends the test with an error.
+// must fails the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -29,23 +29,23 @@ func TestRecent(t *testing.T) {
 	const beat = 1000 * time.Second
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	if Recent(socket, 0) {
-		t.Error("a heartbeat that never was is recent")
+		t.Error("a missing heartbeat is recent")
 	}
 	must(t, Beat(socket, time.Second))
 	must(t, Beat(socket, beat)) // renewed
 	for now, want := range map[time.Duration]bool{
 		beat: true, beat + Grace - 1: true, beat + Grace: false, beat + time.Hour: false,
-		beat - 1: false, // of another boot
+		beat - 1: false, // from another boot
 	} {
 		if got := Recent(socket, now); got != want {
-			t.Errorf("Recent at %v = %v, want %v", now, got, want)
+			t.Errorf("Recent() at %v = %v, want %v", now, got, want)
 		}
 	}
 	for range 2 {
 		must(t, Stop(socket))
 	}
 	if left, _ := os.ReadDir(filepath.Dir(socket)); Recent(socket, beat) || len(left) != 0 {
-		t.Errorf("a stopped heartbeat is recent, or left %v", left)
+		t.Errorf("after Stop(): the heartbeat is recent, or files are left: %v", left)
 	}
 	for _, content := range []string{"", "\n", "soon", "99999999999999999999", "-1\n"} {
 		must(t, os.WriteFile(Path(socket), []byte(content), 0o600))
@@ -81,25 +81,25 @@ func TestRun(t *testing.T) {
 			return Recent(socket, clk.Boot())
 		}
 		if pass(time.Minute) {
-			t.Error("a daemon that was never good has a heartbeat")
+			t.Error("a daemon that was never ready has a heartbeat")
 		}
 		good.Store(true)
 		if !pass(Interval) || !pass(time.Hour) {
-			t.Error("a good daemon has no heartbeat")
+			t.Error("a ready daemon has no heartbeat")
 		}
 		good.Store(false)
 		if pass(Interval) {
-			t.Error("a daemon that is not good any more has a heartbeat")
+			t.Error("a daemon that is no longer ready has a heartbeat")
 		}
 		good.Store(true)
 		pass(Interval)
 		cancel()
 		<-done
 		if !pass(Grace - Interval - time.Second) {
-			t.Error("a daemon that ended in order left no heartbeat")
+			t.Error("a daemon that shut down left no heartbeat")
 		}
 		if pass(Grace) {
-			t.Error("its heartbeat goes on")
+			t.Error("the heartbeat of a stopped daemon is still recent")
 		}
 	})
 }
@@ -114,14 +114,14 @@ func TestRunReportsErrors(t *testing.T) {
 		cancel()
 	})
 	if len(failures) == 0 || !errors.Is(failures[0], fs.ErrNotExist) {
-		t.Errorf("failures %v, want that the directory is missing", failures)
+		t.Errorf("failures = %v, want fs.ErrNotExist", failures)
 	}
 }
 
-// A file system without space or inodes does not end the heartbeat of a daemon that lives: a restart after it would
-// have the node's pods evicted.
+// A file system without space or inodes does not end the heartbeat of a running daemon. Otherwise a restart would
+// get the node's pods evicted.
 func TestBeatOnAFullDisk(t *testing.T) {
-	for options, fill := range map[string]int{"size=16k": 128 << 10, "nr_inodes=3": 0} { // the folder's own inode, and those of two files
+	for options, fill := range map[string]int{"size=16k": 128 << 10, "nr_inodes=3": 0} { // inodes of the directory and of two files
 		t.Run(options, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
@@ -135,11 +135,11 @@ func TestBeatOnAFullDisk(t *testing.T) {
 				err = os.WriteFile(filepath.Join(dir, fmt.Sprint(n)), make([]byte, fill), 0o600)
 			}
 			if !errors.Is(err, unix.ENOSPC) {
-				t.Fatalf("the disk is not full: %v", err)
+				t.Fatalf("write = %v, want ENOSPC", err)
 			}
 			for now := time.Hour; now < 40*time.Hour; now += 13 * time.Hour {
 				if err := Beat(socket, now); err != nil || !Recent(socket, now+Interval) {
-					t.Errorf("after %v: %v", now, err)
+					t.Errorf("Beat() after %v = %v, want a recent heartbeat", now, err)
 				}
 			}
 			must(t, Stop(socket))
@@ -147,11 +147,11 @@ func TestBeatOnAFullDisk(t *testing.T) {
 	}
 }
 
-// The plugin of one release reads the heartbeat of another's daemon.
+// The plugin of one release can read the heartbeat of another release's daemon.
 func TestStoredHeartbeat(t *testing.T) {
 	samples, err := filepath.Glob("testdata/stored/*/heartbeat")
 	if err != nil || len(samples) == 0 {
-		t.Fatalf("there are no samples: %v", err)
+		t.Fatalf("no samples of heartbeats: %v", err)
 	}
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	for _, sample := range samples {
@@ -159,11 +159,11 @@ func TestStoredHeartbeat(t *testing.T) {
 		must(t, err)
 		must(t, os.WriteFile(Path(socket), data, 0o600))
 		if at := 5 * time.Second; !Recent(socket, at+Grace-1) || Recent(socket, at+Grace) || Recent(socket, at-1) {
-			t.Errorf("%s is not taken for one of five seconds after the boot", sample)
+			t.Errorf("%s is not recent exactly from five seconds after boot until Grace", sample)
 		}
 		must(t, Beat(socket, 5*time.Second))
 		if again, err := os.ReadFile(Path(socket)); err != nil || string(again) != string(data) {
-			t.Errorf("%s: written as %q, %v", sample, again, err)
+			t.Errorf("%s: rewritten as %q, error %v; want the same content", sample, again, err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Bounds of asking a plugin, whose answer is a line of JSON.
+// Limits for querying a plugin, whose response is a line of JSON.
 const (
 	askTimeout = 5 * time.Second
 	mostOutput = 64 << 10              // bytes
@@ -32,7 +32,7 @@ const (
 // misses a command.
 const exitNotFound = 127
 
-// asker asks plugins which CNI versions they speak, each file once.
+// asker queries plugins for the CNI versions that they support, each file once.
 type asker struct {
 	known   map[string]known // by path
 	timeout time.Duration
@@ -43,7 +43,7 @@ type known struct {
 	answer answer
 }
 
-// identity identifies the content of a file: every change of the file changes it.
+// identity identifies the content of a file: it changes with every change of the file.
 type identity struct {
 	dev, ino     uint64
 	size         int64
@@ -59,7 +59,7 @@ func identify(info fs.FileInfo) identity {
 	return id
 }
 
-// ask returns the CNI versions of a plugin of a chain. conf is its entry in the list.
+// ask returns the CNI versions of a plugin of a chain. conf is the plugin's entry in the list.
 func (k *asker) ask(ctx context.Context, dir string, conf pluginConf) answer {
 	path := filepath.Join(dir, conf.Type)
 	info, err := os.Stat(path)
@@ -78,8 +78,8 @@ func (k *asker) ask(ctx context.Context, dir string, conf pluginConf) answer {
 	return a
 }
 
-// askFile executes a plugin. final: the answer would be the same another time, unlike when the machine
-// is too busy.
+// askFile executes a plugin. final means that a retry would have the same result, which is not the case
+// if the machine is too busy.
 func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf pluginConf) (_ answer, final bool) {
 	if info.Mode().Perm()&0o111 == 0 {
 		return answer{broken: path + " is not executable"}, true
@@ -95,17 +95,17 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 	case ctx.Err() != nil:
 		return answer{broken: fmt.Sprintf("%s did not answer VERSION within %v", path, k.timeout)}, false
 	case errors.Is(err, syscall.ENOEXEC):
-		return answer{broken: path + " is no program for this machine: is it for another architecture?"}, true
+		return answer{broken: path + " is not executable on this machine: is it for another architecture?"}, true
 	case isNotFromHere(err), errors.As(err, &exit) && exit.ExitCode() == exitNotFound:
-		// The file is executable. Its loader or libraries are missing in berthd's container, which
+		// The file is executable, but its loader or libraries are missing in berthd's container, which
 		// says nothing about the node.
-		return answer{versions: common, unasked: "it needs what berthd's container lacks, such as libraries"}, true
+		return answer{versions: common, unasked: "it needs files that berthd's container lacks, such as libraries"}, true
 	case err != nil:
 		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200q", path, err.Error())}, !passes(err)
 	}
 	versions := intersection(spoken, said.SupportedVersions())
 	if len(versions) == 0 {
-		return answer{broken: fmt.Sprintf("%s speaks none of CNI %s", path, list(spoken))}, true
+		return answer{broken: fmt.Sprintf("%s supports none of the CNI versions %s", path, list(spoken))}, true
 	}
 	final = true
 	if newest(versions) == withStatus {
@@ -128,7 +128,7 @@ func passes(err error) bool {
 	return slices.ContainsFunc([]syscall.Errno{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.EIO}, func(short syscall.Errno) bool { return errors.Is(err, short) })
 }
 
-// pause waits, and reports whether ctx goes on.
+// pause waits for d. It returns false if ctx ends first.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -158,14 +158,14 @@ func askStatus(ctx context.Context, path string, conf pluginConf) error {
 	return err
 }
 
-// hasStatus reports by a plugin's answer to STATUS whether it implements it. "Not available" is an
-// answer (CNI specification 1.1.0, "STATUS").
+// hasStatus reports, by a plugin's response to STATUS, whether the plugin implements it. "Not available" counts
+// as a response (CNI specification 1.1.0, "STATUS").
 func hasStatus(err error) bool {
 	var e *types.Error
 	return err == nil || errors.As(err, &e) && (e.Code == types.ErrPluginNotAvailable || e.Code == types.ErrLimitedConnectivity)
 }
 
-// bounded executes untrusted plugins: their output is bounded, they get no environment of berthd's,
+// bounded executes untrusted plugins: their output is bounded, they do not inherit berthd's environment,
 // and their processes end with ctx.
 type bounded struct{ version.PluginDecoder }
 
@@ -191,7 +191,7 @@ func (*bounded) ExecPlugin(ctx context.Context, path string, stdin []byte, env [
 		return nil, fmt.Errorf("executing it: %w", err)
 	}
 	err := cmd.Wait()
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // processes that it left
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // processes that it left behind
 	if stdout.over {
 		return nil, errTooMuch // the cause of any other error
 	}

@@ -17,21 +17,21 @@ import (
 )
 
 // A node's image may lack plugins that its pods need. Berth installs those that come with berthd into
-// BinDir, and updates them with later versions. It leaves the files of others alone: a list in BinDir,
+// BinDir, and updates them with later versions. It never changes other files: a list in BinDir,
 // written before each installation, has the hashes of Berth's files.
 
-// loopback is a plugin that a runtime needs besides a network's, for a pod's lo (containerd 1.x).
+// loopback is a plugin that a runtime needs for a pod's lo interface, in addition to a network's plugins (containerd 1.x).
 const loopback = "loopback"
 
-// bundledName is a file in BinDir with the SHA-256, in hexadecimal, of what Berth installs and of what
-// that replaces, by plugin: after a crash either may be in place.
+// bundledName is a file in BinDir with the hexadecimal SHA-256 of the plugins that Berth installs and of those
+// that they replace: after a crash either may be in place.
 const (
 	bundledName = ".berth-plugins.json"
 	bundledMode = 0o644
 )
 
-// installBundled installs plugins that dir has and BinDir lacks. It returns the paths that it changed,
-// and the plugins that it could not install, with the reason.
+// installBundled installs plugins that dir has and BinDir lacks. It returns the changed paths,
+// and the plugins that could not be installed, with the reason.
 func installBundled(dir, binDir string, plugins []string) (changed []string, failed []Unusable) {
 	ours := readBundled(binDir)
 	for _, name := range plugins {
@@ -46,7 +46,7 @@ func installBundled(dir, binDir string, plugins []string) (changed []string, fai
 	return changed, failed
 }
 
-// installOne installs one plugin, unless there is none to install or the file in place is not Berth's.
+// installOne installs one plugin, unless the bundle does not have it or the existing file is not Berth's.
 func installOne(from, path string, ours map[string][]string) (changed bool, err error) {
 	source, err := openSource(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,15 +85,15 @@ func installOne(from, path string, ours map[string][]string) (changed bool, err 
 	return put(path, source, pluginMode)
 }
 
-// sumOf is sumAll of the file at path. Anything but a plain file, such as a dangling link, belongs to
-// others.
+// sumOf is sumAll of the file at path. Anything but a regular file, such as a dangling link, belongs to
+// other software.
 func sumOf(path string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return "", err
 	}
 	if !info.Mode().IsRegular() {
-		return "no plain file", nil
+		return "not a regular file", nil
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -103,7 +103,7 @@ func sumOf(path string) (string, error) {
 	return sumAll(f)
 }
 
-// sumAll returns the SHA-256 of all content, in hexadecimal.
+// sumAll returns the hexadecimal SHA-256 of the whole content.
 func sumAll(r io.Reader) (string, error) {
 	h := sha256.New()
 	if _, err := io.Copy(h, r); err != nil {
@@ -112,12 +112,12 @@ func sumAll(r io.Reader) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// readBundled returns what Berth installed into a directory. If that cannot be read, all files there
-// belong to others.
+// readBundled returns the hashes of the plugins that Berth installed into a directory. If they cannot be
+// read, all files there are treated as foreign.
 func readBundled(binDir string) map[string][]string {
 	ours := map[string][]string{}
 	data, err := statefile.Read(filepath.Join(binDir, bundledName))
-	if err != nil || json.Unmarshal(data, &ours) != nil || ours == nil { // JSON's null makes it nil
+	if err != nil || json.Unmarshal(data, &ours) != nil || ours == nil { // JSON null makes it nil
 		return map[string][]string{}
 	}
 	return ours
@@ -129,7 +129,7 @@ func writeBundled(binDir string, ours map[string][]string) error {
 		_, err = put(filepath.Join(binDir, bundledName), bytes.NewReader(data), bundledMode)
 	}
 	if err != nil {
-		return fmt.Errorf("writing down what is Berth's: %w", err)
+		return fmt.Errorf("recording the installed plugins: %w", err)
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// bundled is node with plugins that come with berthd.
+// bundled returns node with plugins that come with berthd.
 func bundled(t *testing.T) Options {
 	t.Helper()
 	o := node(t)
@@ -28,11 +28,11 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 		t.Errorf("changed (-want +got):\n%s", diff)
 	}
 	if r.LeftOut != nil || r.Failed != nil || read(t, in("portmap")) != theirs {
-		t.Errorf("%+v; another's portmap is %q", r, read(t, in("portmap")))
+		t.Errorf("report = %+v; portmap = %q, want it unchanged", r, read(t, in("portmap")))
 	}
-	absent(t, in("vlan")) // nobody asked for it
+	absent(t, in("vlan")) // not part of the chain
 	if m := modeOf(t, in("bandwidth")); m != pluginMode {
-		t.Errorf("mode %v", m)
+		t.Errorf("mode = %v, want %v", m, pluginMode)
 	}
 
 	for _, tc := range []struct {
@@ -41,18 +41,18 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 		want  []string
 	}{
 		{"nothing", func() {}, nil},
-		{"a later version", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v2") }, []string{in("bandwidth")}},
-		{"an earlier version again", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v1") }, []string{in("bandwidth")}},
+		{"newer version", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v2") }, []string{in("bandwidth")}},
+		{"downgrade", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v1") }, []string{in("bandwidth")}},
 		{"gone", func() { _ = os.Remove(in("bandwidth")) }, []string{in("bandwidth")}},
 		{"no longer executable", func() { _ = os.Chmod(in("bandwidth"), 0o644) }, []string{in("bandwidth")}},
-		{"somebody else's came", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")+" # theirs") }, nil},
-		{"and a later version of ours", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v3") }, nil},
-		{"what is written down is null", func() { write(t, in(bundledName), "null", 0o644); _ = os.Remove(in("loopback")) }, []string{in("loopback")}},
-		{"what is written down is damaged", func() {
+		{"replaced by other software", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")+" # theirs") }, nil},
+		{"replaced by other software, newer version", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v3") }, nil},
+		{"null as list of hashes", func() { write(t, in(bundledName), "null", 0o644); _ = os.Remove(in("loopback")) }, []string{in("loopback")}},
+		{"damaged list of hashes", func() {
 			write(t, in(bundledName), "{", 0o644)
 			plugin(t, o.Bundle, "loopback", speaks("1.0.0")+" # v2")
 		}, nil},
-		{"a link that leads nowhere", func() { link(t, "/no/such/file", in("loopback")) }, nil},
+		{"dangling link", func() { link(t, "/no/such/file", in("loopback")) }, nil},
 	} {
 		tc.spoil()
 		r := mustInstall(t, o)
@@ -62,15 +62,15 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 	}
 }
 
-// An earlier version of Berth's that is in place is recognized, as after a crash or while a disk was full, and replaced.
+// An older bundled version left by a crash or a full disk is recognized and replaced.
 func TestEarlierBundledPluginIsReplaced(t *testing.T) {
 	for name, tt := range map[string]struct {
 		versions []string
-		back     bool // the first of them is taken back
+		back     bool // the first version is rolled back
 	}{
-		"a crash before the rename":        {[]string{"v2"}, false},
-		"two versions that could not come": {[]string{"v2", "v3"}, false},
-		"after going back":                 {[]string{"v2", "v3"}, true},
+		"crash before the rename": {[]string{"v2"}, false},
+		"two failed updates":      {[]string{"v2", "v3"}, false},
+		"after a rollback":        {[]string{"v2", "v3"}, true},
 	} {
 		o := bundled(t)
 		mustInstall(t, o)
@@ -83,25 +83,25 @@ func TestEarlierBundledPluginIsReplaced(t *testing.T) {
 				write(t, bundle, old, 0o755)
 				mustInstall(t, o)
 			} else {
-				write(t, path, old, 0o755) // as if the rename had not come
+				write(t, path, old, 0o755) // as if the rename had not happened
 			}
 		}
 		if got := mustInstall(t, o).Changed; len(got) != 1 || read(t, path) != read(t, bundle) {
-			t.Errorf("%s: changed %v: the old version stays for ever", name, got)
+			t.Errorf("%s: changed = %v, want the old version replaced", name, got)
 		}
 	}
 }
 
-// It is reported, and the other plugins are installed.
-func TestBundledPluginThatCannotBeInstalled(t *testing.T) {
+// A failure is reported, and the other plugins are installed.
+func TestFailedBundledPluginIsReported(t *testing.T) {
 	o := bundled(t)
 	write(t, filepath.Join(o.Bundle, "bandwidth"), "", 0o755)
 	r := mustInstall(t, o)
 	if len(r.Failed) != 1 || r.Failed[0].Plugin != "bandwidth" || len(r.LeftOut) != 1 {
-		t.Errorf("%+v", r)
+		t.Errorf("report = %+v, want bandwidth failed and left out", r)
 	}
 	o.Bundle = filepath.Join(t.TempDir(), "none")
 	if r := mustInstall(t, o); r.Failed != nil {
-		t.Errorf("without a bundle: %v", r.Failed)
+		t.Errorf("without a bundle: failed = %v, want none", r.Failed)
 	}
 }

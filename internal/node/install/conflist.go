@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// Network is the content of the installed configuration.
+// Network holds the settings in the installed configuration.
 type Network struct {
-	CNIVersions []string      // of the configuration, oldest first; at least one
-	Name        string        // of the network
-	Socket      string        // of the daemon
+	CNIVersions []string      // CNI versions of the configuration, oldest first; at least one
+	Name        string        // name of the network
+	Socket      string        // socket of the daemon
 	MTU         int           // bytes; 0: the daemon's choice
-	Timeout     time.Duration // of the plugin's calls; 0: the plugin's default
+	Timeout     time.Duration // timeout of the plugin's calls; 0: the plugin's default
 	Tells       []string      // capabilities of the plugin
 	Chain       []string      // plugins after berth, by type
 
 	foreign []foreign
 }
 
-// capabilities are those that the reference plugins must declare to get arguments from the runtime
+// capabilities are those that the reference plugins must declare to receive arguments from the runtime
 // (CNI conventions).
 var capabilities = map[string]string{
 	"portmap":   "portMappings",
@@ -62,7 +62,7 @@ func (n Network) Conflist() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// plugin is the entry of berth.
+// plugin returns the entry of berth.
 func (n Network) plugin() pluginConf {
 	berth := pluginConf{Type: pluginName, Socket: n.Socket, MTU: n.MTU}
 	if n.Timeout > 0 {
@@ -77,7 +77,7 @@ func (n Network) plugin() pluginConf {
 	return berth
 }
 
-// chained is the entry of a plugin after berth.
+// chained returns the entry of a plugin after berth.
 func chained(kind string) pluginConf {
 	p := pluginConf{Type: kind}
 	if capability := capabilities[kind]; capability != "" {
@@ -86,7 +86,7 @@ func chained(kind string) pluginConf {
 	return p
 }
 
-// pluginsOf returns the plugins of a network configuration, a list or a single one; none if it is
+// pluginsOf returns the plugins of a network configuration, either a list or a single plugin; none if it is
 // invalid.
 func pluginsOf(text []byte) []pluginConf {
 	var c struct {

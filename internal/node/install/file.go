@@ -10,22 +10,22 @@ import (
 	"path/filepath"
 )
 
-// openSource opens a file that is to be copied.
+// openSource opens a file to copy.
 func openSource(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("opening what to copy: %w", err)
+		return nil, fmt.Errorf("opening the source file: %w", err)
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil, errors.Join(fmt.Errorf("%s is no file with content", path), err, f.Close())
+		return nil, errors.Join(fmt.Errorf("%s is not a regular file or is empty", path), err, f.Close())
 	}
 	return f, nil
 }
 
-// put replaces path unless it is a plain file with this content and mode, and reports whether it did.
+// put replaces path unless it is a regular file with this content and mode, and reports whether it did.
 func put(path string, content io.ReadSeeker, mode os.FileMode) (changed bool, err error) {
 	if err := os.Remove(staged(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return false, fmt.Errorf("removing what an earlier attempt left: %w", err)
+		return false, fmt.Errorf("removing the leftover of an earlier attempt: %w", err)
 	}
 	same, err := isSame(path, content, mode)
 	if same || err != nil {
@@ -44,14 +44,14 @@ func put(path string, content io.ReadSeeker, mode os.FileMode) (changed bool, er
 	return true, syncDir(filepath.Dir(path))
 }
 
-// isSame reports whether path is a plain file with this content and mode.
+// isSame reports whether path is a regular file with this content and mode.
 func isSame(path string, content io.Reader, mode os.FileMode) (bool, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("looking at what is in place: %w", err)
+		return false, fmt.Errorf("examining the existing file: %w", err)
 	}
 	if info.IsDir() {
 		return false, errors.New("a directory of this name is in the way")
@@ -61,13 +61,13 @@ func isSame(path string, content io.Reader, mode os.FileMode) (bool, error) {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return false, fmt.Errorf("opening what is in place: %w", err)
+		return false, fmt.Errorf("opening the existing file: %w", err)
 	}
 	defer func() { _ = f.Close() }()
 	return equal(f, content)
 }
 
-// equal compares two files without reading either into memory as a whole.
+// equal compares two files without reading either of them into memory as a whole.
 func equal(a, b io.Reader) (bool, error) {
 	x, y := make([]byte, 32<<10), make([]byte, 32<<10)
 	for {
@@ -80,21 +80,21 @@ func equal(a, b io.Reader) (bool, error) {
 			if isEnd(errA) && isEnd(errB) {
 				return true, nil
 			}
-			return false, fmt.Errorf("comparing with what is in place: %w", errors.Join(errA, errB))
+			return false, fmt.Errorf("comparing with the existing file: %w", errors.Join(errA, errB))
 		}
 	}
 }
 
 func isEnd(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
-// staged is the name under which a file is written before it is renamed: in the same directory,
+// staged returns the name under which a file is written before it is renamed: in the same directory,
 // ignored by runtimes, and always the same, so that a crash leaves at most one file, which the next
 // attempt removes.
 func staged(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
 }
 
-// stage writes and syncs content under the name that it returns.
+// stage writes and syncs content, and returns the name of the staged file.
 func stage(path string, content io.Reader, mode os.FileMode) (tmp string, err error) {
 	tmp = staged(path)
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -102,7 +102,7 @@ func stage(path string, content io.Reader, mode os.FileMode) (tmp string, err er
 		return "", fmt.Errorf("creating it: %w", err)
 	}
 	_, err = io.Copy(f, content)
-	// The mode comes after the content, and regardless of the umask.
+	// The mode is set after the content is written, and independently of the umask.
 	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return "", errors.Join(fmt.Errorf("writing it: %w", err), os.Remove(tmp))
 	}
@@ -122,21 +122,21 @@ func syncDir(dir string) error {
 	return nil
 }
 
-// A configuration in place tells a runtime that the node can take pods. After a reboot that is false
-// until berthd has set up the node, and the runtime starts first. So the configuration is on the tmpfs
+// A configuration file tells a runtime that the node can run pods. After a reboot that is false
+// until berthd has set up the node, but the runtime starts first. Therefore the configuration is on the tmpfs
 // of berthd's state, and the runtime's directory has a link to it, which dangles after a reboot.
 // containerd treats a dangling link as a broken configuration and uses no other in its place; CRI-O
 // ignores it.
 //
 // Runtimes watch the directory of the link but not its target (inotify, in containerd's
-// cniNetConfSyncer and CRI-O's ocicni). So whenever the file has changed the link is replaced by a
-// rename, which both see. Its temporary name exists while the file is replaced: if a crash leaves it,
+// cniNetConfSyncer and CRI-O's ocicni). Therefore, whenever the file has changed, the link is replaced by a
+// rename, which both see. Its temporary name exists while the file is replaced: if a crash leaves it behind,
 // the next attempt knows that the runtime has not seen the change.
 
-// putLinked is put for a file at target, to which path becomes a link.
+// putLinked is put for a file at target, and makes path a link to it.
 func putLinked(path, target string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
-		return false, fmt.Errorf("creating the directory that it links to: %w", err)
+		return false, fmt.Errorf("creating the directory of the link's target: %w", err)
 	}
 	if done, err := isLinked(path, target, content, mode); done || err != nil {
 		return false, err
@@ -145,7 +145,7 @@ func putLinked(path, target string, content io.ReadSeeker, mode fs.FileMode) (ch
 		return false, errors.New("a directory of this name is in the way")
 	}
 	if err := os.Remove(staged(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("removing what an earlier attempt left: %w", err)
+		return false, fmt.Errorf("removing the leftover of an earlier attempt: %w", err)
 	}
 	if err := os.Symlink(target, staged(path)); err != nil {
 		return false, fmt.Errorf("making the link: %w", err)
@@ -162,7 +162,7 @@ func putLinked(path, target string, content io.ReadSeeker, mode fs.FileMode) (ch
 	return true, syncDir(filepath.Dir(path))
 }
 
-// isLinked reports whether link and file are as they should be, and no attempt was interrupted.
+// isLinked reports whether link and file are correct, and no attempt was interrupted.
 func isLinked(path, target string, content io.Reader, mode fs.FileMode) (bool, error) {
 	if _, err := os.Lstat(staged(path)); !errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -180,7 +180,7 @@ func unlink(path string) error {
 			to = filepath.Join(filepath.Dir(path), to)
 		}
 		if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing what it links to: %w", err)
+			return fmt.Errorf("removing the target of the link: %w", err)
 		}
 	}
 	return os.Remove(path)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// volatile is node with a configuration that a reboot removes.
+// volatile returns node with a configuration that a reboot removes.
 func volatile(t *testing.T) Options {
 	t.Helper()
 	o := node(t)
@@ -26,37 +26,37 @@ func (o Options) reboot(t *testing.T) {
 	must(t, os.RemoveAll(filepath.Dir(filepath.Dir(o.Volatile))))
 }
 
-// After a reboot there is no configuration until berthd has installed it again, and
-// a runtime sees that, and the moment when there is one.
-func TestRebootTakesTheConfiguration(t *testing.T) {
+// A reboot removes the configuration until berthd installs it again, and a runtime notices both
+// changes.
+func TestRebootRemovesTheConfiguration(t *testing.T) {
 	o := volatile(t)
 	for range 2 {
 		mustInstall(t, o)
 		if list, err := libcni.NetworkConfFromFile(o.conf()); err != nil || list.Name != "berth" {
-			t.Fatalf("a runtime reads %v, %v", list, err)
+			t.Fatalf("configuration = %v, error %v; want network berth", list, err)
 		}
 		if m := modeOf(t, o.Volatile); m != confMode {
-			t.Errorf("mode %v", m)
+			t.Errorf("mode = %v, want %v", m, confMode)
 		}
 		before := inode(t, o.conf())
 		if r := mustInstall(t, o); r.Changed != nil || inode(t, o.conf()) != before {
-			t.Errorf("installing again changed %v", r.Changed)
+			t.Errorf("a repeated installation changed %v", r.Changed)
 		}
 		o.reboot(t)
 		if _, err := libcni.NetworkConfFromFile(o.conf()); !errors.Is(err, fs.ErrNotExist) {
-			t.Fatalf("after a reboot a runtime reads it: %v", err)
+			t.Fatalf("reading the configuration after a reboot: error = %v, want fs.ErrNotExist", err)
 		}
 		r := mustInstall(t, o)
 		if diff := cmp.Diff([]string{o.conf()}, r.Changed); diff != "" {
 			t.Errorf("changed (-want +got):\n%s", diff)
 		}
 		if inode(t, o.conf()) == before {
-			t.Error("the link is the old one: a runtime that watches its directory does not see the file come back")
+			t.Error("the link was not replaced, so a runtime that watches its directory does not notice the new file")
 		}
 	}
 }
 
-func TestVolatileConfigurationIsMended(t *testing.T) {
+func TestVolatileConfigurationIsRepaired(t *testing.T) {
 	o := volatile(t)
 	mustInstall(t, o)
 	for _, tc := range []struct {
@@ -67,20 +67,20 @@ func TestVolatileConfigurationIsMended(t *testing.T) {
 		{"damaged", func() { write(t, o.Volatile, "{", 0o600) }},
 		{"readable", func() { write(t, o.Volatile, read(t, o.Volatile), 0o644) }},
 		{"gone", func() { _ = os.Remove(o.Volatile) }},
-		{"a plain file, of an earlier version", func() {
+		{"regular file of an earlier version", func() {
 			text := read(t, o.conf())
 			_ = os.Remove(o.conf())
 			write(t, o.conf(), text, 0o600)
 		}},
-		{"a link elsewhere", func() { link(t, "/no/such/file", o.conf()) }},
+		{"link to another target", func() { link(t, "/no/such/file", o.conf()) }},
 		{"no link", func() { _ = os.Remove(o.conf()) }},
-		{"broken off before the file", func() { link(t, o.Volatile, staged(o.conf())); _ = os.Remove(o.Volatile) }},
-		{"broken off after the file", func() { link(t, o.Volatile, staged(o.conf())) }},
-		{"broken off in the file", func() { link(t, o.Volatile, staged(o.conf())); write(t, staged(o.Volatile), "{", 0o600) }},
+		{"interrupted before the file", func() { link(t, o.Volatile, staged(o.conf())); _ = os.Remove(o.Volatile) }},
+		{"interrupted after the file", func() { link(t, o.Volatile, staged(o.conf())) }},
+		{"interrupted while writing the file", func() { link(t, o.Volatile, staged(o.conf())); write(t, staged(o.Volatile), "{", 0o600) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.spoil()
-			// The kernel may give a new file the number of one that is gone.
+			// Keep the old file open: the kernel may reuse its inode number.
 			held, err := os.OpenFile(o.conf(), os.O_RDONLY, 0)
 			if err == nil {
 				defer func() { _ = held.Close() }()
@@ -89,13 +89,13 @@ func TestVolatileConfigurationIsMended(t *testing.T) {
 				t.Errorf("changed (-want +got):\n%s", diff)
 			}
 			if to, err := os.Readlink(o.conf()); to != o.Volatile || err != nil {
-				t.Errorf("links to %q, %v", to, err)
+				t.Errorf("link target = %q, error %v; want %s", to, err, o.Volatile)
 			}
 			if _, err := libcni.NetworkConfFromFile(o.conf()); err != nil {
 				t.Error(err)
 			}
 			if got := mustInstall(t, o).Changed; got != nil {
-				t.Errorf("installing again changed %v", got)
+				t.Errorf("a repeated installation changed %v", got)
 			}
 			absent(t, staged(o.conf()), staged(o.Volatile))
 		})
@@ -103,36 +103,36 @@ func TestVolatileConfigurationIsMended(t *testing.T) {
 	o.Volatile = ""
 	mustInstall(t, o)
 	if !modeOf(t, o.conf()).IsRegular() {
-		t.Error("it is still a link, and is to be volatile no more")
+		t.Error("the configuration is still a link without --cni-conf-volatile")
 	}
 }
 
-func TestUninstallOfALink(t *testing.T) {
+func TestUninstallRemovesLink(t *testing.T) {
 	o := volatile(t)
 	mustInstall(t, o)
 	for _, want := range []bool{true, false} {
 		if got, err := Uninstall(o.ConfDir, o.ConfName); got != want || err != nil {
-			t.Errorf("Uninstall = %v, %v; want %v", got, err, want)
+			t.Errorf("Uninstall() = %v, %v; want %v", got, err, want)
 		}
 	}
 	absent(t, o.Volatile)
 	mustInstall(t, o)
 	o.reboot(t)
 	if got, err := Uninstall(o.ConfDir, o.ConfName); !got || err != nil {
-		t.Errorf("Uninstall after a reboot = %v, %v", got, err)
+		t.Errorf("Uninstall() after a reboot = %v, %v; want true", got, err)
 	}
 	write(t, o.Volatile, `{"name":"x","plugins":[{"type":"bridge"}]}`, 0o600)
 	link(t, o.Volatile, o.conf())
 	if got, err := Uninstall(o.ConfDir, o.ConfName); got || err != nil {
-		t.Errorf("Uninstall of another's = %v, %v", got, err)
+		t.Errorf("Uninstall() of a foreign configuration = %v, %v; want false", got, err)
 	}
 	if _, err := New(o).Install(t.Context()); err == nil {
-		t.Error("another's configuration was replaced")
+		t.Error("Install() replaced a foreign configuration")
 	}
 }
 
-// smallDisk gives a folder a file system of its own, of 64 KiB. full leaves no space
-// on it, and roomy makes some again.
+// smallDisk mounts a 64 KiB file system at a directory. full fills it,
+// and roomy frees the space again.
 func smallDisk(t *testing.T, dir string) (full, roomy func()) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k,mode=755")); err != nil {
@@ -148,8 +148,8 @@ func smallDisk(t *testing.T, dir string) (full, roomy func()) {
 	return full, func() { must(t, os.Remove(filler)) }
 }
 
-// On a full disk the error names the file and says so; what is in place stays, whole,
-// and the next attempt with space puts the new one there.
+// On a full disk the error is ENOSPC and the existing installation stays unchanged. The next attempt
+// with enough space installs the new version.
 func TestInstallOnAFullDisk(t *testing.T) {
 	for name, dirOf := range map[string]func(Options) string{
 		"plugins":        func(o Options) string { return o.BinDir },
@@ -162,7 +162,7 @@ func TestInstallOnAFullDisk(t *testing.T) {
 			full, roomy := smallDisk(t, dir)
 			full()
 			if _, err := New(o).Install(t.Context()); !errors.Is(err, unix.ENOSPC) {
-				t.Errorf("a first installation: %v", err)
+				t.Errorf("first installation: error = %v, want ENOSPC", err)
 			}
 			if o.BinDir == dir {
 				absent(t, o.conf())
@@ -173,19 +173,19 @@ func TestInstallOnAFullDisk(t *testing.T) {
 			before, conf := read(t, o.plugin()), read(t, o.conf())
 			full()
 			if r := mustInstall(t, o); len(r.Changed) != 0 {
-				t.Errorf("what is as it should be was changed: %v", r.Changed)
+				t.Errorf("repeated installation changed %v", r.Changed)
 			}
 			write(t, o.Plugin, "plugin v2", 0o644)
 			o.Network.MTU = 1400
 			if _, err := New(o).Install(t.Context()); !errors.Is(err, unix.ENOSPC) {
-				t.Errorf("another version: %v", err)
+				t.Errorf("update: error = %v, want ENOSPC", err)
 			}
 			if o.BinDir == dir && read(t, o.plugin()) != before || read(t, o.conf()) != conf {
-				t.Error("what was in place was changed")
+				t.Error("the failed update changed the existing installation")
 			}
 			roomy()
 			if mustInstall(t, o); read(t, o.plugin()) != "plugin v2" || read(t, o.conf()) == conf {
-				t.Error("with space again the new version is not in place")
+				t.Error("the update was not installed once there was space")
 			}
 			absent(t, staged(o.plugin()), staged(o.conf()))
 		})

@@ -7,18 +7,18 @@ import (
 	"slices"
 )
 
-// Other software, such as a service mesh, adds plugins to the list in place. Berth keeps these entries
+// Other software, such as a service mesh, adds plugins to the installed list. Berth keeps these entries
 // in their order among its own for as long as they are in the file. The list names Berth's own
-// plugins, so that one which Berth no longer wants is not mistaken for a foreign one.
+// plugins, so that one that Berth no longer installs is not mistaken for a foreign one.
 
 // foreign is an entry of other software in the list.
 type foreign struct {
-	kind   string          // its type
-	entry  json.RawMessage // as it was written
+	kind   string          // type of the plugin
+	entry  json.RawMessage // as found in the file
 	before []string        // types of Berth's entries after it, in order
 }
 
-// anchor is the type of Berth's entry before which it is placed; empty: at the end.
+// anchor is the type of Berth's entry before which it is placed, or "" for the end.
 func (f foreign) anchor(own []pluginConf) string {
 	for _, kind := range f.before {
 		if slices.ContainsFunc(own, func(p pluginConf) bool { return p.Type == kind }) {
@@ -28,7 +28,7 @@ func (f foreign) anchor(own []pluginConf) string {
 	return ""
 }
 
-// foreignIn returns the foreign entries of a list, to which Berth will write the plugins of types own,
+// foreignIn returns the foreign entries of a list into which Berth will write the plugins of types own,
 // including berth.
 func foreignIn(text []byte, own []string) (found []foreign) {
 	var c struct {
@@ -53,8 +53,8 @@ func foreignIn(text []byte, own []string) (found []foreign) {
 	return found
 }
 
-// isPlain reports whether an entry looks as Berth writes chained plugins. In a list that does not name
-// Berth's plugins, from a person or an earlier version, such an entry is Berth's.
+// isPlain reports whether an entry looks like Berth's chained plugins. In a list that does not name
+// Berth's plugins, written by hand or by an earlier version, such an entry counts as Berth's.
 func isPlain(entry json.RawMessage) bool {
 	var is, berths any
 	var p pluginConf
@@ -65,8 +65,8 @@ func isPlain(entry json.RawMessage) bool {
 	return err == nil && json.Unmarshal(own, &berths) == nil && json.Unmarshal(entry, &is) == nil && reflect.DeepEqual(is, berths)
 }
 
-// foreign returns the foreign entries of the configuration in place, where the runtime looks or, if
-// the link was removed, at its target.
+// foreign returns the foreign entries of the existing configuration, from the runtime's directory or, if
+// the link was removed, from its target.
 func (o *Options) foreign(path string) []foreign {
 	own := append([]string{pluginName}, o.Network.Chain...)
 	for _, file := range []string{path, o.Volatile} {
@@ -77,7 +77,7 @@ func (o *Options) foreign(path string) []foreign {
 	return nil
 }
 
-// merged returns Berth's entries with the foreign ones.
+// merged returns Berth's entries merged with the foreign ones.
 func merged(own []pluginConf, others []foreign) (all []any) {
 	add := func(before string) {
 		for _, f := range others {

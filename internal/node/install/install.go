@@ -1,14 +1,14 @@
 // Package install installs the CNI plugin and its network configuration for the
 // container runtime. berthd calls it once its first address is
-// usable, and again from time to time: a configuration in place tells
-// the runtime that the node can take pods.
+// usable, and periodically after that: a network configuration tells
+// the runtime that the node can run pods.
 //
 //	install.go    the steps and the report
 //	conflist.go   the configuration
 //	foreign.go    entries of other software in the configuration
 //	versions.go   CNI versions and usable plugins; installation after another network's plugins
-//	ask.go        which CNI versions a plugin speaks
-//	file.go       atomic files, and a configuration that a reboot removes
+//	ask.go        queries for the CNI versions that a plugin supports
+//	file.go       atomic file replacement, and a configuration that a reboot removes
 //	bundle.go     plugins that come with berthd
 package install
 
@@ -23,14 +23,14 @@ import (
 	"strings"
 )
 
-// Options say what to install, and where. All are required unless they are marked optional.
+// Options are the files to install and their locations. All are required unless marked optional.
 type Options struct {
 	Plugin   string // the plugin's binary, which is copied
 	BinDir   string // where the runtime looks for plugins
 	ConfDir  string // where the runtime looks for network configurations
 	ConfName string // the configuration's file name, ending in ".conflist"
 	// Volatile is the path of the configuration on a file system that a reboot empties, which the
-	// runtime must see under the same path. ConfDir has a link to it then. Optional: without it the
+	// runtime must see under the same path. ConfDir then has a link to it. Optional: without it the
 	// configuration is in ConfDir itself.
 	Volatile string
 	// Bundle has plugins of the chain, and loopback, for nodes that lack them. Optional.
@@ -42,46 +42,46 @@ type Options struct {
 // Report describes an installation.
 type Report struct {
 	Changed  []string   // paths of files that were installed or corrected
-	Versions []string   // CNI versions that the configuration is in, oldest first
+	Versions []string   // CNI versions of the configuration, oldest first
 	LeftOut  []string   // plugins of Network.Chain that are not in BinDir
-	Unusable []Unusable // plugins that are in BinDir and left out
+	Unusable []Unusable // unusable plugins in BinDir, which are left out
 	Failed   []Unusable // plugins of Bundle that could not be installed, and foreign ones that do not work
-	Unasked  []string   // plugins in the list that did not say which versions they speak
-	Held     []string   // plugins that keep the configuration from newer versions
+	Unasked  []string   // plugins in the list whose versions are unknown
+	Held     []string   // plugins that do not support newer versions
 	Foreign  []string   // plugins of other software in the configuration
 	// Preferred are configurations of other networks whose names sort before Berth's. A runtime that
 	// uses one network uses the first of them instead.
 	Preferred []string
-	// Unchained says what to do so that the plugin runs after another network's; empty: nothing.
+	// Unchained describes how to make the plugin run after another network's; empty: nothing to do.
 	Unchained string
 }
 
-// Installer installs, and caches the answers of plugins. It must not be used concurrently.
+// Installer installs, and caches the answers of plugins. It is not safe for concurrent use.
 type Installer struct {
 	options Options
 	asker   asker
 }
 
-// New returns an Installer. Nothing is done yet.
+// New returns an Installer without installing anything.
 func New(o Options) *Installer {
 	return &Installer{options: o, asker: asker{known: map[string]known{}, timeout: askTimeout}}
 }
 
 // The plugin's name in BinDir, and modes of installed files. A configuration has no secrets, but the
-// CIS benchmark asks for 0600.
+// CIS benchmark requires 0600.
 const (
 	pluginName = "berth"
 	pluginMode = 0o755
 	confMode   = 0o600
-	confSuffix = ".conflist" // of a list, by libcni
+	confSuffix = ".conflist" // suffix that libcni requires of a list
 )
 
-// Install installs plugins and configuration, in this order, each by one rename, and does not touch
-// files that are correct. It fails when the configuration's name is taken by another network, whose
-// file it leaves alone.
+// Install installs plugins and configuration, in this order, each with one rename, and does not touch
+// files that are correct. It fails if another network uses the configuration's name; that
+// file is left unchanged.
 //
-// It executes plugins of the chain to ask which CNI versions they speak: each file once, for a few
-// seconds at most.
+// It executes the plugins of the chain to query their CNI versions: each file once, for at most a few
+// seconds.
 func (i *Installer) Install(ctx context.Context) (r Report, err error) {
 	o := i.options
 	if !strings.HasSuffix(o.ConfName, confSuffix) {
@@ -102,7 +102,7 @@ func (i *Installer) Install(ctx context.Context) (r Report, err error) {
 	}
 	i.fit(ctx, &o, &r)
 	if err := ctx.Err(); err != nil {
-		return r, err // missing answers mean nothing
+		return r, err // answers are incomplete after a cancellation
 	}
 	if err := o.installConf(&r); err != nil {
 		return r, err
@@ -134,7 +134,7 @@ func (o *Options) installPlugins(r *Report) error {
 	return nil
 }
 
-// fit reduces the chain to usable plugins, and the versions to those that they speak.
+// fit reduces the chain to usable plugins, and the versions to those that all of them support.
 func (i *Installer) fit(ctx context.Context, o *Options, r *Report) {
 	var there []string
 	there, r.LeftOut = present(o.BinDir, o.Network.Chain)
@@ -181,14 +181,14 @@ func (o *Options) installConf(r *Report) error {
 	return nil
 }
 
-// Uninstall removes the configuration and its link, so that the runtime gives the node no more pods,
-// and reports whether there was one. The plugins stay, since removing running pods needs them. The
-// file of another network is left alone.
+// Uninstall removes the configuration and its link, so that the runtime starts no more pods on the node,
+// and reports whether there was one. The plugins stay, because the removal of running pods needs them. A
+// configuration of another network is left unchanged.
 func Uninstall(confDir, confName string) (bool, error) {
 	path := filepath.Join(confDir, confName)
 	text, err := os.ReadFile(path)
 	switch _, linkErr := os.Readlink(path); {
-	case errors.Is(err, os.ErrNotExist) && linkErr == nil: // dangles, as after a reboot
+	case errors.Is(err, os.ErrNotExist) && linkErr == nil: // a dangling link, as after a reboot
 	case errors.Is(err, os.ErrNotExist):
 		return false, nil
 	case err != nil:
@@ -217,7 +217,7 @@ func mayReplace(conf string) error {
 	return nil
 }
 
-// present splits plugins into those that dir has and those that it lacks.
+// present splits plugins into those that exist in dir and those that do not.
 func present(dir string, plugins []string) (there, missing []string) {
 	for _, p := range plugins {
 		if info, err := os.Stat(filepath.Join(dir, p)); err == nil && info.Mode().IsRegular() {
@@ -241,15 +241,15 @@ func preferred(dir, name string) ([]string, error) {
 	return before, err
 }
 
-// configurations returns the network configurations ordered by name. A missing folder has none.
+// configurations returns the network configurations ordered by name. A missing directory has none.
 func configurations(dir string) (out []string, err error) {
-	entries, err := os.ReadDir(dir) // sorted
+	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("listing network configurations: %w", err)
 	}
 	for _, e := range entries {
 		switch filepath.Ext(e.Name()) {
-		case confSuffix, ".conf", ".json": // as for callers of libcni's ConfFiles
+		case confSuffix, ".conf", ".json": // the extensions that libcni's ConfFiles accepts
 			out = append(out, filepath.Join(dir, e.Name()))
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// node is a machine's directories with a plugin to install, and the portmap
-// plugin already there.
+// node returns options with a plugin to install, and directories in which the portmap
+// plugin already exists.
 func node(t *testing.T) Options {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,13 +31,13 @@ func node(t *testing.T) Options {
 	return o
 }
 
-// plugin makes one that runs a script of the shell.
+// plugin creates a plugin that runs a shell script.
 func plugin(t *testing.T, dir, name, script string) {
 	t.Helper()
 	write(t, filepath.Join(dir, name), "#!/bin/sh\n"+script+"\n", 0o755)
 }
 
-// speaks is the script of a plugin that says it speaks some CNI versions.
+// speaks returns the script of a plugin that supports these CNI versions.
 func speaks(versions ...string) string {
 	return `echo '{"cniVersion":"1.0.0","supportedVersions":["` + strings.Join(versions, `","`) + `"]}'`
 }
@@ -45,7 +45,7 @@ func speaks(versions ...string) string {
 func (o Options) plugin() string { return filepath.Join(o.BinDir, "berth") }
 func (o Options) conf() string   { return filepath.Join(o.ConfDir, o.ConfName) }
 
-// must ends the test with an error.
+// must fails the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -72,12 +72,12 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// absent asserts that there are no such files.
+// absent asserts that these files do not exist.
 func absent(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s exists: %v", path, err)
+			t.Errorf("%s exists (error: %v)", path, err)
 		}
 	}
 }
@@ -112,17 +112,17 @@ func TestInstall(t *testing.T) {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
 	if got := read(t, o.plugin()); got != "plugin v1" {
-		t.Errorf("plugin holds %q", got)
+		t.Errorf("plugin = %q, want %q", got, "plugin v1")
 	}
 	if p, c := modeOf(t, o.plugin()), modeOf(t, o.conf()); p != 0o755 || c != 0o600 {
-		t.Errorf("modes %v and %v, want 0755 and 0600", p, c)
+		t.Errorf("modes = %v and %v, want 0755 and 0600", p, c)
 	}
 	list, err := libcni.ConfListFromFile(o.conf())
 	if err != nil {
-		t.Fatalf("a runtime cannot read it: %v", err)
+		t.Fatalf("reading the configuration like a runtime: %v", err)
 	}
 	if list.Name != "berth" || list.CNIVersion != "1.0.0" || len(list.Plugins) != 2 || !list.Plugins[1].Network.Capabilities["portMappings"] {
-		t.Errorf("a runtime reads %+v", list)
+		t.Errorf("configuration as a runtime reads it = %+v", list)
 	}
 	const want = `{
   "cniVersion": "1.0.0",
@@ -155,13 +155,13 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// inode reports whether a file was replaced.
+// inode returns a file's inode number, which shows whether the file was replaced.
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	return lstat(t, path).Sys().(*syscall.Stat_t).Ino
 }
 
-func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
+func TestOnlyChangedFilesAreReplaced(t *testing.T) {
 	o := node(t)
 	mustInstall(t, o)
 	for _, tc := range []struct {
@@ -171,19 +171,19 @@ func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
 	}{
 		{"nothing", func() {}, nil},
 		{"another plugin of the same size", func() { write(t, o.Plugin, "plugin v2", 0o755) }, []string{o.plugin()}},
-		{"a longer plugin", func() { write(t, o.Plugin, strings.Repeat("plugin v3", 20_000), 0o755) }, []string{o.plugin()}},
-		{"a plugin cut short", func() { write(t, o.plugin(), "plugin", 0o755) }, []string{o.plugin()}},
-		{"a plugin that is not executable", func() { write(t, o.plugin(), read(t, o.Plugin), 0o644) }, []string{o.plugin()}},
-		{"a readable configuration", func() { write(t, o.conf(), read(t, o.conf()), 0o644) }, []string{o.conf()}},
-		{"a configuration that was edited", func() {
+		{"larger plugin", func() { write(t, o.Plugin, strings.Repeat("plugin v3", 20_000), 0o755) }, []string{o.plugin()}},
+		{"truncated plugin", func() { write(t, o.plugin(), "plugin", 0o755) }, []string{o.plugin()}},
+		{"plugin not executable", func() { write(t, o.plugin(), read(t, o.Plugin), 0o644) }, []string{o.plugin()}},
+		{"world-readable configuration", func() { write(t, o.conf(), read(t, o.conf()), 0o644) }, []string{o.conf()}},
+		{"edited configuration", func() {
 			write(t, o.conf(), strings.Replace(read(t, o.conf()), "1.0.0", "0.4.0", 1), 0o600)
 		}, []string{o.conf()}},
-		{"a damaged configuration", func() { write(t, o.conf(), `{"cniVer`, 0o600) }, []string{o.conf()}},
-		{"an empty configuration", func() { write(t, o.conf(), ``, 0o600) }, []string{o.conf()}},
-		{"a missing plugin", func() { _ = os.Remove(o.plugin()) }, []string{o.plugin()}},
-		{"a symbolic link", func() { link(t, o.Plugin, o.plugin()) }, []string{o.plugin()}},
-		{"a chained plugin that came later", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")) }, []string{o.conf()}},
-		{"a temporary file of a crash", func() { write(t, staged(o.conf()), "{", 0o600) }, nil},
+		{"damaged configuration", func() { write(t, o.conf(), `{"cniVer`, 0o600) }, []string{o.conf()}},
+		{"empty configuration", func() { write(t, o.conf(), ``, 0o600) }, []string{o.conf()}},
+		{"missing plugin", func() { _ = os.Remove(o.plugin()) }, []string{o.plugin()}},
+		{"symbolic link", func() { link(t, o.Plugin, o.plugin()) }, []string{o.plugin()}},
+		{"chained plugin added later", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")) }, []string{o.conf()}},
+		{"temporary file of a crash", func() { write(t, staged(o.conf()), "{", 0o600) }, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.spoil()
@@ -198,17 +198,17 @@ func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
 				t.Error("a file was replaced by an equal one")
 			}
 			if got := mustInstall(t, o).Changed; got != nil {
-				t.Errorf("installing again changed %v", got)
+				t.Errorf("a repeated installation changed %v", got)
 			}
 			if read(t, o.plugin()) != read(t, o.Plugin) || modeOf(t, o.plugin()) != 0o755 || modeOf(t, o.conf()) != 0o600 {
-				t.Error("what is in place is not what it should be")
+				t.Error("the installed files have wrong content or modes")
 			}
 			absent(t, staged(o.plugin()), staged(o.conf()))
 		})
 	}
 }
 
-// A crash at any moment of the writing leaves the old file in place, and
+// A crash at any point while writing leaves the old file in place, and
 // nothing that a runtime would read.
 func TestCrashBeforeRename(t *testing.T) {
 	o := node(t)
@@ -217,7 +217,7 @@ func TestCrashBeforeRename(t *testing.T) {
 	_, err := stage(o.conf(), strings.NewReader(`{"half`), confMode)
 	must(t, err)
 	if got := read(t, o.conf()); got != before {
-		t.Errorf("staging changed the file in place to %q", got)
+		t.Errorf("staging changed the installed file to %q", got)
 	}
 	files, err := libcni.ConfFiles(o.ConfDir, []string{".conf", ".conflist", ".json"})
 	must(t, err)
@@ -226,8 +226,8 @@ func TestCrashBeforeRename(t *testing.T) {
 	}
 }
 
-// Whoever looks meanwhile sees one version or the other, whole.
-func TestNobodySeesHalfAFile(t *testing.T) {
+// Concurrent readers see one version or the other, never a partial file.
+func TestReadersNeverSeePartialFiles(t *testing.T) {
 	o := node(t)
 	one, two := strings.Repeat("1", 300_000), strings.Repeat("2", 200_000)
 	write(t, o.Plugin, one, 0o644)
@@ -244,7 +244,7 @@ func TestNobodySeesHalfAFile(t *testing.T) {
 	}()
 	for {
 		if got := read(t, o.plugin()); got != one && got != two {
-			t.Fatalf("saw %d bytes that are neither version", len(got))
+			t.Fatalf("read %d bytes that are neither version", len(got))
 		}
 		select {
 		case <-done:
@@ -254,7 +254,7 @@ func TestNobodySeesHalfAFile(t *testing.T) {
 	}
 }
 
-func TestForeignConfigurationIsLeftAlone(t *testing.T) {
+func TestForeignConfigurationIsNotReplaced(t *testing.T) {
 	for _, foreign := range []string{
 		`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
 		`{"cniVersion":"1.0.0","name":"x","type":"ptp"}`,
@@ -262,14 +262,14 @@ func TestForeignConfigurationIsLeftAlone(t *testing.T) {
 		o := node(t)
 		write(t, o.conf(), foreign, 0o644)
 		if _, err := New(o).Install(t.Context()); err == nil || !strings.Contains(err.Error(), o.conf()) || !strings.Contains(err.Error(), "--cni-conf-name") {
-			t.Errorf("error %v, want one that names the file and what to do", err)
+			t.Errorf("Install() = %v, want error that names the file and the flag", err)
 		}
 		absent(t, o.plugin())
 		if removed, err := Uninstall(o.ConfDir, o.ConfName); removed || err != nil {
-			t.Errorf("Uninstall = %v, %v; want it left alone", removed, err)
+			t.Errorf("Uninstall() = %v, %v; want false", removed, err)
 		}
 		if read(t, o.conf()) != foreign {
-			t.Error("it was changed")
+			t.Error("the foreign configuration was changed")
 		}
 	}
 }
@@ -290,11 +290,11 @@ func TestUninstall(t *testing.T) {
 	mustInstall(t, o)
 	for _, want := range []bool{true, false} {
 		if got, err := Uninstall(o.ConfDir, o.ConfName); got != want || err != nil {
-			t.Errorf("Uninstall = %v, %v; want %v", got, err, want)
+			t.Errorf("Uninstall() = %v, %v; want %v", got, err, want)
 		}
 	}
 	absent(t, o.conf())
-	read(t, o.plugin()) // which running pods need for their DEL
+	read(t, o.plugin()) // running pods need the plugin for their DEL
 }
 
 func TestInstallFailures(t *testing.T) {
@@ -303,21 +303,21 @@ func TestInstallFailures(t *testing.T) {
 		spoil func(*Options)
 		want  string
 	}{
-		{"no plugin to install", func(o *Options) { _ = os.Remove(o.Plugin) }, "opening what to copy"},
-		{"an empty plugin", func(o *Options) { write(t, o.Plugin, "", 0o755) }, "no file with content"},
-		{"a directory as the plugin", func(o *Options) { o.Plugin = filepath.Dir(o.Plugin) }, "no file with content"},
-		{"a directory in the way", func(o *Options) { write(t, filepath.Join(o.plugin(), "x"), "", 0o644) }, "in the way"},
-		{"a name that no runtime reads", func(o *Options) { o.ConfName = "10-berth.conf" }, ".conflist"},
-		{"a file for a directory", func(o *Options) { write(t, o.ConfDir, "", 0o644) }, "directory"},
+		{"missing plugin", func(o *Options) { _ = os.Remove(o.Plugin) }, "opening the source file"},
+		{"empty plugin", func(o *Options) { write(t, o.Plugin, "", 0o755) }, "not a regular file or is empty"},
+		{"directory as plugin", func(o *Options) { o.Plugin = filepath.Dir(o.Plugin) }, "not a regular file or is empty"},
+		{"directory with the plugin's name", func(o *Options) { write(t, filepath.Join(o.plugin(), "x"), "", 0o644) }, "in the way"},
+		{"wrong file extension", func(o *Options) { o.ConfName = "10-berth.conf" }, ".conflist"},
+		{"file in place of the directory", func(o *Options) { write(t, o.ConfDir, "", 0o644) }, "directory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			o := node(t)
 			tc.spoil(&o)
 			if _, err := New(o).Install(t.Context()); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("error %v, want %q in it", err, tc.want)
+				t.Errorf("Install() = %v, want error containing %q", err, tc.want)
 			}
 			if _, err := os.Lstat(o.conf()); err == nil {
-				t.Error("the configuration is in place although the plugin is not")
+				t.Error("the configuration was installed without the plugin")
 			}
 		})
 	}
@@ -333,7 +333,7 @@ func TestEqualComparesWholeFiles(t *testing.T) {
 		{big, big, true}, {big, big + "x", false}, {big[:32<<10], big[:32<<10], true}, {big[:32<<10], big[:32<<10+1], false},
 	} {
 		if got, err := equal(strings.NewReader(tc.a), bytes.NewReader([]byte(tc.b))); got != tc.want || err != nil {
-			t.Errorf("equal of %d and %d bytes = %v, %v", len(tc.a), len(tc.b), got, err)
+			t.Errorf("equal() of %d and %d bytes = %v, %v, want %v", len(tc.a), len(tc.b), got, err, tc.want)
 		}
 	}
 }

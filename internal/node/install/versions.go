@@ -11,19 +11,19 @@ import (
 )
 
 // All plugins of a list are called in one CNI version, which the runtime chooses: the newest version
-// of the list that it knows (CNI specification 1.1.0, "Version considerations"). So the list has all
-// versions in which each of its plugins works, and a runtime that is upgraded in place chooses anew. A
+// of the list that it supports (CNI specification 1.1.0, "Version considerations"). Therefore the list has all
+// versions that each of its plugins supports, and a runtime that is upgraded in place chooses again. A
 // runtime that does not know the field cniVersions (libcni below 1.2: containerd 1.x) uses cniVersion,
-// which therefore is one that all runtimes speak.
+// so that version is one that all runtimes support.
 //
-// A plugin without a version limits the list, but stays in it: what is lost is STATUS and GC, which
-// berthd does not need, while a pod without its host ports would be worse.
+// A plugin that does not support newer versions limits the list, but stays in it: the loss is STATUS and GC,
+// which berthd does not need, while a pod without its host ports would be worse.
 
-// Auto is the CNI version of a configuration that has all versions its plugins speak.
+// Auto selects all CNI versions that the plugins of a configuration support.
 const Auto = "auto"
 
-// spoken are the CNI versions that berth speaks, oldest first, and those of them that every Kubernetes
-// runtime knows (CRI v1 came with containerd 1.6).
+// spoken are the CNI versions that berth supports, oldest first, and those of them that every Kubernetes
+// runtime supports (CRI v1 came with containerd 1.6).
 var (
 	spoken = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 	common = spoken[:3]
@@ -32,27 +32,27 @@ var (
 // withStatus is the first version that has STATUS and GC.
 const withStatus = "1.1.0"
 
-// answer is what a plugin of the chain answered.
+// answer is the result of querying a plugin of the chain.
 type answer struct {
 	plugin   string
-	versions []string // those of spoken that it speaks, oldest first
-	unasked  string   // why it did not answer, so that common is assumed; empty: it did
-	broken   string   // why it cannot work; empty: it can
-	foreign  bool     // of other software: it stays, whatever it speaks
+	versions []string // those of spoken that it supports, oldest first
+	unasked  string   // why it could not be queried, so that common is assumed; empty: it was queried
+	broken   string   // why it does not work; empty: it does
+	foreign  bool     // of other software: it stays, regardless of its versions
 }
 
-// chosen is the versions and plugins of a list.
+// chosen holds the versions and plugins of a list.
 type chosen struct {
 	versions []string // oldest first, at least one
 	chain    []string
 	leftOut  []Unusable
-	held     []string // plugins that keep the list from newer versions
+	held     []string // plugins that do not support newer versions
 }
 
-// Unusable is a plugin that is in place and cannot be used.
+// Unusable is an existing plugin that cannot be used.
 type Unusable struct{ Plugin, Why string }
 
-// choose decides by the answers of a chain's plugins, in order. want is Auto or the only version of
+// choose decides from the answers of a chain's plugins, in order. want is Auto or the only version of
 // the list.
 func choose(want string, answers []answer) chosen {
 	c := chosen{versions: spoken}
@@ -68,10 +68,10 @@ func choose(want string, answers []answer) chosen {
 			c.leftOut = append(c.leftOut, Unusable{a.plugin, a.broken})
 			continue
 		case len(both) == 0 && a.unasked != "":
-			c.leftOut = append(c.leftOut, Unusable{a.plugin, fmt.Sprintf("it cannot be asked whether it speaks CNI %s: %s", list(c.versions), a.unasked)})
+			c.leftOut = append(c.leftOut, Unusable{a.plugin, fmt.Sprintf("it cannot be asked whether it supports CNI %s: %s", list(c.versions), a.unasked)})
 			continue
 		case len(both) == 0:
-			c.leftOut = append(c.leftOut, Unusable{a.plugin, fmt.Sprintf("it speaks CNI %s, and the configuration is in %s", list(a.versions), list(c.versions))})
+			c.leftOut = append(c.leftOut, Unusable{a.plugin, fmt.Sprintf("it supports CNI %s, but the configuration uses %s", list(a.versions), list(c.versions))})
 			continue
 		case want == Auto && newest(a.versions) != newest(spoken):
 			c.held = append(c.held, a.plugin)
@@ -84,8 +84,8 @@ func choose(want string, answers []answer) chosen {
 	return c
 }
 
-// offered returns the version fields of a list: cniVersion is one that every runtime knows, if there
-// is one, and cniVersions has all from there on, if there are several.
+// offered returns the version fields of a list: cniVersion is one that every runtime supports, if there
+// is one, and cniVersions has all versions from there on, if there are several.
 func offered(versions []string) (one string, all []string) {
 	one = versions[0]
 	for _, v := range versions {
@@ -99,7 +99,7 @@ func offered(versions []string) (one string, all []string) {
 	return one, all
 }
 
-// intersection returns the elements of a that b has, too.
+// intersection returns the elements of a that are also in b.
 func intersection(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(v string) bool { return !slices.Contains(b, v) })
 }
@@ -109,11 +109,11 @@ func newest(versions []string) string { return versions[len(versions)-1] }
 func list(versions []string) string { return strings.Join(versions, ", ") }
 
 // InstallChained installs the plugin to be called after another network's plugins. It writes no
-// configuration, which might win over that network's, and does not change that network's, whose
-// installer would revert the change or keep it for good. Report.Unchained says what a person has to
-// do.
+// configuration, which might take precedence over that network's, and does not change that network's
+// configuration, whose installer would revert the change or keep it for good. Report.Unchained describes the
+// change to make.
 //
-// It removes a configuration that an Installer wrote before, when the node had addresses of Berth's.
+// It removes a configuration that an Installer wrote when the node still had addresses of Berth's.
 func (i *Installer) InstallChained() (r Report, err error) {
 	o := i.options
 	o.Bundle = ""
@@ -141,8 +141,8 @@ func (i *Installer) InstallChained() (r Report, err error) {
 	return r, err
 }
 
-// unchained returns what to do so that the plugin is called; empty: a configuration already has it
-// after another network's plugins.
+// unchained describes how to make the runtime call the plugin, or returns "" if a configuration already
+// has it after another network's plugins.
 func (o *Options) unchained() (string, error) {
 	entry, err := json.Marshal(o.Network.plugin())
 	if err != nil {
@@ -162,19 +162,19 @@ func (o *Options) unchained() (string, error) {
 	if len(files) == 0 {
 		return fmt.Sprintf("there is no network configuration in %s yet; %s", o.ConfDir, todo), nil
 	}
-	return fmt.Sprintf("no network configuration in %s has berth after another plugin, so that no pod gets egress; %s (%s is what a runtime that takes one network takes)", o.ConfDir, todo, files[0]), nil
+	return fmt.Sprintf("no network configuration in %s has berth after another plugin, so that no pod gets egress; %s (a runtime that uses a single network uses %s)", o.ConfDir, todo, files[0]), nil
 }
 
-// place of our plugin in a network configuration.
+// place is the place of Berth's plugin in a network configuration.
 type place int
 
 const (
 	nowhere place = iota
-	first         // it creates the interface
+	first         // first: it creates the interface
 	later         // after other plugins
 )
 
-// placeIn returns where in a network configuration the plugin is.
+// placeIn returns the place of the plugin in a network configuration.
 func placeIn(text []byte) place {
 	for k, p := range pluginsOf(text) {
 		switch {

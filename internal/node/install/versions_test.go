@@ -26,22 +26,22 @@ func TestChoose(t *testing.T) {
 		want    string
 		answers []answer
 		chain   string
-		one     string // cniVersion
-		all     string // cniVersions
-		leftOut string // what is said of it
+		one     string // expected cniVersion
+		all     string // expected cniVersions
+		leftOut string // expected reason
 		held    string
 	}{
 		{"berth alone", Auto, nil, "", "1.0.0", "1.0.0 1.1.0", "", ""},
-		{"all speak all", Auto, []answer{newPortmap, bandwidth}, "portmap bandwidth", "1.0.0", "1.0.0 1.1.0", "", ""},
+		{"all support all versions", Auto, []answer{newPortmap, bandwidth}, "portmap bandwidth", "1.0.0", "1.0.0 1.1.0", "", ""},
 		{"Debian's portmap", Auto, []answer{oldPortmap, bandwidth}, "portmap bandwidth", "1.0.0", "", "", "portmap"},
-		{"one that cannot be asked", Auto, []answer{unaskable, bandwidth}, "portmap bandwidth", "1.0.0", "", "", "portmap"},
-		{"an ancient one", Auto, []answer{ancient, newPortmap}, "ancient portmap", "0.3.1", "", "", "ancient"},
-		{"one that does not fit to those before it", Auto, []answer{oldPortmap, newOnly}, "portmap", "1.0.0", "", "it speaks CNI 1.1.0", "portmap"},
-		{"one that needs what is new", Auto, []answer{newOnly, bandwidth}, "new bandwidth", "1.1.0", "", "", ""},
-		{"a broken one", Auto, []answer{broken, bandwidth}, "bandwidth", "1.0.0", "1.0.0 1.1.0", "not executable", ""},
-		{"a version that was asked for", "1.1.0", []answer{oldPortmap, bandwidth}, "bandwidth", "1.1.0", "", "it speaks CNI 0.3.1, 0.4.0, 1.0.0", ""},
-		{"one that cannot be asked for it", "1.1.0", []answer{unaskable}, "", "1.1.0", "", "cannot be asked whether it speaks CNI 1.1.0", ""},
-		{"an old version that was asked for", "0.4.0", []answer{bandwidth, unaskable}, "bandwidth portmap", "0.4.0", "", "", ""},
+		{"version query impossible", Auto, []answer{unaskable, bandwidth}, "portmap bandwidth", "1.0.0", "", "", "portmap"},
+		{"ancient plugin", Auto, []answer{ancient, newPortmap}, "ancient portmap", "0.3.1", "", "", "ancient"},
+		{"no version in common", Auto, []answer{oldPortmap, newOnly}, "portmap", "1.0.0", "", "it supports CNI 1.1.0", "portmap"},
+		{"newest version required", Auto, []answer{newOnly, bandwidth}, "new bandwidth", "1.1.0", "", "", ""},
+		{"broken plugin", Auto, []answer{broken, bandwidth}, "bandwidth", "1.0.0", "1.0.0 1.1.0", "not executable", ""},
+		{"configured version", "1.1.0", []answer{oldPortmap, bandwidth}, "bandwidth", "1.1.0", "", "it supports CNI 0.3.1, 0.4.0, 1.0.0", ""},
+		{"configured version, query impossible", "1.1.0", []answer{unaskable}, "", "1.1.0", "", "cannot be asked whether it supports CNI 1.1.0", ""},
+		{"configured old version", "0.4.0", []answer{bandwidth, unaskable}, "bandwidth portmap", "0.4.0", "", "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := choose(tc.want, tc.answers)
@@ -52,13 +52,13 @@ func TestChoose(t *testing.T) {
 			}
 			if strings.Join(c.chain, " ") != tc.chain || one != tc.one || strings.Join(all, " ") != tc.all ||
 				!strings.Contains(why, tc.leftOut) || (why == "") != (tc.leftOut == "") || strings.Join(c.held, " ") != tc.held {
-				t.Errorf("%+v as %q and %q", c, one, all)
+				t.Errorf("choose() = %+v, cniVersion %q, cniVersions %q", c, one, all)
 			}
 		})
 	}
 }
 
-// The runtime's library knows all versions, or is from before cniVersions and
+// The runtime's library either supports all versions, or predates cniVersions and
 // reads cniVersion.
 func TestRuntimesChooseTheNewestVersion(t *testing.T) {
 	o := node(t)
@@ -66,15 +66,15 @@ func TestRuntimesChooseTheNewestVersion(t *testing.T) {
 	mustInstall(t, o)
 	list, err := libcni.NetworkConfFromFile(o.conf())
 	if err != nil || list.CNIVersion != "1.1.0" {
-		t.Errorf("a new runtime takes it as %q, %v", list.CNIVersion, err)
+		t.Errorf("version of a new runtime = %q, error %v; want 1.1.0", list.CNIVersion, err)
 	}
 	if text := read(t, o.conf()); !strings.Contains(text, `"cniVersion": "1.0.0"`) {
-		t.Errorf("an old runtime has no 1.0.0 of %s", text)
+		t.Errorf("cniVersion for old runtimes is not 1.0.0: %s", text)
 	}
 }
 
-// Debian's plugins of version 1.1.1 have no STATUS.
-func TestPluginsOfTheDistribution(t *testing.T) {
+// Debian's plugins of version 1.1.1 do not support STATUS.
+func TestDistributionPlugins(t *testing.T) {
 	const dir = "/usr/lib/cni"
 	if _, err := os.Stat(filepath.Join(dir, "portmap")); err != nil {
 		t.Fatalf("containernetworking-plugins (hack/deps.sh): %v", err)
@@ -91,8 +91,8 @@ func TestPluginsOfTheDistribution(t *testing.T) {
 	}
 }
 
-// A plugin that misbehaves when it is asked does not stop the rest of the node.
-func TestPluginsThatMisbehave(t *testing.T) {
+// A plugin that misbehaves when queried does not affect the rest of the installation.
+func TestMisbehavingPlugins(t *testing.T) {
 	foreign := []byte(read(t, "/proc/self/exe")[:4096])
 	foreign[18], foreign[19] = 0xf3, 0 // elf(5): e_machine, EM_RISCV
 	lies := `case $CNI_COMMAND in
@@ -113,13 +113,13 @@ VERSION) ` + speaks("1.0.0", "1.1.0") + `;;
 		{"prints without end", "#!/bin/sh\nexec yes\n", 0o755, false, "1.1.0", "printed more than 65536 bytes"},
 		{"fails", "#!/bin/sh\nexit 3\n", 0o755, false, "1.1.0", "exit status 3"},
 		{"fails as CNI says", "#!/bin/sh\necho '{\"code\":100,\"msg\":\"no licence\"}'; exit 1\n", 0o755, false, "1.1.0", "no licence"},
-		{"speaks what nobody does", "#!/bin/sh\n" + speaks("99.0", "x") + "\n", 0o755, false, "1.1.0", "speaks none of CNI"},
-		{"knows no VERSION", "#!/bin/sh\necho '{\"msg\":\"unknown CNI_COMMAND: VERSION\"}'; exit 1\n", 0o755, false, "1.1.0", "speaks none of CNI"},
+		{"supports unknown versions only", "#!/bin/sh\n" + speaks("99.0", "x") + "\n", 0o755, false, "1.1.0", "supports none of the CNI versions"},
+		{"knows no VERSION", "#!/bin/sh\necho '{\"msg\":\"unknown CNI_COMMAND: VERSION\"}'; exit 1\n", 0o755, false, "1.1.0", "supports none of the CNI versions"},
 		{"is not executable", "#!/bin/sh\n" + speaks("1.0.0") + "\n", 0o644, false, "1.1.0", "is not executable"},
-		{"is for another architecture", string(foreign), 0o755, false, "1.1.0", "no program for this machine"},
-		{"is empty", "", 0o755, false, "1.1.0", "no program for this machine"},
+		{"is for another architecture", string(foreign), 0o755, false, "1.1.0", "is not executable on this machine"},
+		{"is empty", "", 0o755, false, "1.1.0", "is not executable on this machine"},
 		{"lies about STATUS", "#!/bin/sh\n" + lies + "\n", 0o755, true, "1.0.0", ""},
-		{"has a loader that is not here", "#!/no/such/loader\n", 0o755, true, "1.0.0", ""},
+		{"needs a missing loader", "#!/no/such/loader\n", 0o755, true, "1.0.0", ""},
 		{"misses a library", "#!/bin/sh\necho 'libc.so.6: cannot open shared object file' >&2; exit 127\n", 0o755, true, "1.0.0", ""},
 		{"is not available now", "#!/bin/sh\ncase $CNI_COMMAND in VERSION) " + speaks("1.0.0", "1.1.0") + ";; *) echo '{\"code\":50,\"msg\":\"not yet\"}'; exit 1;; esac\n", 0o755, true, "1.1.0", ""},
 	} {
@@ -135,22 +135,22 @@ VERSION) ` + speaks("1.0.0", "1.1.0") + `;;
 			r, err := i.Install(t.Context())
 			must(t, err)
 			if newest(r.Versions) != tc.newest {
-				t.Errorf("the configuration is in %v, want up to %s", r.Versions, tc.newest)
+				t.Errorf("versions = %v, want up to %s", r.Versions, tc.newest)
 			}
 			if tc.chained != (len(r.Unusable) == 0) || !tc.chained && !strings.Contains(r.Unusable[0].Why, tc.why) {
-				t.Errorf("left out: %v, want %q", r.Unusable, tc.why)
+				t.Errorf("unusable plugins = %v, want reason %q", r.Unusable, tc.why)
 			}
 			list, err := libcni.NetworkConfFromFile(o.conf())
 			if err != nil || (len(list.Plugins) == 2) != tc.chained {
-				t.Errorf("the list has %d plugins, %v", len(list.Plugins), err)
+				t.Errorf("the list has %d plugins, error %v", len(list.Plugins), err)
 			}
 		})
 	}
 }
 
-// A file is asked once, and again when it is another. One that did not answer in
-// time is asked each time: the machine may have been busy.
-func TestPluginsAreAskedOnce(t *testing.T) {
+// A file is queried once, and again when it changes. A plugin that did not answer in
+// time is queried each time, because the machine may have been busy.
+func TestPluginsAreQueriedOnce(t *testing.T) {
 	o := node(t)
 	o.Network.Chain = []string{"portmap"}
 	calls := filepath.Join(t.TempDir(), "calls")
@@ -167,12 +167,12 @@ func TestPluginsAreAskedOnce(t *testing.T) {
 		install()
 	}
 	if got := read(t, calls); got != "VERSION none\n" {
-		t.Errorf("it was called with %q, want one VERSION that has nothing of berthd's environment", got)
+		t.Errorf("calls = %q, want one VERSION without berthd's environment", got)
 	}
 	plugin(t, o.BinDir, "portmap", script+" #")
 	install()
 	if got := strings.Count(read(t, calls), "VERSION"); got != 2 {
-		t.Errorf("another file was asked %d times in all, want twice", got)
+		t.Errorf("VERSION was called %d times after a change, want 2", got)
 	}
 	i.asker.timeout = time.Nanosecond
 	plugin(t, o.BinDir, "portmap", script+" ##")
@@ -180,12 +180,12 @@ func TestPluginsAreAskedOnce(t *testing.T) {
 	i.asker.timeout = askTimeout
 	install()
 	if list, err := libcni.NetworkConfFromFile(o.conf()); err != nil || len(list.Plugins) != 2 {
-		t.Errorf("one that had no time is not asked again: %v, %v", list, err)
+		t.Errorf("a plugin that timed out was not queried again: %v, %v", list, err)
 	}
 }
 
-// One that was killed, as when memory is short, is asked again.
-func TestKilledPluginIsAskedAgain(t *testing.T) {
+// A plugin that was killed, for example by the OOM killer, is queried again.
+func TestKilledPluginIsQueriedAgain(t *testing.T) {
 	for _, verb := range []string{"VERSION", "STATUS"} {
 		o := node(t)
 		o.Network.Chain = []string{"portmap"}
@@ -195,16 +195,16 @@ func TestKilledPluginIsAskedAgain(t *testing.T) {
 		i := New(o)
 		first, err := i.Install(t.Context())
 		if err != nil || (len(first.Unusable) == 1) != (verb == "VERSION") || (len(first.Held) == 1) != (verb == "STATUS") {
-			t.Errorf("killed under %s: %v, %+v", verb, err, first)
+			t.Errorf("killed during %s: error %v, report %+v", verb, err, first)
 		}
 		if r, err := i.Install(t.Context()); err != nil || len(r.Unusable)+len(r.Held) != 0 || newest(r.Versions) != withStatus {
-			t.Errorf("after %s: %v, %+v", verb, err, r)
+			t.Errorf("after being killed during %s: error %v, report %+v", verb, err, r)
 		}
 	}
 }
 
-// Without addresses of the node's own the plugin is there and no configuration, and the report
-// says what to add until some network has it.
+// On a node without addresses of its own, the plugin is installed without a configuration, and the report
+// says what to add until a network has it.
 func TestInstallChained(t *testing.T) {
 	o := node(t)
 	o.Network.Tells = []string{"io.kubernetes.cri.pod-annotations"}
@@ -215,37 +215,37 @@ func TestInstallChained(t *testing.T) {
 		r, err := New(o).InstallChained()
 		must(t, err)
 		if r.Unchained == "" && says != "" || !strings.Contains(r.Unchained, says) || says == "" && r.Unchained != "" {
-			t.Errorf("the report says %q, want %q", r.Unchained, says)
+			t.Errorf("Unchained = %q, want text with %q", r.Unchained, says)
 		}
 		if text := read(t, o.plugin()); text != "plugin v1" {
-			t.Errorf("the plugin is %q", text)
+			t.Errorf("plugin = %q, want %q", text, "plugin v1")
 		}
 		absent(t, o.conf())
 	}
 	todo("there is no network configuration")
-	mustInstall(t, o) // as when the node's addresses were Berth's
+	mustInstall(t, o) // a former installation with addresses of Berth's
 	todo(`add {"type":"berth","socket":"/run/berth/berthd.sock","capabilities":{"io.kubernetes.cri.pod-annotations":true}} as the last`)
 	write(t, other, list, 0o600)
-	todo(other + " is what a runtime that takes one network takes")
+	todo("a runtime that uses a single network uses " + other)
 	if read(t, other) != list {
 		t.Error("the other network's configuration was changed")
 	}
 	write(t, other, strings.Replace(list, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"berth"}`, 1), 0o600)
 	todo("")
 
-	// A folder for configurations is not made: it is the other network's.
+	// The configuration directory is not created, because it belongs to the other network.
 	o = node(t)
 	todo("there is no network configuration")
 	absent(t, o.ConfDir)
 }
 
-// A list of that name to which somebody added the plugin stays.
-func TestInstallChainedLeavesOthersListsAlone(t *testing.T) {
+// An existing list with Berth's configuration name that already has the plugin is kept.
+func TestInstallChainedKeepsForeignLists(t *testing.T) {
 	o := node(t)
 	write(t, o.conf(), `{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"ptp"},{"type":"berth"}]}`, 0o600)
 	r, err := New(o).InstallChained()
 	if err != nil || r.Unchained != "" || len(r.Changed) != 1 {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("report = %+v, error %v; want only the plugin installed", r, err)
 	}
 	read(t, o.conf())
 }

@@ -1,5 +1,5 @@
-// Package introspect has the types of the documents that berthd serves (proposal for the Amazon VPC
-// CNI, "Troubleshooting"), and that berthctl and other tools read.
+// Package introspect defines the documents that berthd serves (proposal for the Amazon VPC
+// CNI, "Troubleshooting") and that berthctl and other tools read.
 //
 // Fields may be added. Readers must ignore unknown ones.
 package introspect
@@ -13,18 +13,18 @@ import (
 // DefaultURL is the URL of the document with default settings.
 const DefaultURL = "http://localhost:6666" + Path
 
-// Path of the document on the introspection address.
+// Path is the path of the document on the introspection address.
 const Path = "/ip-manager"
 
-// Document is a node's addresses at one moment. Lists are never null; they are sorted by address, ENIs
+// Document describes a node's addresses at one moment. Lists are never null; they are sorted by address, ENIs
 // by device index, pools and blocks by name, NICs by pod and interface, conditions by type. A node has
-// either ENIs, or pools and blocks, or neither where pods have only NICs.
+// either ENIs, or pools and blocks, or neither if its pods have only NICs.
 type Document struct {
 	InstanceID string    `json:"instanceID"`     // with address pools, the node's name
 	Node       string    `json:"node"`           // in Kubernetes
 	IPAM       string    `json:"ipam,omitempty"` // source of addresses: eni, eni-operator, pool, port or none
 	Version    string    `json:"version"`        // of berthd
-	Time       time.Time `json:"time"`           // when the document was made
+	Time       time.Time `json:"time"`           // when the document was created
 
 	// Template is the NodeNetworkTemplate that applies to new ENIs, as KIND/NAME; empty: none.
 	Template string `json:"template,omitempty"`
@@ -39,8 +39,8 @@ type Document struct {
 	NICs       []NIC       `json:"nics"`
 	Conditions []Condition `json:"conditions"`
 
-	// LastError is the last problem with the cloud or, with address pools, with getting a block; empty
-	// once it is resolved.
+	// LastError is the last problem with the cloud or, with address pools, with getting a block. It is empty
+	// once the problem is resolved.
 	LastError string `json:"lastError,omitempty"`
 }
 
@@ -49,7 +49,7 @@ type Totals struct {
 	Allocated int `json:"allocated"` // held by pods
 	Available int `json:"available"` // free
 	Cooling   int `json:"cooling"`   // released less than the cooling period ago
-	NotReady  int `json:"notReady"`  // the node's, data path not programmed yet
+	NotReady  int `json:"notReady"`  // assigned to the node, but the data path is not programmed yet
 	Withdrawn int `json:"withdrawn"` // being released to the cloud or the pool
 	Capacity  int `json:"capacity"`  // of the attached ENIs or the node's blocks
 	Waiting   int `json:"waiting"`   // ADDs that wait for an address
@@ -60,8 +60,8 @@ type Totals struct {
 type Allocated struct {
 	Address netip.Addr `json:"address"`
 	IPv6    netip.Addr `json:"ipv6,omitzero"` // second address of a dual-stack pod
-	// NodeLocal is an address of the family that the pod lacks, through which it reaches that family's
-	// networks by NAT. Only the node can reach it.
+	// NodeLocal is an address of the family that the pod lacks, through which it reaches networks of that
+	// family by NAT. Only the node can reach it.
 	NodeLocal   netip.Addr `json:"nodeLocal,omitzero"`
 	Namespace   string     `json:"namespace"`
 	Pod         string     `json:"pod"`
@@ -74,27 +74,27 @@ type Allocated struct {
 	Since       time.Time `json:"since"` // of the ADD
 }
 
-// Available is a free address. Of a dual-stack pair it is the IPv4 address. In a block of more than
-// 256 addresses, those never used count in Totals and Block only.
+// Available is a free address; for a dual-stack pair, the IPv4 address. In a block of more than
+// 256 addresses, addresses that were never used count in Totals and Block only.
 type Available struct {
 	Address netip.Addr `json:"address"`
 	Origin
 	Prefix netip.Prefix `json:"prefix,omitzero"` // its delegated prefix
 }
 
-// Origin is where an address comes from: an ENI, or a block and its pool, as far as the source knows
-// it. Records of attachments have it under the same names.
+// Origin is the origin of an address: an ENI, or a block and its pool, as far as the source knows
+// it. Records of attachments use the same names.
 type Origin struct {
 	ENI   string `json:"eni,omitempty"` // its ID
 	Pool  string `json:"pool,omitempty"`
 	Block string `json:"block,omitempty"`
 }
 
-// Group is the ENI or the block, or empty. It is not named String, as each struct that embeds an
-// Origin would be printed by it.
+// Group returns the ENI or the block, or "". It is not named String, because every struct that embeds an
+// Origin would then be printed as its origin.
 func (o Origin) Group() string { return cmp.Or(o.ENI, o.Block) }
 
-// Cooling is an address that is withheld from new pods for a while.
+// Cooling is a released address that is temporarily withheld from new pods.
 type Cooling struct {
 	Address netip.Addr `json:"address"`
 	Origin
@@ -154,7 +154,7 @@ const (
 	Unknown = "Unknown"
 )
 
-// Condition is one aspect of the node that a person may need to act on. True is always healthy.
+// Condition is one aspect of the node that may require action. True is always healthy.
 type Condition struct {
 	Type    string    `json:"type"`
 	Status  string    `json:"status"`
@@ -166,29 +166,29 @@ type Condition struct {
 // PodPath is the path of the document about one pod, with query parameters "namespace" and "name".
 const PodPath = Path + "/pod"
 
-// Pod is what a node knows of one of its pods. Lists are never null. Both are empty for a pod without
+// Pod is a node's view of one of its pods. Lists are never null. Both are empty for a pod without
 // ADDs on this node.
 type Pod struct {
 	Namespace   string       `json:"namespace"`
 	Name        string       `json:"name"`
 	Node        string       `json:"node"`        // in Kubernetes
 	Time        time.Time    `json:"time"`        // of the answer
-	Attachments []Attachment `json:"attachments"` // oldest first; one a sandbox and interface
+	Attachments []Attachment `json:"attachments"` // oldest first; one per sandbox and interface
 	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address, NICs or egress, oldest first
 }
 
-// Attachment is one interface of a pod, compared with the kernel as CHECK does. If the interface is a
+// Attachment is one interface of a pod, compared with the kernel as in CHECK. If the interface is a
 // NIC, the address is the NIC's.
 type Attachment struct {
 	Allocated
-	NICs     []NIC   `json:"nics"`             // all that are ports of a VPC
+	NICs     []NIC   `json:"nics"`             // all interfaces that are ports of a VPC
 	Egress   *Egress `json:"egress,omitempty"` // nil without egress
 	State    string  `json:"state"`            // pending, ready or releasing
-	HostLink string  `json:"hostLink"`         // on the node; empty where the pod's own interface is a NIC without one
+	HostLink string  `json:"hostLink"`         // on the node; empty if the pod's own interface is a NIC without one
 	MTU      int     `json:"mtu"`              // bytes
 	Checked  bool    `json:"checked"`          // compared with the kernel
 	Fault    string  `json:"fault,omitempty"`
-	// Rules are the node's policy rules for the pod's packets, by priority, as the kernel has them.
+	// Rules are the node's policy rules for the pod's packets, by priority, as in the kernel.
 	Rules []string `json:"rules"`
 }
 
@@ -197,8 +197,8 @@ type Waiting struct {
 	ContainerID string    `json:"containerID"`
 	Interface   string    `json:"interface"`
 	Since       time.Time `json:"since"`
-	// Reason is a cause as in Events on pods, and Message is for people. Both are empty when the ADD
-	// just got what it waited for.
+	// Reason is a cause as in Events on pods, and Message its description. Both are empty if the ADD
+	// is no longer waiting.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }
@@ -218,14 +218,14 @@ type NIC struct {
 	MTU          int            `json:"mtu"` // bytes
 	DefaultRoute bool           `json:"defaultRoute,omitempty"`
 	Plug         string         `json:"plug"`               // how it is connected: OVS, OVSHybrid, Netns or VLAN
-	HostLink     string         `json:"hostLink,omitempty"` // on the node, where there is one
+	HostLink     string         `json:"hostLink,omitempty"` // on the node, if there is one
 	State        string         `json:"state,omitempty"`    // plugging or changing, while a NIC of a running pod is added or changed
 	Binding      string         `json:"binding,omitempty"`  // for a virtual machine: bridge or tap
 }
 
 // Egress is the recorded egress of a pod.
 type Egress struct {
-	Egresses []UsedEgress `json:"egresses"`          // that the pod is a client of; never null
+	Egresses []UsedEgress `json:"egresses"`          // Egresses that the pod is a client of; never null
 	Forward  bool         `json:"forward,omitempty"` // the pod is a gateway
 	State    string       `json:"state,omitempty"`   // changing, while it is being changed
 }
@@ -236,7 +236,7 @@ type UsedEgress struct {
 	Name            string          `json:"name"`
 	Destinations    []netip.Prefix  `json:"destinations"`
 	Gateways        []EgressGateway `json:"gateways"`          // never null
-	Service         []netip.Addr    `json:"service,omitempty"` // if tunnels lead there instead of to gateways
+	Service         []netip.Addr    `json:"service,omitempty"` // addresses of the Service if tunnels lead to it instead of to gateways
 	SourcePortAuto  bool            `json:"sourcePortAuto,omitempty"`
 	OriginatingOnly bool            `json:"originatingOnly,omitempty"`
 }
@@ -257,8 +257,8 @@ const SettingsPath = "/settings"
 // Settings are the settings of a running program.
 type Settings struct {
 	Version  string    `json:"version"`
-	Settings []Setting `json:"settings"` // all, in the order of the reference
-	// Unknown are environment variables that begin with BERTH_ and are no setting.
+	Settings []Setting `json:"settings"` // all settings, in the order of the reference
+	// Unknown are environment variables with the prefix BERTH_ that are not settings.
 	Unknown []string `json:"unknown,omitempty"`
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// decision is whether a pod's NICs are all here: they are, or the pod has to wait, or it cannot start.
+// decision is whether a pod's NICs can be plugged now, the pod has to wait, or it cannot start.
 type decision struct {
 	nics []attachment.NIC
 	wait *source.Exhausted // what is missing
@@ -54,8 +54,8 @@ func (b *observed) decide(r rules, req attachment.Request) decision {
 	return decision{nics: withDefaultRoute(nics, req.Key.IfName)}
 }
 
-// order returns the names that a pod asks for, in its order, and then those of its other PodNICs: the annotation as
-// the runtime passes it may be older than the PodNICs.
+// order returns the names of the NICs that a pod requests, in its order, and then those of its other PodNICs: the
+// annotation that the runtime passes may be older than the PodNICs.
 func order(asked []string, there []object) []string {
 	names := slices.Clone(asked)
 	for _, o := range there {
@@ -99,8 +99,8 @@ func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
 	return nics
 }
 
-// missing says that a NIC has no PodNIC here. Why the operator cannot create one, for example because the VPC does not
-// exist, only the pod's Events say: a node may read PodNICs, but no VPCs.
+// missing describes a NIC without a PodNIC on this node. Only the pod's Events say why the operator cannot create one,
+// for example because the VPC does not exist: a node may read PodNICs, but no VPCs.
 func (b *observed) missing(req attachment.Request, vpc, name string) *source.Exhausted {
 	if !b.sync.Listed(podNICs) {
 		return b.orUnreachable(waiters.Missing("starting", "NIC %s: the API server has not listed this node's PodNICs yet", name))
@@ -113,7 +113,7 @@ func (b *observed) missing(req attachment.Request, vpc, name string) *source.Exh
 		name, namespace, pod, shown(req.Pod.UID, 64), namespace, pod))
 }
 
-// unbound says why a PodNIC's port may not be plugged yet.
+// unbound describes why a PodNIC's port must not be plugged yet.
 func unbound(o object) *source.Exhausted {
 	var b strings.Builder
 	fmt.Fprintf(&b, "NIC %s: ", o.ifName)
@@ -138,7 +138,7 @@ func unbound(o object) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: b.String()}
 }
 
-// word returns a condition's reason as a label of a metric: letters and digits, 40 bytes at most.
+// word returns a condition's reason as a metric label: letters and digits, at most 40 bytes.
 func word(reason string) string {
 	reason = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
@@ -156,7 +156,7 @@ func orNone(s string) string {
 	return s
 }
 
-// orUnreachable returns why an ADD waits: for the API server while PodNICs cannot be watched.
+// orUnreachable replaces the reason for a wait by the API server's failure while PodNICs cannot be watched.
 func (b *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
 	return waiters.Unreachable(b.sync.Err(podNICs), why)
 }

@@ -16,55 +16,55 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// onlyPorts are the rules of a node whose pods have ports and nothing else, ofENIs those of one where
-// the first interface has an address of an ENI, or is a branch.
+// onlyPorts are the rules of a node whose pods have only ports, ofENIs those of a node whose pods' first
+// interface has an address of an ENI or is a branch.
 var (
 	onlyPorts = rules{firstIsPort: true}
 	ofENIs    = rules{firstMayBeBranch: true, enforcing: plug.Strict}
 )
 
-// Which NICs a pod is to have, by the settings, its annotations and its namespace's.
-func TestNICsThatAPodAsksFor(t *testing.T) {
+// The NICs of a pod depend on the settings, its annotations and its namespace's annotation.
+func TestRequestedNICs(t *testing.T) {
 	type annotations = map[string]string
 	const vpc, nics = v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs
 	only, beside := onlyPorts, rules{}
 	for name, c := range map[string]struct {
 		rules   rules
 		passed  annotations // nil: the runtime passes none
-		ns      string      // the namespace's VPC; "?": it is not known yet
+		ns      string      // the namespace's VPC; "?": not known yet
 		ifName  string      // eth0 unless set
 		noUID   bool
 		want    string // names; empty: no NICs
 		waiting bool
 		err     string
 	}{
-		"of the namespace's VPC":            {rules: only, passed: annotations{}, ns: "blue", want: "eth0"},
-		"of the pod's own":                  {rules: only, passed: annotations{vpc: "red"}, ns: "?", want: "eth0"},
-		"several":                           {rules: only, passed: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
-		"first interface of another name":   {rules: only, passed: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
-		"namespace unknown":                 {rules: only, passed: annotations{}, ns: "?", waiting: true},
-		"no VPC":                            {rules: only, passed: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
-		"none wanted where there must be":   {rules: only, passed: annotations{vpc: ""}, ns: "blue", err: "is missing"},
-		"no list":                           {rules: only, passed: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
-		"no UID":                            {rules: only, passed: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
-		"untold":                            {rules: only, ns: "blue", err: "passes no annotations"},
-		"untold, ignored":                   {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
-		"beside: no VPC":                    {rules: beside, passed: annotations{}},
-		"beside: the default one":           {rules: beside, passed: annotations{}, ns: "blue", want: "eth1"},
-		"beside: NICs without a VPC":        {rules: beside, passed: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
-		"beside: name of the first":         {rules: beside, passed: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
-		"beside: opted out":                 {rules: beside, passed: annotations{vpc: ""}, ns: "blue"},
-		"beside: of another interface":      {rules: beside, passed: annotations{}, ns: "blue", ifName: "net1"},
-		"beside: namespace unknown":         {rules: beside, passed: annotations{}, ns: "?", waiting: true},
-		"beside: untold, no VPC":            {rules: beside},
-		"beside: untold, namespace's VPC":   {rules: beside, ns: "blue", err: "has its pods in VPC blue"},
-		"beside: untold, ignored":           {rules: rules{ignoreUntold: true}, ns: "blue"},
-		"of ENIs: the default one":          {rules: ofENIs, passed: annotations{}, ns: "blue", want: "eth1"},
-		"of ENIs: the first":                {rules: ofENIs, passed: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
-		"of ENIs: the first by tap":         {rules: ofENIs, passed: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
-		"of ENIs: no VPC":                   {rules: ofENIs, passed: annotations{}},
-		"of ENIs: of another interface":     {rules: ofENIs, passed: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
-		"beside: untold, namespace unknown": {rules: beside, ns: "?", waiting: true},
+		"VPC of the namespace":                   {rules: only, passed: annotations{}, ns: "blue", want: "eth0"},
+		"VPC of the pod":                         {rules: only, passed: annotations{vpc: "red"}, ns: "?", want: "eth0"},
+		"several NICs":                           {rules: only, passed: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
+		"first interface with another name":      {rules: only, passed: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
+		"namespace unknown":                      {rules: only, passed: annotations{}, ns: "?", waiting: true},
+		"no VPC":                                 {rules: only, passed: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
+		"opted out where a NIC is required":      {rules: only, passed: annotations{vpc: ""}, ns: "blue", err: "is missing"},
+		"not a list":                             {rules: only, passed: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
+		"no UID":                                 {rules: only, passed: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
+		"annotations not passed":                 {rules: only, ns: "blue", err: "passes no annotations"},
+		"annotations not passed, ignored":        {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
+		"beside: no VPC":                         {rules: beside, passed: annotations{}},
+		"beside: default NIC":                    {rules: beside, passed: annotations{}, ns: "blue", want: "eth1"},
+		"beside: NICs without a VPC":             {rules: beside, passed: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
+		"beside: name of the first interface":    {rules: beside, passed: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
+		"beside: opted out":                      {rules: beside, passed: annotations{vpc: ""}, ns: "blue"},
+		"beside: another interface":              {rules: beside, passed: annotations{}, ns: "blue", ifName: "net1"},
+		"beside: namespace unknown":              {rules: beside, passed: annotations{}, ns: "?", waiting: true},
+		"beside: annotations not passed, no VPC": {rules: beside},
+		"beside: annotations not passed, VPC of the namespace": {rules: beside, ns: "blue", err: "has its pods in VPC blue"},
+		"beside: annotations not passed, ignored":              {rules: rules{ignoreUntold: true}, ns: "blue"},
+		"of ENIs: default NIC":                                 {rules: ofENIs, passed: annotations{}, ns: "blue", want: "eth1"},
+		"of ENIs: first interface":                             {rules: ofENIs, passed: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
+		"of ENIs: first interface with tap":                    {rules: ofENIs, passed: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
+		"of ENIs: no VPC":                                      {rules: ofENIs, passed: annotations{}},
+		"of ENIs: another interface":                           {rules: ofENIs, passed: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
+		"beside: annotations not passed, namespace unknown":    {rules: beside, ns: "?", waiting: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := sourcetest.Request(1)
@@ -83,16 +83,16 @@ func TestNICsThatAPodAsksFor(t *testing.T) {
 			switch {
 			case c.err != "":
 				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("%+v, %v; want %q", w, err, c.err)
+					t.Errorf("of() = %+v, %v; want error containing %q", w, err, c.err)
 				}
 			case err != nil || (w.waiting != "") != c.waiting || w.any != (c.want != "") || strings.Join(w.names, " ") != c.want:
-				t.Errorf("%+v, %v", w, err)
+				t.Errorf("of() = %+v, %v; want names %q, waiting %t", w, err, c.want, c.waiting)
 			}
 		})
 	}
 }
 
-// A PodNIC of which one field cannot be is refused by that field's name.
+// A PodNIC with an invalid field is rejected with the name of the field.
 func TestInvalidPodNICs(t *testing.T) {
 	for want, spoil := range map[string]func(*v1alpha1.PodNIC){
 		"status.plug is missing":                                func(o *v1alpha1.PodNIC) { o.Status.Plug = nil },
@@ -141,27 +141,27 @@ func TestInvalidPodNICs(t *testing.T) {
 		spoil(o)
 		got := read(o, []string{"br-int"}, onlyPorts)
 		if !errors.Is(got.err, plug.ErrInvalid) || !strings.Contains(got.err.Error(), want) || !strings.Contains(got.err.Error(), "PodNIC ns/pod1-eth0: ") {
-			t.Errorf("%v, want %q", got.err, want)
+			t.Errorf("error = %v, want error containing %q", got.err, want)
 		}
 		o.Status.Phase = v1alpha1.PhaseCreated
 		if got := read(o, []string{"br-int"}, onlyPorts); got.err != nil {
-			t.Errorf("one that is not bound is refused: %v", got.err)
+			t.Errorf("a PodNIC that is not bound is rejected: %v", got.err)
 		}
 	}
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	onTrunk("0a:ff:ff:00:00:01", 7)(o)
 	if got := read(o, nil, onlyPorts); got.err != nil || ref(recordOf(1), got.nic).Trunk != "0a:ff:ff:00:00:01" || ref(recordOf(1), got.nic).VLAN != 7 {
-		t.Errorf("a VLAN on a node without bridges: %+v", got)
+		t.Errorf("VLAN on a node without bridges = %+v", got)
 	}
 	o = podNIC(1, 0, v1alpha1.PhaseActive)
 	o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.9.0.1/16", Gateway: "192.168.0.254"}}
 	got := read(o, []string{"br-int"}, onlyPorts)
 	if got.err != nil || got.nic.Routes[0].Destination.String() != "10.9.0.0/16" {
-		t.Errorf("%+v", got)
+		t.Errorf("read() = %+v, want a route to 10.9.0.0/16", got)
 	}
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionPortReady, Reason: "a", Message: "two\nlines" + strings.Repeat(".", 1000)}}
 	if got := read(o, nil, onlyPorts).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
-		t.Errorf("%+v", got)
+		t.Errorf("conditions = %+v, want one with a bounded message on one line", got)
 	}
 }
 
@@ -172,7 +172,7 @@ func onTrunk(trunk string, vlan int32) func(*v1alpha1.PodNIC) {
 	}
 }
 
-// A PodNIC's binding to a virtual machine, with its defaults.
+// A PodNIC's binding to a virtual machine has defaults.
 func TestBindings(t *testing.T) {
 	id := func(n int64) *int64 { return &n }
 	for name, c := range map[string]struct {
@@ -190,18 +190,18 @@ func TestBindings(t *testing.T) {
 		o.Spec.Binding, o.Spec.Tap = c.binding, c.tap
 		got := read(o, []string{"br-int"}, onlyPorts)
 		if got.err != nil {
-			t.Errorf("%s: %v", name, got.err)
+			t.Errorf("%s: unexpected error: %v", name, got.err)
 			continue
 		}
 		rec := recordOf(1, got.nic)
 		if w := want(rec, got.nic); w.Binding != plug.Binding(c.binding) || w.Tap != c.want || w.VMUUID != rec.Pod.UID {
-			t.Errorf("%s: %+v", name, w)
+			t.Errorf("%s: want() = %+v", name, w)
 		}
 	}
 }
 
-// A NIC is checked when a link changes that it depends on: those of its port, and the trunk of a VLAN. A name that is
-// empty may be any link.
+// A NIC is checked when a link that it depends on changes: the links of its port, and the trunk of a VLAN. An
+// empty name stands for any link.
 func TestLinkChanged(t *testing.T) {
 	trunk, other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}, net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
 	o := podNIC(1, 0, v1alpha1.PhaseActive)
@@ -227,15 +227,15 @@ func TestLinkChanged(t *testing.T) {
 		n.observed.plugged[c.nic.UID] = held{rec, c.nic}
 		n.LinkChanged(c.link, c.address)
 		if got := len(n.drift.changed) > 0; got != c.want || n.drift.all != (c.link == "") {
-			t.Errorf("%s, %q %s: drift is %v (all: %v), want %v", c.nic.Plug.Type, c.link, c.address, got, n.drift.all, c.want)
+			t.Errorf("%s, %q %s: drift = %v (all: %v), want %v", c.nic.Plug.Type, c.link, c.address, got, n.drift.all, c.want)
 		}
 	}
 	if _, others := provider(routed); !others {
-		t.Error("the trunk of a routed VLAN is not waited for")
+		t.Error("provider() does not wait for the trunk of a routed VLAN")
 	}
 }
 
-// PodNICs that exclude each other, and which NIC has the default route.
+// PodNICs may exclude each other, and one NIC has the default route.
 func TestDecide(t *testing.T) {
 	of := func(list ...*v1alpha1.PodNIC) *observed {
 		b := newObserved()
@@ -254,21 +254,21 @@ func TestDecide(t *testing.T) {
 	plain := func(*v1alpha1.PodNICStatus) {}
 	for name, c := range map[string]struct {
 		list []*v1alpha1.PodNIC
-		nics string // names, with * after that of the default route
+		nics string // names, with * after the one with the default route
 		err  string
 		wait string // reason
 	}{
-		"one":                         {list: []*v1alpha1.PodNIC{with(1, 0, plain)}, nics: "eth0*"},
-		"more than the runtime tells": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, plain)}, nics: "eth0* eth1"},
-		"more that is not bound":      {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseCreated })}, wait: "not-bound"},
-		"another's default route":     {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })}, nics: "eth0 eth1*"},
+		"one":                          {list: []*v1alpha1.PodNIC{with(1, 0, plain)}, nics: "eth0*"},
+		"PodNIC not in the annotation": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, plain)}, nics: "eth0* eth1"},
+		"PodNIC not in the annotation, not bound": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseCreated })}, wait: "not-bound"},
+		"default route of another NIC":            {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })}, nics: "eth0 eth1*"},
 		"two default routes": {list: []*v1alpha1.PodNIC{
 			with(1, 0, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true }), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true }),
 		}, err: "status.defaultRoute is true in both"},
-		"one interface twice": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Interface = "eth0" })}, err: `status.interface is "eth0" in both`},
-		"one port twice":      {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.PortID = portID(1, 0) })}, err: "status.portID"},
-		"nothing yet":         {wait: "no-podnic"},
-		"failed":              {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
+		"same interface twice": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Interface = "eth0" })}, err: `status.interface is "eth0" in both`},
+		"same port twice":      {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.PortID = portID(1, 0) })}, err: "status.portID"},
+		"no PodNIC yet":        {wait: "no-podnic"},
+		"failed":               {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := of(c.list...).decide(onlyPorts, requestWith(1, nil))
@@ -282,12 +282,12 @@ func TestDecide(t *testing.T) {
 			switch {
 			case c.err != "" && (v.err == nil || !strings.Contains(v.err.Error(), c.err) || !errors.Is(v.err, plug.ErrInvalid)),
 				c.err == "" && v.err != nil, (c.wait != "") != (v.wait != nil), c.wait != "" && v.wait.Reason != c.wait, strings.Join(got, " ") != c.nics:
-				t.Errorf("%+v", v)
+				t.Errorf("decide() = %+v, want NICs %q, wait %q, error %q", v, c.nics, c.wait, c.err)
 			}
 		})
 	}
-	// A branch that is the first interface is routed to, and has the default route; others are as
-	// beside any source.
+	// The node routes to a branch that is the first interface, and it has the default route. Other NICs are
+	// plugged as with any source.
 	branch := func(name string) func(*v1alpha1.PodNICStatus) {
 		return func(s *v1alpha1.PodNICStatus) {
 			s.Interface = name
@@ -300,12 +300,12 @@ func TestDecide(t *testing.T) {
 		nics  string // names, with kinds and enforcing
 		err   string
 	}{
-		"a branch":             {ofENIs, branch("eth0"), "eth0:RoutedVLAN:strict:true eth1:VLAN::false", ""},
-		"a branch in standard": {rules{firstMayBeBranch: true, enforcing: plug.Standard}, branch("eth0"), "eth0:RoutedVLAN:standard:true eth1:VLAN::false", ""},
-		"further branches":     {ofENIs, branch("eth2"), "eth1:VLAN::false eth2:VLAN::false", ""},
-		"where all are ports":  {onlyPorts, branch("eth0"), "eth0:VLAN::true eth1:VLAN::false", ""},
-		"where none may be":    {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the pods' first interface, which is not a port on this node`},
-		"no branch":            {ofENIs, plain, "", `status.plug.type is "OVS", expected VLAN of eth0`},
+		"branch as first interface":         {ofENIs, branch("eth0"), "eth0:RoutedVLAN:strict:true eth1:VLAN::false", ""},
+		"branch in standard mode":           {rules{firstMayBeBranch: true, enforcing: plug.Standard}, branch("eth0"), "eth0:RoutedVLAN:standard:true eth1:VLAN::false", ""},
+		"further branches":                  {ofENIs, branch("eth2"), "eth1:VLAN::false eth2:VLAN::false", ""},
+		"first interface is a port":         {onlyPorts, branch("eth0"), "eth0:VLAN::true eth1:VLAN::false", ""},
+		"first interface may not be a port": {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the pods' first interface, which is not a port on this node`},
+		"not a branch":                      {ofENIs, plain, "", `status.plug.type is "OVS", expected VLAN of eth0`},
 		"two addresses of a family": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
 			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"})
@@ -314,11 +314,11 @@ func TestDecide(t *testing.T) {
 			branch("eth0")(s)
 			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"})
 		}, "eth0:RoutedVLAN:strict:true:192.168.0.11/24:2001:db8::9/64 eth1:VLAN::false", ""},
-		"IPv6 alone": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+		"IPv6 only": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
 			s.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
 		}, "eth0:RoutedVLAN:strict:true:2001:db8::9/64 eth1:VLAN::false", ""},
-		"no router of IPv6": {ofENIs, func(s *v1alpha1.PodNICStatus) {
+		"no IPv6 router": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
 			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64"})
 		}, "", "the router of the subnet of each address"},
@@ -346,38 +346,38 @@ func TestDecide(t *testing.T) {
 				got = append(got, text)
 				w := want(recordOf(1), n)
 				if err := w.Validate(); err != nil || string(w.Enforcing) != n.Plug.Enforcing {
-					t.Errorf("it is plugged as %+v, %v", w, err)
+					t.Errorf("plugged as %+v, Validate() = %v", w, err)
 				}
 			}
 			slices.Sort(got)
 			if strings.Join(got, " ") != c.nics || (v.err == nil) != (c.err == "") || v.err != nil && (!strings.Contains(v.err.Error(), c.err) || !errors.Is(v.err, plug.ErrInvalid)) {
-				t.Errorf("%v, %+v", got, v)
+				t.Errorf("decision = %v, %+v; want %q, error %q", got, v, c.nics, c.err)
 			}
 		})
 	}
-	// Beside another source no NIC has the default route unless it says so, and a pod of
-	// which no annotations are known has those that exist.
+	// With another source no NIC has the default route unless it requests it, and a pod whose annotations are unknown
+	// gets the NICs of its existing PodNICs.
 	b := of(with(1, 1, plain))
 	v := b.decide(rules{}, requestWith(1, nil))
 	if v.err != nil || len(v.nics) != 1 || v.nics[0].DefaultRoute {
-		t.Errorf("%+v", v)
+		t.Errorf("decide() with another source = %+v, want one NIC without the default route", v)
 	}
 	b.namespaces[namespace] = ""
 	untold := sourcetest.Request(1)
 	untold.Options.AnnotationsKnown = false
 	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 1 {
-		t.Errorf("%+v", v)
+		t.Errorf("decide() without annotations = %+v, want the existing NIC", v)
 	}
 	untold.Key.IfName = "net1"
 	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 0 {
-		t.Errorf("an interface that was added later has NICs: %+v", v)
+		t.Errorf("decision for an interface that was added later = %+v, want no NICs", v)
 	}
-	// While the API server is away, that is why.
+	// While the API server is unreachable, that is the reason.
 	b.sync.Set(podNICs, errors.New("connection refused"))
 	if v := b.decide(rules{}, requestWith(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
-		t.Errorf("%+v", v)
+		t.Errorf("decide() without the API server = %+v, want reason unreachable", v)
 	}
 	if got := word("Subnet Full\n" + strings.Repeat("x", 99)); len(got) != 40 || !strings.HasPrefix(got, "SubnetFullx") {
-		t.Errorf("the word of a reason is %q", got)
+		t.Errorf("word() = %q", got)
 	}
 }

@@ -34,10 +34,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(sourcenode.Main(m, deploy.PortMode, func(struct{}) error { return errors.New("no child is started here") }))
+	os.Exit(sourcenode.Main(m, deploy.PortMode, func(struct{}) error { return errors.New("this package starts no child process") }))
 }
 
-// fakeSwitch is an Open vSwitch that can be away.
+// fakeSwitch is an Open vSwitch that can be unreachable.
 type fakeSwitch struct {
 	mu  sync.Mutex // guards err
 	err error
@@ -49,7 +49,7 @@ func (s *fakeSwitch) Bridge(context.Context, string) (*ovsdb.Bridge, error) {
 	return &ovsdb.Bridge{}, s.err
 }
 
-// changedPort is the first port that another program changed by what fakeSwitch says; then any may have been.
+// changedPort is the port in the first change that fakeSwitch reports; the second change may concern any port.
 var changedPort = portID(1, 0)
 
 func (s *fakeSwitch) Watch(ctx context.Context, changed func([]ovsdb.Change)) {
@@ -58,8 +58,8 @@ func (s *fakeSwitch) Watch(ctx context.Context, changed func([]ovsdb.Change)) {
 	<-ctx.Done()
 }
 
-// machine is a node whose daemon's NICs can be stopped and started again, and the
-// operator's hand.
+// machine is a node whose NICs can be stopped and started again, together with the
+// operator's actions.
 type machine struct {
 	*sourcenode.Node
 	*NICs
@@ -69,7 +69,7 @@ type machine struct {
 	tune     func(*Config)
 	stop     func()
 
-	mu       sync.Mutex                   // guards below
+	mu       sync.Mutex                   // guards the fields below
 	recorded map[string]attachment.Record // by port
 }
 
@@ -82,7 +82,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// start starts NICs. They end with the test at the latest.
+// start starts the NICs. They stop at the end of the test at the latest.
 func (m *machine) start() {
 	m.T.Helper()
 	api, err := kubeapi.New(m.Config)
@@ -104,7 +104,7 @@ func (m *machine) has(port string) bool {
 	return ok
 }
 
-// record keeps a record as the daemon's store does; forget drops it.
+// record stores a record like the daemon's store; forget removes it.
 func (m *machine) record(rec attachment.Record) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -121,22 +121,22 @@ func (m *machine) forget(rec attachment.Record) {
 	}
 }
 
-// namespace makes a namespace, or annotates it.
+// namespace creates or annotates a namespace.
 func (m *machine) namespace(name, vpc string) {
 	m.T.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	_ = m.API.Create(m.T.Context(), ns) // there already, from an earlier test
+	_ = m.API.Create(m.T.Context(), ns) // it may exist from an earlier test
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationVPC, vpc)
 	harness.OK(m.T, m.API.Patch(m.T.Context(), ns, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
 
-// plugged are the ports that are plugged, sorted.
+// plugged returns the plugged ports, sorted.
 func (m *machine) plugged() []string { return slices.Sorted(maps.Keys(m.plugs.Plugged())) }
 
-// portID is that of interface k of pod i.
+// portID returns the port ID of interface k of pod i.
 func portID(i, k int) string { return fmt.Sprintf("%08x-76f7-46d4-9d11-%012x", i<<8|k, i) }
 
-// podNIC is how the operator leaves a PodNIC of interface k of pod i.
+// podNIC returns a PodNIC of interface k of pod i as the operator leaves it.
 func podNIC(i, k int, phase v1alpha1.PodNICPhase) *v1alpha1.PodNIC {
 	pod := sourcetest.Request(i).Pod
 	ref := &v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}
@@ -154,7 +154,7 @@ func podNIC(i, k int, phase v1alpha1.PodNICPhase) *v1alpha1.PodNIC {
 	return o
 }
 
-// make makes a PodNIC with its status.
+// make creates a PodNIC with its status.
 func (m *machine) make(o *v1alpha1.PodNIC) {
 	m.T.Helper()
 	status := o.Status
@@ -162,7 +162,7 @@ func (m *machine) make(o *v1alpha1.PodNIC) {
 	m.say(o.Name, func(s *v1alpha1.PodNICStatus) { *s = status })
 }
 
-// say writes a PodNIC's status as the operator, but for what the node said.
+// say updates a PodNIC's status like the operator, without the node's part.
 func (m *machine) say(name string, change func(*v1alpha1.PodNICStatus)) {
 	m.T.Helper()
 	o := m.nic(name)
@@ -179,29 +179,29 @@ func (m *machine) nic(name string) *v1alpha1.PodNIC {
 	return o
 }
 
-// says waits until a PodNIC says this of the node.
+// says waits until the node's part of a PodNIC's status has this state.
 func (m *machine) says(name string, state v1alpha1.NodeNICState) *v1alpha1.PodNICNode {
 	m.T.Helper()
 	var got *v1alpha1.PodNICNode
-	m.Until(fmt.Sprintf("PodNIC %s says %q", name, state), func() bool {
+	m.Until(fmt.Sprintf("PodNIC %s reports %q", name, state), func() bool {
 		o := &v1alpha1.PodNIC{}
 		if m.API.Get(m.T.Context(), client.ObjectKey{Namespace: namespace, Name: name}, o) != nil {
 			return false
 		}
 		got = o.Status.Node
 		return got != nil && got.State == state
-	}, func() string { return fmt.Sprintf("it says %+v", got) })
+	}, func() string { return fmt.Sprintf("status.node = %+v", got) })
 	return got
 }
 
-// requestWith is the request of a pod with annotations.
+// requestWith returns the request of a pod with annotations.
 func requestWith(i int, annotations map[string]string) attachment.Request {
 	req := sourcetest.Request(i)
 	req.Options.Annotations = annotations
 	return req
 }
 
-// record of an attachment with NICs.
+// recordOf returns the record of an attachment with NICs.
 func recordOf(i int, nics ...attachment.NIC) attachment.Record {
 	req := sourcetest.Request(i)
 	return attachment.Record{
@@ -210,14 +210,14 @@ func recordOf(i int, nics ...attachment.NIC) attachment.Record {
 	}
 }
 
-// add is an ADD.
+// add runs an ADD.
 func (m *machine) add(req attachment.Request, i int) attachment.Record {
 	m.T.Helper()
 	ctx, cancel := context.WithTimeout(m.T.Context(), sourcenode.Longest)
 	defer cancel()
 	nics, err := m.Acquire(ctx, req)
 	if err != nil {
-		m.T.Fatalf("pod %d: %v", i, err)
+		m.T.Fatalf("Acquire() for pod %d: %v", i, err)
 	}
 	rec := recordOf(i, nics...)
 	m.record(rec)
@@ -232,7 +232,7 @@ func (m *machine) add(req attachment.Request, i int) attachment.Record {
 	return rec
 }
 
-// del is a DEL.
+// del runs a DEL.
 func (m *machine) del(rec attachment.Record) {
 	m.T.Helper()
 	for _, n := range rec.NICs {

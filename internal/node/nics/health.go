@@ -31,7 +31,7 @@ const (
 	conditionPodNICs = "PodNICsUsable"
 )
 
-// vswitch watches the node's Open vSwitch: whether it can be used, and which rows other software changes.
+// vswitch watches the node's Open vSwitch: whether it is usable, and which rows other software changes.
 type vswitch struct {
 	Switch
 	bridges []string
@@ -43,10 +43,10 @@ type vswitch struct {
 	health health
 }
 
-// health is whether Open vSwitch can be used. The zero value says that this is not known yet.
+// health is whether Open vSwitch is usable. The zero value means that this is not known yet.
 type health struct {
 	asked bool
-	once  bool // it could be used before
+	once  bool // it was usable before
 	err   error
 }
 
@@ -56,7 +56,7 @@ func (v *vswitch) state() health {
 	return v.health
 }
 
-// check keeps the health until ctx ends.
+// check updates the health until ctx ends.
 func (v *vswitch) check(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := v.look(ctx)
@@ -80,7 +80,7 @@ func (v *vswitch) check(ctx context.Context) {
 	}
 }
 
-// look asks for the bridges. One of them is enough: each VPC of a node may have its own.
+// look looks up the bridges. One of them suffices, because each VPC of a node may have its own.
 func (v *vswitch) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
@@ -100,9 +100,9 @@ func (v *vswitch) look(ctx context.Context) error {
 
 var errWatchEnded = errors.New("the watch of OVSDB ended")
 
-// watch notes changes in OVSDB until ctx ends, and starts again after an error.
+// watch records changes in OVSDB until ctx ends, and restarts after an error.
 func (v *vswitch) watch(ctx context.Context) {
-	_ = retry.Until(ctx, v.clock, retry.Policy{}, func(ctx context.Context) error { // it ends with ctx only
+	_ = retry.Until(ctx, v.clock, retry.Policy{}, func(ctx context.Context) error { // it returns when ctx ends or after an error
 		v.Watch(ctx, func(changes []ovsdb.Change) {
 			for _, c := range changes {
 				if c.PortID == "" {
@@ -129,11 +129,11 @@ func (v *vswitch) condition() (c source.Condition, ok bool) {
 	return c, h.asked
 }
 
-// drift is the ports whose plugs other software may have changed. The daemon compares them with their records.
+// drift holds the ports whose plugs other software may have changed. The daemon compares them with their records.
 type drift struct {
 	changed retry.Signal
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards the fields below
 	all   bool       // any port
 	ports map[string]bool
 }
@@ -151,7 +151,7 @@ func (d *drift) note(ports ...string) {
 	d.changed.Set()
 }
 
-// Drifted has an element when other software may have changed something that is plugged.
+// Drifted receives an element when other software may have changed a plugged port.
 func (d *drift) Drifted() <-chan struct{} { return d.changed }
 
 // TakeDrift returns the ports whose plugs other software may have changed since the last call; all: any port.
@@ -163,7 +163,7 @@ func (d *drift) TakeDrift() (ports []string, all bool) {
 	return ports, all
 }
 
-// Ready is nil once PodNICs were listed and Open vSwitch could be used, now or before.
+// Ready returns nil once PodNICs were listed and Open vSwitch is or was usable.
 func (n *NICs) Ready() error {
 	var ovs health
 	if n.vswitch != nil {
@@ -183,19 +183,19 @@ func (n *NICs) Ready() error {
 	return errors.New("Open vSwitch has not been asked yet")
 }
 
-// None is the source of addresses of a node whose pods have NICs only: it leases nothing, and is ready when they are.
+// None is the address source of a node whose pods have only NICs: it leases nothing, and is ready when the NICs are.
 type None struct {
 	none.Source
 	nics *NICs
 }
 
-// NewNone returns it.
+// NewNone returns a None.
 func NewNone(nics *NICs) None { return None{nics: nics} }
 
 // Ready implements source.Source.
 func (n None) Ready() error { return n.nics.Ready() }
 
-// conditions returns what prevents NICs from being plugged. n.mu is held.
+// conditions returns the reasons that prevent NICs from being plugged. n.mu is held.
 func (n *NICs) conditions() (list []source.Condition) {
 	if n.vswitch != nil {
 		if c, ok := n.vswitch.condition(); ok {

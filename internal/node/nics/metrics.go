@@ -18,28 +18,28 @@ var (
 	famUnsaid   = metric.New("berth_port_pending_reports", "gauge", "PodNICs whose status does not yet show what is plugged on this node.")
 	famWaiting  = metric.New("berth_port_waiting_adds", "gauge", "ADDs that wait for NICs.")
 	famOVSDB    = metric.New("berth_port_ovsdb_reachable", "gauge", "1 if the node's Open vSwitch answered and has an integration bridge when it was last asked, else 0.")
-	famWait     = metric.New("berth_port_wait_duration_seconds", "histogram", "Time that ADDs waited for NICs, by what for: bound (until all ports were bound to this node), link (until an agent had made the links of those that are Netns, or the trunk's link of those that are VLAN was there) or active (from plugged until they carried packets).", "for")
-	famPlug     = metric.New("berth_port_plug_duration_seconds", "histogram", "Time that it took to plug one NIC, by type: OVS, OVSHybrid, Netns or VLAN.", "type")
+	famWait     = metric.New("berth_port_wait_duration_seconds", "histogram", "Time that ADDs waited for NICs, by stage: bound (until all ports are bound to this node), link (until the agent has created the links of Netns ports, or the trunk's link of VLAN ports exists) or active (from plugged until they carry packets).", "for")
+	famPlug     = metric.New("berth_port_plug_duration_seconds", "histogram", "Time to plug one NIC, by type: OVS, OVSHybrid, Netns or VLAN.", "type")
 	famFailures = metric.New("berth_port_plug_failures_total", "counter", "NICs that could not be plugged, by type and reason: invalid, ovsdb, no-tun, no-vlan, not-ready, taken or other.", "type", "reason")
 	famReports  = metric.New("berth_port_reports_total", "counter", "Writes of what is plugged into the status of PodNICs, by state (Plugged, Unplugged or Failed) and result: success or error.", "state", "result")
 )
 
-// Reference is what NICs add to the page of metrics.
+// Reference is the part of the metrics page for NICs.
 var Reference = source.Reference{
 	Families: []metric.Family{famNICs, famPlugged, famUnusable, famUnsaid, famWaiting, famOVSDB, famWait, famPlug, famFailures, famReports},
 	Conditions: [][2]string{
 		{conditionOVSDB, "with ports of VPCs: Open vSwitch answers and has an integration bridge"},
-		{conditionPodNICs, "with ports of VPCs: what bound PodNICs of the node say can be plugged"},
+		{conditionPodNICs, "with ports of VPCs: all bound PodNICs of the node can be plugged"},
 	},
 }
 
-// Metrics count what is done for NICs.
+// Metrics count operations on NICs.
 type Metrics struct {
 	wait, plug        *prometheus.HistogramVec
 	failures, reports *prometheus.CounterVec
 }
 
-// NewMetrics makes and registers them.
+// NewMetrics creates and registers the metrics.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	m := Metrics{famWait.Histogram(metric.CallBuckets), famPlug.Histogram(metric.CallBuckets), famFailures.Counter(), famReports.Counter()}
 	to.MustRegister(m.wait, m.plug, m.failures, m.reports)
@@ -51,7 +51,7 @@ func (m Metrics) Waited(what string, took time.Duration) {
 	m.wait.WithLabelValues(what).Observe(took.Seconds())
 }
 
-// Plugged counts a NIC that was plugged, or could not be.
+// Plugged counts an attempt to plug a NIC.
 func (m Metrics) Plugged(kind string, err error, took time.Duration) {
 	if err != nil {
 		m.failures.WithLabelValues(kind, labelOf(err)).Inc()
@@ -65,14 +65,14 @@ func (m Metrics) Reported(state string, err error) {
 	m.reports.WithLabelValues(state, metric.Result(err)).Inc()
 }
 
-// counts are the gauges at one moment.
+// counts are the values of the gauges at one moment.
 type counts struct {
 	phases                             map[v1alpha1.PodNICPhase]int
 	plugged, unusable, unsaid, waiting int
-	ovsdb                              *bool // nil: there is no Open vSwitch, or it was not asked yet
+	ovsdb                              *bool // nil: the node has no Open vSwitch, or it has not responded yet
 }
 
-// phases are all that are counted.
+// phases are all phases that are counted.
 var phases = []v1alpha1.PodNICPhase{
 	v1alpha1.PhasePending, v1alpha1.PhaseCreated, v1alpha1.PhaseBound, v1alpha1.PhaseActive, v1alpha1.PhaseFailed, v1alpha1.PhaseReleasing,
 }

@@ -17,13 +17,13 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// snapshot is what NICs add to a source's.
+// snapshot returns the part of a source's snapshot that NICs add.
 func (n *NICs) snapshot() (s source.Snapshot) {
 	n.Describe(&s)
 	return s
 }
 
-// gauges are metrics of NICs as the daemon serves them.
+// gauges returns the metrics of NICs as the daemon serves them.
 type gauges struct{ *NICs }
 
 func (gauges) Describe(chan<- *prometheus.Desc) {}
@@ -72,6 +72,6 @@ func TestMetrics(t *testing.T) {
 		`berth_port_reports_total{result="success",state="Plugged"}`: 1, `berth_port_reports_total{result="error",state="Plugged"}`: 1,
 	}
 	if d := cmp.Diff(want, sourcetest.Values(t, r, Reference)); d != "" {
-		t.Error(d)
+		t.Errorf("metrics (-want +got):\n%s", d)
 	}
 }

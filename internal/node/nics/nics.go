@@ -26,38 +26,38 @@ import (
 
 // Config is the configuration of NICs. NodeName, Plugger and Recorded are required.
 type Config struct {
-	NodeName   string // of this node's Node
-	Kubeconfig string // empty: in the cluster
+	NodeName   string // name of this node's Node
+	Kubeconfig string // empty: in-cluster configuration
 	Plugger    plug.Plugger
 	Switch     Switch   // nil: the node has no Open vSwitch
-	Bridges    []string // of Open vSwitch that ports may be plugged into
+	Bridges    []string // bridges of Open vSwitch that ports may be plugged into
 
-	FirstIsPort bool // the first interface of pods is a NIC; else its addresses come from an address source
-	// FirstMayBeBranch: the first interface is a NIC if one has its name. It is a VLAN to which the node routes.
+	FirstIsPort bool // the first interface of pods is a NIC; otherwise its addresses come from an address source
+	// FirstMayBeBranch: the first interface is a NIC if one has its name, which must be a VLAN to which the node routes.
 	FirstMayBeBranch bool
-	Enforcing        plug.Enforcing // of a first interface that is a branch, when it is plugged
-	// NeedIPv6 turns IPv6 on before such a branch with an IPv6 address is plugged; nil: it is on.
+	Enforcing        plug.Enforcing // enforcing mode of a first interface that is a branch, set when it is plugged
+	// NeedIPv6 turns IPv6 on before such a branch with an IPv6 address is plugged; nil: IPv6 is always on.
 	NeedIPv6 func(context.Context) error
 
-	IgnoreUntold bool // pods whose annotations the runtime does not pass have the NICs of their PodNICs
+	IgnoreUntold bool // pods whose annotations the runtime does not pass get the NICs of their PodNICs
 
 	// Recorded reports whether a record of an attachment on the node has a port.
 	Recorded func(port string) bool
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
-	Metrics Metrics // zero: of no registry
+	Metrics Metrics // zero: not registered
 }
 
 // Switch is the node's Open vSwitch. *ovsdb.Client is one.
 type Switch interface {
-	// Bridge looks a bridge up. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
+	// Bridge looks up a bridge. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
 	Bridge(ctx context.Context, name string) (*ovsdb.Bridge, error)
 	// Watch calls changed when other software changes plugs, until ctx ends.
 	Watch(ctx context.Context, changed func([]ovsdb.Change))
 }
 
-// NICs are the node's ports of VPCs. They implement what the daemon's part for NICs needs. Make them with New.
+// NICs are the node's ports of VPCs. They implement nicpart.NICs. Create them with New.
 type NICs struct {
 	cfg     Config
 	rules   rules
@@ -65,18 +65,18 @@ type NICs struct {
 	clock   clock.Clock
 	log     *slog.Logger
 	vswitch *vswitch // nil: the node has no Open vSwitch
-	*plugs           // plug and unplug
+	*plugs           // plugs and unplugs ports
 	*drift           // changes of plugs by other software
 
 	report retry.Signal // wakes the reporter
-	news   retry.Signal // running pods may have to get other NICs
+	news   retry.Signal // the desired NICs of running pods may have changed
 
-	mu       sync.Mutex // guards all below; memory only, no call is made under it
+	mu       sync.Mutex // guards the fields below; never held during I/O
 	observed *observed
 	waiters  *waiters.Set
 }
 
-// New checks the configuration. It makes no request yet.
+// New checks the configuration. It makes no requests yet.
 func New(cfg Config) (*NICs, error) {
 	api, err := kubeapi.Open(cfg.Kubeconfig)
 	if err != nil {
@@ -88,13 +88,13 @@ func New(cfg Config) (*NICs, error) {
 func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	switch {
 	case cfg.NodeName == "":
-		return nil, errors.New("ports: NodeName: want the name of this node")
+		return nil, errors.New("nics: NodeName is empty, expected the name of this node")
 	case cfg.Plugger == nil:
-		return nil, errors.New("ports: Plugger: want one")
+		return nil, errors.New("nics: Plugger is missing")
 	case cfg.Recorded == nil:
-		return nil, errors.New("ports: Recorded: want the records of attachments")
+		return nil, errors.New("nics: Recorded is missing")
 	case cfg.FirstMayBeBranch && cfg.Enforcing != plug.Strict && cfg.Enforcing != plug.Standard:
-		return nil, fmt.Errorf("ports: Enforcing: %q: want %s or %s", cfg.Enforcing, plug.Strict, plug.Standard)
+		return nil, fmt.Errorf("nics: Enforcing is %q, expected %s or %s", cfg.Enforcing, plug.Strict, plug.Standard)
 	}
 	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -124,7 +124,7 @@ func (n *NICs) CheckOptions(req attachment.Request) error {
 	return err
 }
 
-// Run follows the API server and Open vSwitch, and reports what is plugged, until ctx ends.
+// Run watches the API server and Open vSwitch, and reports plugged NICs, until ctx ends.
 func (n *NICs) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
@@ -139,7 +139,7 @@ func (n *NICs) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// change changes the observed state, and wakes the ADDs that wait and the reporter.
+// change changes the observed state, and wakes waiting ADDs and the reporter.
 func (n *NICs) change(do func(o *observed)) {
 	n.mu.Lock()
 	do(n.observed)
@@ -159,7 +159,7 @@ const (
 	namespaces = "namespaces"
 )
 
-// mirror keeps what is observed up to date with the API server: the PodNICs of this node, and the VPCs of Namespaces.
+// mirror keeps the observed state up to date with the API server: the PodNICs of this node, and the VPCs of Namespaces.
 func (n *NICs) mirror() *kubeapi.Mirror {
 	o := n.observed
 	m := &kubeapi.Mirror{API: n.api, Sync: o.sync, Log: n.log, Update: func(change func()) { n.change(func(*observed) { change() }) }}
@@ -175,7 +175,7 @@ func (n *NICs) mirror() *kubeapi.Mirror {
 	}, v1alpha1.AnnotationVPC)
 	kubeapi.Keep(m, podNICs, n.api.Objects(podNICs, kubeapi.FieldEquals("status.nodeName", n.cfg.NodeName), func() runtime.Object { return &v1alpha1.PodNICList{} }),
 		kubeapi.Store[*v1alpha1.PodNIC]{
-			Mine:  func(p *v1alpha1.PodNIC) bool { return p.Status.NodeName == n.cfg.NodeName }, // the API server was asked for these
+			Mine:  func(p *v1alpha1.PodNIC) bool { return p.Status.NodeName == n.cfg.NodeName }, // these are selected by the request
 			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.objects)) },
 			Put:   func(p *v1alpha1.PodNIC) { o.put(read(p, n.cfg.Bridges, n.rules)) },
 			Drop:  o.drop,

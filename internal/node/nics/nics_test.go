@@ -21,24 +21,24 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// expires waits for NICs in vain, and returns what an ADD says then.
+// expires waits until an ADD times out for a reason, and returns the error message.
 func (m *machine) expires(req attachment.Request, reason string) (message string) {
 	m.T.Helper()
 	var why *source.Exhausted
-	m.Until("an ADD fails by "+reason, func() bool {
+	m.Until("an ADD fails with reason "+reason, func() bool {
 		ctx, cancel := context.WithTimeout(m.T.Context(), 100*time.Millisecond)
 		defer cancel()
 		nics, err := m.Acquire(ctx, req)
 		var ok bool
 		if why, ok = errors.AsType[*source.Exhausted](err); !ok {
-			m.T.Fatalf("%v, %v; want %s", nics, err, reason)
+			m.T.Fatalf("Acquire() = %v, %v; want reason %s", nics, err, reason)
 		}
 		return why.Reason == reason
-	}, func() string { return fmt.Sprintf("it failed by %+v", why) })
+	}, func() string { return fmt.Sprintf("it failed with %+v", why) })
 	return why.Message
 }
 
-// begin has an ADD wait for NICs, and returns its outcome once it is called.
+// begin starts an ADD that waits for NICs, and returns a function that waits for its outcome.
 func (m *machine) begin(req attachment.Request) (outcome func() ([]attachment.NIC, error)) {
 	var nics []attachment.NIC
 	var err error
@@ -55,8 +55,8 @@ func (m *machine) begin(req attachment.Request) (outcome func() ([]attachment.NI
 	}
 }
 
-// A pod gets its NICs once their ports are bound; they are reported while they are plugged and once they are not.
-func TestLifeOfNICs(t *testing.T) {
+// A pod gets its NICs once their ports are bound. Plugging and unplugging are reported.
+func TestNICLifecycle(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	two := `[{subnet: a}, {subnet: b}]`
@@ -69,17 +69,17 @@ func TestLifeOfNICs(t *testing.T) {
 	nics, err := add()
 	harness.OK(t, err)
 	if len(nics) != 2 || nics[0].IfName != "eth0" || !nics[0].DefaultRoute || nics[1].DefaultRoute || nics[1].Port != portID(1, 1) {
-		t.Errorf("got %+v", nics)
+		t.Errorf("Acquire() = %+v, want eth0 with the default route and eth1", nics)
 	}
 	if m.Why(sourcetest.Key(1)) != nil {
-		t.Error("nobody waits any more")
+		t.Error("Why() reports a wait after the ADD")
 	}
 
 	rec := m.add(requestWith(1, map[string]string{v1alpha1.AnnotationNICs: two}), 1)
-	other := m.begin(requestWith(2, nil)) // of the namespace's VPC, by the default
+	other := m.begin(requestWith(2, nil)) // the default NIC in the namespace's VPC
 	m.make(podNIC(2, 0, v1alpha1.PhaseActive))
 	if nics, err := other(); err != nil || len(nics) != 1 || nics[0].Port != portID(2, 0) {
-		t.Errorf("pod 2 got %+v, %v", nics, err)
+		t.Errorf("Acquire() for pod 2 = %+v, %v; want its one port", nics, err)
 	}
 	second := m.add(requestWith(2, nil), 2)
 
@@ -88,27 +88,27 @@ func TestLifeOfNICs(t *testing.T) {
 		got.Since = metav1.Time{}
 		want := v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: n.Port, ContainerID: "c1", HostInterface: "tap" + n.Port[:11]}
 		if diff := cmp.Diff(want, *got); diff != "" {
-			t.Error(diff)
+			t.Errorf("status.node (-want +got):\n%s", diff)
 		}
 	}
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	m.del(rec)
 	for k := range rec.NICs {
 		if got := m.says(fmt.Sprintf("pod1-eth%d", k), v1alpha1.NodeUnplugged); got.ContainerID != "" || got.PortID != portID(1, k) {
-			t.Errorf("%+v", got)
+			t.Errorf("status.node = %+v, want port %s without a container", got, portID(1, k))
 		}
 	}
 	if got := m.plugged(); !slices.Equal(got, []string{portID(2, 0)}) {
-		t.Errorf("plugged are %v", got)
+		t.Errorf("plugged ports = %v, want that of pod 2", got)
 	}
-	// The record goes after the NICs were reported as unplugged, at any time.
+	// The record may be removed at any time after the NICs were reported as unplugged.
 	harness.OK(t, m.Unplug(t.Context(), second, second.NICs[0]))
 	m.Unplugged(second)
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
 	m.forget(second)
 }
 
-// waitsFor waits until the ADD of pod i waits for what a text says.
+// waitsFor waits until the reason for the wait of pod i's ADD contains a text.
 func (m *machine) waitsFor(i int, text string) {
 	m.T.Helper()
 	var why *source.Exhausted
@@ -118,8 +118,8 @@ func (m *machine) waitsFor(i int, text string) {
 	}, func() string { return fmt.Sprintf("it waits for %+v", why) })
 }
 
-// The error of an ADD that waited in vain names what the PodNIC lacks.
-func TestWaitingADDNamesWhatIsMissing(t *testing.T) {
+// The error of an ADD that timed out names the missing state of the PodNIC.
+func TestTimedOutAddNamesMissingState(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	req := requestWith(1, nil)
@@ -143,10 +143,10 @@ func TestWaitingADDNamesWhatIsMissing(t *testing.T) {
 	why := m.expires(req, "binding-failed")
 	for _, want := range []string{portID(1, 0), "host-1", "Created", "no agent alive on host-1"} {
 		if !strings.Contains(why, want) {
-			t.Errorf("%q lacks %q", why, want)
+			t.Errorf("error = %q, want text %q", why, want)
 		}
 	}
-	// Deleted while an ADD waits: it waits on for the next of the name.
+	// The PodNIC is deleted while an ADD waits, which then waits for a new one.
 	add := m.begin(req)
 	m.waitsFor(1, "no agent alive")
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
@@ -155,7 +155,7 @@ func TestWaitingADDNamesWhatIsMissing(t *testing.T) {
 	if _, err := add(); err != nil {
 		t.Error(err)
 	}
-	// Those of another pod of the name, and of another namespace, are not the pod's.
+	// PodNICs of another pod with the same name, or of another namespace, do not belong to the pod.
 	stranger := req
 	stranger.Pod.UID = "uid-of-before"
 	m.expires(stranger, "no-podnic")
@@ -166,12 +166,12 @@ func TestWaitingADDNamesWhatIsMissing(t *testing.T) {
 	why = m.expires(elsewhere, "no-podnic")
 	for _, want := range []string{"NIC eth0 in VPC blue", "kubectl -n elsewhere describe pod " + elsewhere.Pod.Name} {
 		if !strings.Contains(why, want) {
-			t.Errorf("%q lacks %q", why, want)
+			t.Errorf("error = %q, want text %q", why, want)
 		}
 	}
 }
 
-// The error of an invalid PodNIC names the field, in a condition too. Once it is corrected it is plugged.
+// The error of an invalid PodNIC names the field, in a condition too. Once it is corrected, the NIC can be plugged.
 func TestInvalidPodNICIsReported(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -185,7 +185,7 @@ func TestInvalidPodNICIsReported(t *testing.T) {
 	if !strings.Contains(why, `status.plug.bridge is "br-ex", expected one of br-int`) {
 		t.Error(why)
 	}
-	m.Until("it is reported", func() bool {
+	m.Until("the invalid PodNIC is reported", func() bool {
 		for _, c := range m.snapshot().Conditions {
 			if c.Type == conditionPodNICs && !c.Healthy && strings.Contains(c.Message, "br-ex") {
 				return true
@@ -194,13 +194,13 @@ func TestInvalidPodNICIsReported(t *testing.T) {
 		return false
 	}, func() string { return "" })
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.Bridge = "br-int" })
-	m.Until("it can be plugged", func() bool {
+	m.Until("the condition is healthy", func() bool {
 		_, err := m.Acquire(t.Context(), requestWith(1, nil))
 		return err == nil
 	}, func() string { return "" })
 }
 
-// While the API server is away, NICs are plugged and unplugged, and reported when it is back.
+// While the API server is unreachable, NICs are plugged and unplugged. They are reported when it is back.
 func TestWithoutAPIServer(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -208,7 +208,7 @@ func TestWithoutAPIServer(t *testing.T) {
 	m.make(podNIC(2, 0, v1alpha1.PhaseBound))
 	first := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	m.Until("both are known", func() bool {
+	m.Until("both PodNICs are observed", func() bool {
 		_, err := m.Acquire(t.Context(), requestWith(2, nil))
 		return err == nil
 	}, func() string { return "" })
@@ -224,7 +224,7 @@ func TestWithoutAPIServer(t *testing.T) {
 	m.del(second)
 }
 
-// After a restart, a daemon reports what is plugged and what went meanwhile.
+// After a restart, a daemon reports plugged NICs and those that were unplugged in the meantime.
 func TestRestart(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -236,7 +236,7 @@ func TestRestart(t *testing.T) {
 		m.says(fmt.Sprintf("pod%d-eth0", i), v1alpha1.NodePlugged)
 	}
 	m.stop()
-	m.forget(goes) // its record went, and nobody heard of it
+	m.forget(goes) // its record was removed without a report
 	half.State = attachment.Releasing
 	m.record(half)
 	m.plugs.LeaveHalfMade("tapdeadbeef-00")
@@ -251,27 +251,27 @@ func TestRestart(t *testing.T) {
 	}))
 	m.Plugged(stays)
 	if got := m.plugged(); !slices.Equal(got, []string{portID(1, 0), portID(3, 0)}) || len(m.plugs.HalfMade()) > 0 {
-		t.Errorf("the sweep left %v, %v", got, m.plugs.HalfMade())
+		t.Errorf("after the sweep: plugged %v, partial %v; want pods 1 and 3 and none", got, m.plugs.HalfMade())
 	}
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod3-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("one whose DEL is in progress is reported as %+v", got)
+		t.Errorf("NIC with a DEL in progress is reported as %+v, want Plugged", got)
 	}
 	m.del(half)
 	m.says("pod3-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod1-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("one that stayed is reported as %+v", got)
+		t.Errorf("NIC that stayed plugged is reported as %+v, want Plugged", got)
 	}
 	if links, err := m.Plugs(t.Context()); err != nil || !slices.Equal(links, []string{stays.HostLink}) {
-		t.Errorf("plugs of %v, %v", links, err)
+		t.Errorf("Plugs() = %v, %v; want %s", links, err, stays.HostLink)
 	}
 	harness.OK(t, m.Sweep(t.Context(), func(string, string) bool { return false }))
 	if got := m.plugged(); len(got) > 0 {
-		t.Errorf("a sweep that keeps nothing left %v", got)
+		t.Errorf("after a sweep that keeps nothing: plugged ports = %v, want none", got)
 	}
 }
 
-// A port that was created again replaces the one before once it is bound, and is then reported as plugged.
+// A recreated port replaces the former one once it is bound, and is then reported as plugged.
 func TestRecreatedPortIsDesired(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -279,7 +279,7 @@ func TestRecreatedPortIsDesired(t *testing.T) {
 	rec := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	if nics, ok := m.Desired(rec); ok {
-		t.Errorf("nothing was replaced, and it should have %+v", nics)
+		t.Errorf("Desired() without a change = %+v, want no difference", nics)
 	}
 	for len(m.DesiredChanged()) > 0 {
 		<-m.DesiredChanged()
@@ -289,9 +289,9 @@ func TestRecreatedPortIsDesired(t *testing.T) {
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.Host = v1alpha1.PhaseBound, "host-1" })
 	var nics []attachment.NIC
 	ok := false
-	m.Until("it is wanted", func() bool { nics, ok = m.Desired(rec); return ok }, func() string { return fmt.Sprintf("%+v", nics) })
+	m.Until("the new port is desired", func() bool { nics, ok = m.Desired(rec); return ok }, func() string { return fmt.Sprintf("%+v", nics) })
 	if !ok || len(nics) != 1 || nics[0].Port != again || !nics[0].DefaultRoute {
-		t.Fatalf("%v, %+v", ok, nics)
+		t.Fatalf("Desired() = %v, %+v; want the new port with the default route", ok, nics)
 	}
 	harness.OK(t, m.Unplug(t.Context(), rec, rec.NICs[0]))
 	m.forget(rec)
@@ -303,11 +303,11 @@ func TestRecreatedPortIsDesired(t *testing.T) {
 	rec.NICs[0].State = attachment.Plugged
 	m.Plugged(rec)
 	told := func() *v1alpha1.PodNICNode { return m.nic("pod1-eth0").Status.Node }
-	m.Until("the PodNIC says that the new port is plugged", func() bool { n := told(); return n.State == v1alpha1.NodePlugged && n.PortID == again }, func() string { return fmt.Sprintf("%+v", told()) })
+	m.Until("the new port is reported as plugged", func() bool { n := told(); return n.State == v1alpha1.NodePlugged && n.PortID == again }, func() string { return fmt.Sprintf("%+v", told()) })
 	if nics, ok := m.Desired(rec); ok {
-		t.Errorf("the new port is plugged, and it should have %+v", nics)
+		t.Errorf("Desired() with the new port plugged = %+v, want no difference", nics)
 	}
-	// A PodNIC that was deleted and made again for the pod that runs is another, also with
+	// A PodNIC that is deleted and recreated for a running pod is a different one, even with
 	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
 	for len(m.DesiredChanged()) > 0 {
@@ -316,11 +316,11 @@ func TestRecreatedPortIsDesired(t *testing.T) {
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	o.Status.PortID = again
 	m.make(o)
-	m.Until("the daemon has to look", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
-	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Desired(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
+	m.Until("a change of the desired NICs is announced", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
+	m.Until("the new PodNIC is observed", func() bool { nics, ok := m.Desired(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
-// The PodNIC says why it cannot be plugged.
+// The PodNIC's status has the reason why it cannot be plugged.
 func TestFailedPlugIsReported(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -334,12 +334,12 @@ func TestFailedPlugIsReported(t *testing.T) {
 		t.Error(err)
 	}
 	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "no such bridge") || got.PortID != portID(1, 0) {
-		t.Errorf("%+v", got)
+		t.Errorf("status.node = %+v, want the missing bridge for port %s", got, portID(1, 0))
 	}
 	m.plugs.Fail = nil
 	rec = m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	m.plugs.Fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
+	m.plugs.Fail = plug.ErrNoBridge // other software unplugged it, and replugging fails
 	if _, err := m.Plug(t.Context(), rec, rec.NICs[0]); !errors.Is(err, plug.ErrNoBridge) {
 		t.Error(err)
 	}
@@ -350,9 +350,9 @@ func TestFailedPlugIsReported(t *testing.T) {
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
-// An ADD waits until Alcor's agent or EC2 has created the link of a port, on a node without Open vSwitch. Its NIC
-// carries packets once it is plugged.
-func TestLinksOfOthersAreAwaited(t *testing.T) {
+// An ADD waits until Alcor's agent or EC2 has created the link of a port, even on a node without Open vSwitch. Its NIC
+// is active once it is plugged.
+func TestAddWaitsForExternalLinks(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.Switch, c.Bridges = nil, nil }
 	m.start()
@@ -379,7 +379,7 @@ func TestLinksOfOthersAreAwaited(t *testing.T) {
 			t.Error(err)
 		}
 		if got := m.says(name, v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
-			t.Errorf("%+v", got)
+			t.Errorf("status.node = %+v, want the missing link", got)
 		}
 		done := make(chan error, 1)
 		go func() { done <- m.Expect(t.Context(), rec) }()
@@ -388,7 +388,7 @@ func TestLinksOfOthersAreAwaited(t *testing.T) {
 		harness.OK(t, <-done)
 		rec = m.add(requestWith(i, nil), i)
 		if w := m.plugs.Plugged()[port]; string(w.Kind) != string(tc.plug.Type) || w.Trunk != tc.plug.TrunkMAC || w.VLAN != int(tc.plug.VLAN) || w.Bridge != "" {
-			t.Errorf("plugged as %+v", w.Ref)
+			t.Errorf("plugged as %+v, want %+v", w.Ref, tc.plug)
 		}
 		m.says(name, v1alpha1.NodePlugged)
 		m.del(rec)
@@ -396,7 +396,7 @@ func TestLinksOfOthersAreAwaited(t *testing.T) {
 	}
 }
 
-// An ADD succeeds once OVN, or else the provider, reports that the port carries packets.
+// An ADD succeeds once OVN, or else the provider, reports the port as active.
 func TestAwait(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -414,7 +414,7 @@ func TestAwait(t *testing.T) {
 		err = m.Await(ctx, recs[i-1])
 		cancel()
 		if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "not-active" || !strings.Contains(why.Message, portID(i, 0)) {
-			t.Errorf("pod %d: %v", i, err)
+			t.Errorf("pod %d: Await() = %v, want reason not-active for port %s", i, err, portID(i, 0))
 		}
 	}
 	done := make(chan error, 1)
@@ -429,7 +429,7 @@ func TestAwait(t *testing.T) {
 	harness.OK(t, <-done)
 }
 
-// eager is the machine's clock, by which it is soon time to look at Open vSwitch again.
+// eager is the machine's clock with a shorter interval of Open vSwitch checks.
 type eager struct{ clock.Real }
 
 // After implements clock.Clock.
@@ -440,7 +440,7 @@ func (c eager) After(d time.Duration) <-chan time.Time {
 	return c.Real.After(d)
 }
 
-// The node is ready once the API server and Open vSwitch have answered, and stays so.
+// The node is ready once the API server and Open vSwitch have responded, and stays ready.
 func TestReady(t *testing.T) {
 	m := newMachine(t)
 	m.vswitch.err = fmt.Errorf("%w: br-int", plug.ErrNoBridge)
@@ -455,27 +455,27 @@ func TestReady(t *testing.T) {
 	m.vswitch.mu.Lock()
 	m.vswitch.err = plug.ErrUnreachable
 	m.vswitch.mu.Unlock()
-	m.Until("the condition", func() bool {
+	m.Until("the condition is Unreachable", func() bool {
 		c := m.snapshot().Conditions[0]
 		return c.Type == conditionOVSDB && !c.Healthy && c.Reason == "Unreachable"
 	}, func() string { return fmt.Sprint(m.snapshot().Conditions) })
 	if err := src.Ready(); err != nil {
-		t.Errorf("a node that was ready is not: %v", err)
+		t.Errorf("Ready() of a node that was ready = %v, want nil", err)
 	}
 	select {
 	case <-m.Drifted():
 	default:
-		t.Error("no check of the plugs is due")
+		t.Error("Drifted() has no element, want one")
 	}
 	var ports []string
-	m.Until("all plugs are to be checked", func() bool { some, all := m.TakeDrift(); ports = append(ports, some...); return all }, func() string { return fmt.Sprint(ports) })
+	m.Until("all plugs may have drifted", func() bool { some, all := m.TakeDrift(); ports = append(ports, some...); return all }, func() string { return fmt.Sprint(ports) })
 	if !slices.Equal(ports, []string{changedPort}) {
-		t.Errorf("the plugs of %v are to be checked, want that of %s", ports, changedPort)
+		t.Errorf("TakeDrift() = %v, want %s", ports, changedPort)
 	}
 }
 
-// A PodNIC that went to another node is not written.
-func TestNICOfAnotherNode(t *testing.T) {
+// The status of a PodNIC that was moved to another node is not written.
+func TestPodNICOfAnotherNodeIsNotWritten(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
@@ -492,6 +492,6 @@ func TestNICOfAnotherNode(t *testing.T) {
 	m.add(requestWith(2, nil), 2)
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	if got := m.nic("pod1-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("another node's NIC was written: %+v", got)
+		t.Errorf("the status of another node's PodNIC was written: %+v", got)
 	}
 }

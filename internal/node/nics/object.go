@@ -19,39 +19,39 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// object is a PodNIC of this node, as far as it matters here.
+// object holds the relevant fields of a PodNIC of this node.
 type object struct {
 	name    types.NamespacedName
 	uid     types.UID
 	version string // resourceVersion
 
-	pod    string // the UID of the pod that has it
+	pod    string // UID of the pod that uses it
 	ifName string
 	port   string
 	host   string
 	phase  v1alpha1.PodNICPhase
-	wrong  []condition          // those that are not true
+	wrong  []condition          // conditions that are not true
 	node   *v1alpha1.PodNICNode // status.node, which this node reported
-	// givenUp: the pod gives it up, and it is to be unplugged.
+	// givenUp means that the pod no longer uses the PodNIC, and that it must be unplugged.
 	givenUp bool
 
 	nic attachment.NIC
-	err error // why nic cannot be plugged, if it is bound
+	err error // why a bound nic cannot be plugged
 }
 
 // condition is a condition of a PodNIC that is not true.
 type condition struct{ kind, reason, message string }
 
-// bound reports whether the port may be plugged here.
+// bound reports whether the port may be plugged on this node.
 func (o object) bound() bool {
 	return o.phase == v1alpha1.PhaseBound || o.phase == v1alpha1.PhaseActive
 }
 
-// longestMessage bounds what is passed on of a condition's message, in bytes.
+// longestMessage bounds the part of a condition's message that is passed on, in bytes.
 const longestMessage = 400
 
-// read validates a PodNIC and keeps what matters of it. The object may be damaged, or written by somebody who should not
-// have been able to.
+// read validates a PodNIC and keeps the relevant fields. The object may be damaged, or written by somebody without
+// the right to do so.
 func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 	s := o.Status
 	out := object{
@@ -63,7 +63,7 @@ func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 		out.pod = s.Pod.UID
 	}
 	for _, c := range s.Conditions {
-		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged && c.Type != v1alpha1.ConditionAllowed { // which this node sets itself, and which is about new ports
+		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged && c.Type != v1alpha1.ConditionAllowed { // this node sets it itself, and it is about new ports
 			out.wrong = append(out.wrong, condition{shown(c.Type, 64), shown(c.Reason, 64), shown(c.Message, longestMessage)})
 		}
 	}
@@ -75,7 +75,7 @@ func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 	return out
 }
 
-// nicOf returns the NIC of a PodNIC that is bound. The error names the field and what was expected, and is a
+// nicOf returns the NIC of a bound PodNIC. The error names the field and the expected value, and is a
 // plug.ErrInvalid.
 func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error) {
 	s := o.Status
@@ -136,13 +136,13 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error
 	if err := r.route(&n); err != nil {
 		return zero, err
 	}
-	// plug checks the rest.
+	// plug checks the remaining fields.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
 }
 
-// route has the node route to a NIC that is the pod's first interface, on a node where the first interfaces of other
-// pods get addresses from an address source. It must be a branch.
+// route makes the node route to a NIC that is the pod's first interface, on a node where the first interfaces of other
+// pods get addresses from an address source. The NIC must be a branch.
 func (r rules) route(n *attachment.NIC) error {
 	p := &n.Plug
 	switch {
@@ -157,7 +157,7 @@ func (r rules) route(n *attachment.NIC) error {
 	return nil
 }
 
-// checkBridge returns an error for a bridge of Open vSwitch that is not configured for the node.
+// checkBridge returns an error for an Open vSwitch bridge that is not configured for the node.
 func checkBridge(p attachment.Plug, bridges []string) error {
 	if p.Type == string(plug.Netns) || isVLAN(p) || slices.Contains(bridges, p.Bridge) {
 		return nil
@@ -187,7 +187,7 @@ func tapOf(t *v1alpha1.TapDevice) (attachment.Tap, error) {
 		field  string
 		number int64
 	}{{"spec.tap.owner", owner}, {"spec.tap.group", group}} {
-		if id.number < 0 || id.number >= math.MaxUint32 { // the maximum means no change to chown(2)
+		if id.number < 0 || id.number >= math.MaxUint32 { // chown(2) interprets the maximum as no change
 			return attachment.Tap{}, invalid(id.field, fmt.Sprint(id.number), "0 to %d", math.MaxUint32-1)
 		}
 	}
@@ -213,16 +213,16 @@ func invalid(field, value, expected string, args ...any) error {
 	return fmt.Errorf("%s %s, expected %s: %w", field, is, fmt.Sprintf(expected, args...), plug.ErrInvalid)
 }
 
-// shown returns a text of others in a form that is safe in messages.
+// shown returns untrusted text in a form that is safe in messages.
 func shown(s string, most int) string { return source.OneLine(s, most) }
 
-// want returns how a recorded NIC is to be plugged.
+// want returns the desired plug of a recorded NIC.
 func want(rec attachment.Record, n attachment.NIC) plug.Want {
 	i := plug.Interface{MAC: net.HardwareAddr(n.MAC), MTU: n.MTU, Default: n.DefaultRoute}
 	family := map[bool]bool{}
 	for _, a := range n.Addresses {
 		i.Addresses = append(i.Addresses, a.CIDR)
-		// A port may have several addresses of a subnet, or of two: the first gateway of a
+		// A port may have several addresses of one subnet or of two: the first gateway of a
 		// family is the next hop.
 		if g := a.Gateway; g.IsValid() && !family[g.Is4()] {
 			family[g.Is4()] = true
@@ -238,7 +238,7 @@ func want(rec attachment.Record, n attachment.NIC) plug.Want {
 	}
 }
 
-// ref identifies a recorded NIC and where it is plugged.
+// ref identifies a recorded NIC and the place where it is plugged.
 func ref(rec attachment.Record, n attachment.NIC) plug.Ref {
 	return plug.Ref{
 		Attachment: rec.HostLink, PortID: n.Port, Kind: plug.Kind(n.Plug.Type), Bridge: n.Plug.Bridge, VPCNetns: n.Plug.Netns,

@@ -13,26 +13,26 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// observed is the observed state: the node's PodNICs, the VPCs of namespaces, and what is plugged. It is values in
-// memory, and not safe for concurrent use.
+// observed is the observed state: the node's PodNICs, the VPCs of namespaces, and the plugged NICs. It is kept in
+// memory, and is not safe for concurrent use.
 type observed struct {
 	sync       *kubeapi.Sync
 	objects    map[types.NamespacedName]object
-	ofPod      map[string]map[types.NamespacedName]bool // names in objects, by the UID of the pod
+	ofPod      map[string]map[types.NamespacedName]bool // keys of objects, by UID of the pod
 	namespaces map[string]string                        // annotation berth.dev/vpc, by name
-	plugged    map[string]held                          // by the UID of the PodNIC: what is plugged and ready here
-	failed     map[string]failure                       // by the UID of the PodNIC: the last attempt to plug it, if it failed
-	unplugged  map[string]bool                          // by the UID of the PodNIC: it was unplugged, though its record may still exist for a moment
-	invalid    []error                                  // of PodNICs, to be logged
+	plugged    map[string]held                          // NICs that are plugged and ready, by UID of the PodNIC
+	failed     map[string]failure                       // last failed attempt to plug, by UID of the PodNIC
+	unplugged  map[string]bool                          // unplugged NICs, whose record may still exist for a moment, by UID of the PodNIC
+	invalid    []error                                  // errors of PodNICs, to be logged
 }
 
-// held is a NIC that is plugged here.
+// held is a NIC that is plugged on this node.
 type held struct {
 	rec attachment.Record
 	nic attachment.NIC
 }
 
-// failure is why a NIC could not be plugged, or unplugged.
+// failure is the reason why a NIC could not be plugged or unplugged.
 type failure struct{ pod, port, reason, message string }
 
 func newObserved() *observed {
@@ -42,7 +42,7 @@ func newObserved() *observed {
 	}
 }
 
-// put stores a PodNIC. An error in it is to be logged once.
+// put stores a PodNIC. It queues a new error of the PodNIC for the log.
 func (o *observed) put(n object) {
 	before, had := o.objects[n.name]
 	if had && before.uid != n.uid {
@@ -61,7 +61,7 @@ func (o *observed) put(n object) {
 	}
 }
 
-// drop drops a PodNIC that is gone, or another node's; with uid empty, whichever has the name.
+// drop removes a PodNIC that was deleted or moved to another node. An empty uid matches any PodNIC with the name.
 func (o *observed) drop(name types.NamespacedName, uid types.UID) {
 	if n, ok := o.objects[name]; ok && (uid == "" || n.uid == uid) {
 		delete(o.objects, name)
@@ -70,7 +70,7 @@ func (o *observed) drop(name types.NamespacedName, uid types.UID) {
 	}
 }
 
-// unlist removes a PodNIC from those of its pod.
+// unlist removes a PodNIC from the PodNICs of its pod.
 func (o *observed) unlist(n object) {
 	if names := o.ofPod[n.pod]; names != nil {
 		if delete(names, n.name); len(names) == 0 {
@@ -84,7 +84,7 @@ func (o *observed) forget(n object) {
 	delete(o.unplugged, string(n.uid))
 }
 
-// of returns the PodNICs of a pod, by interface. PodNICs of another namespace that claim the pod are not among them.
+// of returns the PodNICs of a pod, by interface, without PodNICs of other namespaces that claim the pod.
 func (o *observed) of(pod attachment.Pod) []object {
 	var list []object
 	for name := range o.ofPod[pod.UID] {
@@ -103,7 +103,7 @@ func (o *observed) sorted() []object {
 	return slices.SortedFunc(maps.Values(o.objects), func(x, y object) int { return strings.Compare(x.name.String(), y.name.String()) })
 }
 
-// find returns the PodNIC of a recorded NIC, and nil if it is gone.
+// find returns the PodNIC of a recorded NIC, or nil if it was deleted.
 func (o *observed) find(rec attachment.Record, n attachment.NIC) *object {
 	found, ok := o.objects[types.NamespacedName{Namespace: rec.Pod.Namespace, Name: n.Object}]
 	if !ok || string(found.uid) != n.UID || found.port != n.Port {
@@ -112,7 +112,7 @@ func (o *observed) find(rec attachment.Record, n attachment.NIC) *object {
 	return &found
 }
 
-// setPlugged stores which NICs of an attachment are plugged.
+// setPlugged sets the plugged NICs of an attachment.
 func (o *observed) setPlugged(rec attachment.Record) {
 	maps.DeleteFunc(o.plugged, func(_ string, h held) bool { return h.rec.Key == rec.Key })
 	for _, nic := range rec.NICs {
@@ -127,7 +127,7 @@ func (o *observed) setPlugged(rec attachment.Record) {
 	}
 }
 
-// setUnplugged stores that no NIC of an attachment is plugged.
+// setUnplugged marks the NICs of an attachment as unplugged.
 func (o *observed) setUnplugged(rec attachment.Record) {
 	for _, nic := range rec.NICs {
 		delete(o.failed, nic.UID)

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// plugs does the kernel's side of NICs, one NIC at a time. It never changes and needs no lock: what is plugged is in
+// plugs does the kernel work for NICs, one NIC at a time. It is immutable and needs no lock: the state is in
 // the kernel and in the records.
 type plugs struct {
 	plugger  plug.Plugger
@@ -24,7 +24,7 @@ type plugs struct {
 	metrics  Metrics
 	clock    clock.Clock
 	log      *slog.Logger
-	// outcome takes the error of a call, or nil. reason is that of errors without a reason of their own.
+	// outcome receives the error of a call, or nil. reason applies to errors without a reason of their own.
 	outcome func(rec attachment.Record, nic attachment.NIC, reason string, err error)
 }
 
@@ -48,7 +48,7 @@ func (p *plugs) Plug(ctx context.Context, rec attachment.Record, nic attachment.
 	return nic, err
 }
 
-// turnIPv6On turns IPv6 on where the node is to route it to a port.
+// turnIPv6On turns IPv6 on if the node is to route it to a port.
 func (p *plugs) turnIPv6On(ctx context.Context, w plug.Want) error {
 	routes := w.Kind == plug.RoutedVLAN && slices.ContainsFunc(w.Interface.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
 	if !routes || p.needIPv6 == nil {

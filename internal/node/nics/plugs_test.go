@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// IPv6 is turned on before the node routes it to a port. A failure is reported, and nothing is plugged.
+// IPv6 is turned on before the node routes it to a port. If that fails, the error is reported and nothing is plugged.
 func TestRoutedPortsNeedIPv6(t *testing.T) {
 	addresses := map[string][]attachment.NICAddress{
 		"IPv4": {{CIDR: netip.MustParsePrefix("10.0.0.9/24"), Gateway: netip.MustParseAddr("10.0.0.1")}},
@@ -42,11 +42,11 @@ func TestRoutedPortsNeedIPv6(t *testing.T) {
 		}
 		_, err := p.Plug(t.Context(), recordOf(1, nic), nic)
 		if errors.Is(err, noIPv6) != tc.needs || errors.Is(outcome, noIPv6) != tc.needs || (asked > 0) != tc.needs || len(node.Plugged()) > 0 == tc.needs {
-			t.Errorf("%s with %s: %v, reported %v, asked %d times, plugged are %v", tc.kind, tc.family, err, outcome, asked, node.Plugged())
+			t.Errorf("%s with %s: Plug() = %v, reported %v, IPv6 requested %d times, plugged ports %v", tc.kind, tc.family, err, outcome, asked, node.Plugged())
 		}
 		noIPv6 = nil
 		if _, err := p.Plug(t.Context(), recordOf(1, nic), nic); err != nil || outcome != nil || len(node.Plugged()) != 1 {
-			t.Errorf("%s with %s: %v, reported %v, plugged are %v", tc.kind, tc.family, err, outcome, node.Plugged())
+			t.Errorf("%s with %s: Plug() = %v, reported %v, plugged ports %v; want success", tc.kind, tc.family, err, outcome, node.Plugged())
 		}
 	}
 }

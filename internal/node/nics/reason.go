@@ -19,7 +19,7 @@ const (
 // longestError bounds the text of an error, in bytes, to leave room for the remedy.
 const longestError = 350
 
-// reasons has for each error the reason of status.node, the label of the metric, and the remedy.
+// reasons maps errors to the reason of status.node, the label of the metric, and the remedy.
 var reasons = []struct {
 	is                    error
 	reason, label, remedy string
@@ -36,7 +36,7 @@ var reasons = []struct {
 	{plug.ErrNotReady, "NotActive", "not-ready", "see that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached"},
 }
 
-// failureOf describes an error and its remedy. reason is that of errors without a reason of their own.
+// failureOf describes an error and its remedy. reason applies to errors without a reason of their own.
 func failureOf(err error, reason string) failure {
 	for _, r := range reasons {
 		if errors.Is(err, r.is) {
@@ -56,10 +56,10 @@ func labelOf(err error) string {
 	return "other"
 }
 
-// movedMessage says why an interface does not get the new addresses of its port.
+// movedMessage explains why an interface does not get the new addresses of its port.
 func movedMessage(has, port attachment.NIC) string {
 	if ofMachine(has) {
-		return fmt.Sprintf("port %s has %s with MAC address %s now, and %s of the running pod %s with %s: a virtual machine keeps what it started with; restore the port, or recreate the pod",
+		return fmt.Sprintf("port %s has %s with MAC address %s now, and %s of the running pod %s with %s: a virtual machine keeps its initial addresses; restore the port, or recreate the pod",
 			port.Port, addressesOf(port), port.MAC, has.IfName, addressesOf(has), has.MAC)
 	}
 	return fmt.Sprintf("port %s has %s now, and %s of the running pod %s: Kubernetes knows the pod by that address, so it stays; restore the port's address, or recreate the pod",

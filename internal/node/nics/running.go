@@ -10,13 +10,13 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Plugged implements nicpart.NICs. The report to the operator follows later.
+// Plugged implements nicpart.NICs. The report to the operator is asynchronous.
 func (n *NICs) Plugged(rec attachment.Record) { n.change(func(o *observed) { o.setPlugged(rec) }) }
 
-// Unplugged implements nicpart.NICs. It is reported until the operator has seen it.
+// Unplugged implements nicpart.NICs. The state is reported until the operator has seen it.
 func (n *NICs) Unplugged(rec attachment.Record) { n.change(func(o *observed) { o.setUnplugged(rec) }) }
 
-// outcome keeps for the operator why a NIC could not be plugged or unplugged, unless the call was cancelled.
+// outcome stores the reason why a NIC could not be plugged or unplugged, for the operator, unless the call was cancelled.
 func (n *NICs) outcome(rec attachment.Record, nic attachment.NIC, reason string, err error) {
 	switch {
 	case err == nil:
@@ -47,7 +47,7 @@ func (n *NICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ boo
 func (n *NICs) DesiredChanged() <-chan struct{} { return n.news }
 
 // LinkChanged implements nicpart.NICs. A NIC depends on the links of its port, all of which are
-// named by the port's ID, on its trunk if it is a VLAN, and on the links by which the node routes to it.
+// named after the port's ID, on its trunk if it is a VLAN, and on the links through which the node routes to it.
 func (n *NICs) LinkChanged(name string, address net.HardwareAddr) {
 	n.mu.Lock()
 	ports := n.observed.dependingOn(name, address)

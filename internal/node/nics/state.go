@@ -18,11 +18,11 @@ import (
 // longestReport bounds PodNICNode.message, in bytes.
 const longestReport = 512
 
-// state returns what status.node of a PodNIC is to be; nil: what it is.
+// state returns the desired status.node of a PodNIC, or nil if it is up to date.
 //
-// A NIC that is not plugged here, although the object says so, was unplugged by a DEL or vanished while no daemon ran.
-// recorded: its port is in a record nevertheless; then an ADD or a DEL is working on it, unless the DEL has unplugged
-// it.
+// A NIC that is not plugged here, although the object reports it as plugged, was unplugged by a DEL or vanished while no
+// daemon ran. recorded means that its port is nevertheless in a record; then an ADD or a DEL is in progress, unless the
+// DEL has already unplugged it.
 func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNode {
 	var want v1alpha1.PodNICNode
 	h, ok := b.plugged[string(o.uid)]
@@ -40,7 +40,7 @@ func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNI
 			want.Reason, want.Message = reasonMoved, messageOf(movedMessage(h.nic, o.nic))
 		}
 	case ok:
-		return nil // of an earlier pod or port: the daemon unplugs it
+		return nil // state of an earlier pod or port, which the daemon unplugs
 	case failed && f.pod == o.pod && f.port == o.port:
 		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Reason: f.reason, Message: messageOf(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
 	case o.node != nil && o.node.State == v1alpha1.NodePlugged && (!recorded || b.unplugged[string(o.uid)]):
@@ -60,18 +60,18 @@ func sameState(a, b v1alpha1.PodNICNode) bool {
 	return a == b
 }
 
-// messageOf returns a text as PodNICNode.message accepts it.
+// messageOf returns a text in a form that PodNICNode.message accepts.
 func messageOf(s string) string { return source.ASCII(s, longestReport) }
 
 var _ = failpoint.Register("port.report.before", "port.report.after", "port.remove.before")
 
-// report is a state that status.node of a PodNIC lacks.
+// report is a change of status.node of a PodNIC.
 type report = kubeapi.Report[v1alpha1.PodNICNode]
 
-// reports makes the reports of NICs.
+// reports creates the reports of NICs.
 type reports struct{ nics *NICs }
 
-// newReporter writes the status of the node's PodNICs, one after the other.
+// newReporter returns a reporter that writes the status of the node's PodNICs sequentially.
 func newReporter(n *NICs) *kubeapi.Reporter[v1alpha1.PodNICNode] {
 	r := reports{n}
 	return &kubeapi.Reporter[v1alpha1.PodNICNode]{
@@ -79,14 +79,14 @@ func newReporter(n *NICs) *kubeapi.Reporter[v1alpha1.PodNICNode] {
 	}
 }
 
-// due returns the reports that PodNICs lack, by name.
+// due returns the pending reports, by name of the PodNIC.
 func (r reports) due(now time.Time) (list []report) {
 	n := r.nics
 	n.mu.Lock()
 	objects := n.observed.sorted()
 	n.mu.Unlock()
 	for _, o := range objects {
-		recorded := o.node != nil && n.cfg.Recorded(o.node.PortID) // takes the lock of the records, never below n.mu
+		recorded := o.node != nil && n.cfg.Recorded(o.node.PortID) // takes the lock of the records, so it must not run under n.mu
 		n.mu.Lock()
 		state := n.observed.state(o, recorded, now)
 		n.mu.Unlock()
@@ -115,7 +115,7 @@ func (r reports) write(ctx context.Context, one report) error {
 	return err
 }
 
-// fields returns all fields of a state: a merge patch leaves others as they are.
+// fields returns all fields of a state, because a merge patch leaves missing ones unchanged.
 func fields(s v1alpha1.PodNICNode) map[string]any {
 	optional := func(v string) any {
 		if v == "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Acquire implements nicpart.NICs. The error comes at once if the pod's annotations or its PodNICs are invalid, in
+// Acquire implements nicpart.NICs. It fails immediately if the pod's annotations or its PodNICs are invalid, in
 // the latter case with plug.ErrInvalid.
 func (n *NICs) Acquire(ctx context.Context, req attachment.Request) ([]attachment.NIC, error) {
 	var d decision
@@ -32,7 +32,7 @@ func (n *NICs) Acquire(ctx context.Context, req attachment.Request) ([]attachmen
 	return d.nics, nil
 }
 
-// refused returns the error of an ADD that cannot succeed before an annotation or a PodNIC changes.
+// refused returns the error of an ADD that cannot succeed until an annotation or a PodNIC changes.
 func refused(err error) *source.Exhausted {
 	reason := "nic-refused"
 	if errors.Is(err, plug.ErrInvalid) {
@@ -44,7 +44,7 @@ func refused(err error) *source.Exhausted {
 // Why implements nicpart.NICs.
 func (n *NICs) Why(key attachment.Key) *source.Exhausted { return n.waiters.Why(key) }
 
-// during notes what an attachment waits for until done is called.
+// during records what an attachment waits for until done is called.
 func (n *NICs) during(rec attachment.Record, reason, format string, args ...any) (done func()) {
 	return n.waiters.Note(requestOf(rec), func() *source.Exhausted { return waiters.Missing(reason, format, args...) })
 }
@@ -53,8 +53,8 @@ func requestOf(rec attachment.Record) attachment.Request {
 	return attachment.Request{Key: rec.Key, Pod: rec.Pod}
 }
 
-// Expect implements nicpart.NICs. Alcor's agent provides links, and EC2 those of trunks. Errors other than
-// plug.ErrNotReady are left for Plug to find.
+// Expect implements nicpart.NICs. Alcor's agent provides the links of ports, and EC2 those of trunks. Errors other than
+// plug.ErrNotReady are left to Plug.
 func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	started, foreign := n.clock.Now(), false
 	for _, nic := range rec.NICs {
@@ -64,7 +64,7 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 		err := n.cfg.Plugger.Expect(ctx, want(rec, nic))
 		done()
 		if errors.Is(err, plug.ErrNotReady) {
-			if !errors.Is(ctx.Err(), context.Canceled) { // else the ADD is over
+			if !errors.Is(ctx.Err(), context.Canceled) { // otherwise the ADD has ended
 				n.outcome(rec, nic, reasonPlug, err)
 			}
 			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
@@ -77,7 +77,7 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// provider returns who provides the link that a NIC is plugged into, in words, and whether it is not this daemon.
+// provider describes who provides the link that a NIC is plugged into, and reports whether that is not this daemon.
 func provider(nic attachment.NIC) (by string, others bool) {
 	switch plug.Kind(nic.Plug.Type) {
 	case plug.Netns:
@@ -88,7 +88,7 @@ func provider(nic attachment.NIC) (by string, others bool) {
 	return "this berthd", false
 }
 
-// Await implements nicpart.NICs. A NIC carries packets when OVN on the node says so, or else the provider, by the
+// Await implements nicpart.NICs. A NIC is active when OVN on the node reports it, or else when the provider does, in the
 // PodNIC's phase.
 func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 	started := n.clock.Now()
@@ -116,9 +116,9 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 		return err
 	}
 	if _, others := provider(nic); others || nic.Plug.OVN {
-		return nil // the node knows earlier than the provider
+		return nil // the node learns this earlier than the provider
 	}
-	// The operator passes on the provider's word.
+	// The operator passes on the provider's state.
 	return n.waiters.Until(ctx, requestOf(rec), func() *source.Exhausted {
 		o := n.observed.find(rec, nic)
 		switch {
@@ -127,6 +127,6 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 		case o.phase == v1alpha1.PhaseActive:
 			return nil
 		}
-		return n.observed.orUnreachable(waiters.Missing("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
+		return n.observed.orUnreachable(waiters.Missing("not-active", "%s is plugged at host %s, but the provider does not report it active: phase %s", what, shown(o.host, 80), o.phase))
 	})
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// known is a book with PodNICs of one pod, and what the pod's record has of them: all that
-// are named, as they were at first.
+// known returns the observed state with PodNICs of one pod, and the pod's record with the initial NICs
+// that are in has.
 func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*observed, attachment.Record) {
 	t.Helper()
 	b := newObserved()
@@ -37,7 +37,7 @@ func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*observed, att
 	return b, rec
 }
 
-// become has a PodNIC of pod 1 say something else.
+// become changes a PodNIC of pod 1.
 func (b *observed) become(k int, change func(*v1alpha1.PodNIC)) { //nolint:staticcheck // o is the PodNIC here
 	o := podNIC(1, k, v1alpha1.PhaseActive)
 	o.UID = types.UID("uid-" + o.Name)
@@ -45,8 +45,8 @@ func (b *observed) become(k int, change func(*v1alpha1.PodNIC)) { //nolint:stati
 	b.put(read(o, []string{"br-int"}, onlyPorts))
 }
 
-// Which NICs a running pod is to have, by what its PodNICs say after it began with eth0 and
-// eth1: names with what is to be done, + to plug, ~ to change.
+// The desired NICs of a running pod that started with eth0 and eth1, after a change of its PodNICs: names with
+// the required action, + to plug, ~ to change.
 func TestDesiredNICs(t *testing.T) {
 	other := portID(9, 9)
 	status := func(change func(*v1alpha1.PodNICStatus)) func(*v1alpha1.PodNIC) {
@@ -69,42 +69,42 @@ func TestDesiredNICs(t *testing.T) {
 		k      int
 		change func(*v1alpha1.PodNIC) // of PodNIC k; nil: none
 		more   func(b *observed, rec *attachment.Record)
-		want   string // empty: nothing is to be done
+		want   string // empty: no change
 	}{
-		"as it was":                   {},
-		"another":                     {k: 2, change: func(*v1alpha1.PodNIC) {}, want: "eth0 eth1 eth2+"},
-		"another that is not bound":   {k: 2, change: in(v1alpha1.PhaseCreated)},
-		"another that makes no sense": {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.MAC = "x" })},
-		"another that goes already":   {k: 2, change: going},
-		"given up":                    {k: 1, change: going, want: "eth0"},
-		"a user's, given up":          {k: 1, change: in(v1alpha1.PhaseReleasing), want: "eth0"},
-		"the first, given up":         {k: 0, change: going},
+		"unchanged":                  {},
+		"NIC added":                  {k: 2, change: func(*v1alpha1.PodNIC) {}, want: "eth0 eth1 eth2+"},
+		"NIC added, not bound":       {k: 2, change: in(v1alpha1.PhaseCreated)},
+		"NIC added, invalid":         {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.MAC = "x" })},
+		"NIC added, already deleted": {k: 2, change: going},
+		"NIC released":               {k: 1, change: going, want: "eth0"},
+		"NIC of a user released":     {k: 1, change: in(v1alpha1.PhaseReleasing), want: "eth0"},
+		"first NIC released":         {k: 0, change: going},
 		"gone": {more: func(b *observed, _ *attachment.Record) {
 			b.drop(types.NamespacedName{Namespace: namespace, Name: "pod1-eth1"}, "")
 		}, want: "eth0"},
-		"the first, gone": {more: func(b *observed, _ *attachment.Record) {
+		"first PodNIC deleted": {more: func(b *observed, _ *attachment.Record) {
 			b.drop(types.NamespacedName{Namespace: namespace, Name: "pod1-eth0"}, "")
 		}},
-		"with the default route, given up": {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].DefaultRoute = true }},
-		"nothing was listed":               {k: 1, change: going, more: func(b *observed, _ *attachment.Record) { b.sync.SetListed(false, podNICs) }},
-		"a pod without UID":                {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.Pod.UID = "" }},
-		"bound anew":                       {k: 1, change: in(v1alpha1.PhaseCreated)},
-		"the port made again":              {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0 eth1+"},
-		"the first port made again":        {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0+ eth1"},
-		"the PodNIC made again":            {k: 1, change: made, want: "eth0 eth1+"},
-		"plugged otherwise":                {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.Plug.Type = v1alpha1.PlugOVSHybrid }), want: "eth0 eth1+"},
-		"another name":                     {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "net1" }), want: "eth0 net1+"},
-		"another address":                  {k: 1, change: at("192.168.1.99/24"), want: "eth0 eth1~"},
-		"another MAC address":              {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.MAC = "fa:16:3e:00:00:99" }), want: "eth0 eth1~"},
-		"another MTU":                      {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.MTU = 1500 }), want: "eth0~ eth1"},
-		"the first, another address":       {k: 0, change: at("192.168.0.99/24")},
-		"the first, a further address":     {k: 0, change: at("192.168.0.99/24", "192.168.0.11/24"), want: "eth0~ eth1"},
-		"the default route":                {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })},
-		"two of a name":                    {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "eth1" })},
-		"unfinished":                       {more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0 eth1+"},
-		"unfinished, and not bound":        {k: 1, change: in(v1alpha1.PhaseCreated), more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }},
-		"unfinished, and given up":         {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0"},
-		"unfinished change":                {more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Changing }, want: "eth0 eth1~"},
+		"NIC with the default route released": {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].DefaultRoute = true }},
+		"PodNICs not listed yet":              {k: 1, change: going, more: func(b *observed, _ *attachment.Record) { b.sync.SetListed(false, podNICs) }},
+		"pod without UID":                     {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.Pod.UID = "" }},
+		"being bound again":                   {k: 1, change: in(v1alpha1.PhaseCreated)},
+		"port recreated":                      {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0 eth1+"},
+		"first port recreated":                {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.PortID = other }), want: "eth0+ eth1"},
+		"PodNIC recreated":                    {k: 1, change: made, want: "eth0 eth1+"},
+		"plug type changed":                   {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.Plug.Type = v1alpha1.PlugOVSHybrid }), want: "eth0 eth1+"},
+		"interface renamed":                   {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "net1" }), want: "eth0 net1+"},
+		"address changed":                     {k: 1, change: at("192.168.1.99/24"), want: "eth0 eth1~"},
+		"MAC address changed":                 {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.MAC = "fa:16:3e:00:00:99" }), want: "eth0 eth1~"},
+		"MTU changed":                         {k: 0, change: status(func(s *v1alpha1.PodNICStatus) { s.MTU = 1500 }), want: "eth0~ eth1"},
+		"first NIC, address changed":          {k: 0, change: at("192.168.0.99/24")},
+		"first NIC, address added":            {k: 0, change: at("192.168.0.99/24", "192.168.0.11/24"), want: "eth0~ eth1"},
+		"default route requested":             {k: 1, change: status(func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })},
+		"duplicate interface name":            {k: 2, change: status(func(s *v1alpha1.PodNICStatus) { s.Interface = "eth1" })},
+		"plug incomplete":                     {more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0 eth1+"},
+		"plug incomplete, not bound":          {k: 1, change: in(v1alpha1.PhaseCreated), more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }},
+		"plug incomplete, released":           {k: 1, change: going, more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Plugging }, want: "eth0"},
+		"change incomplete":                   {more: func(_ *observed, rec *attachment.Record) { rec.NICs[1].State = attachment.Changing }, want: "eth0 eth1~"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
@@ -120,19 +120,19 @@ func TestDesiredNICs(t *testing.T) {
 				got = append(got, n.IfName+map[attachment.NICState]string{attachment.Plugging: "+", attachment.Changing: "~"}[n.State])
 			}
 			if differ != (c.want != "") || differ && strings.Join(got, " ") != c.want {
-				t.Errorf("differs: %v, %v; want %q", differ, got, c.want)
+				t.Errorf("desired() = %v, differs: %v; want %q", got, differ, c.want)
 			}
 			for _, n := range nics {
-				if n.DefaultRoute != (n.IfName == "eth0") && name != "with the default route, given up" {
-					t.Errorf("%s has the default route: %v", n.IfName, n.DefaultRoute)
+				if n.DefaultRoute != (n.IfName == "eth0") && name != "NIC with the default route released" {
+					t.Errorf("%s: default route = %v, want it on eth0 only", n.IfName, n.DefaultRoute)
 				}
 			}
 		})
 	}
 }
 
-// A branch that is associated anew, with another VLAN or trunk, is changed under its pod, whether
-// a machine has it or not.
+// A branch that is associated with another VLAN or trunk is changed in place, whether or not a virtual
+// machine uses it.
 func TestDesiredBranch(t *testing.T) {
 	for _, binding := range []v1alpha1.NICBinding{"", v1alpha1.BindingTap} {
 		of := func(k int, trunk string, vlan int32) func(*v1alpha1.PodNIC) {
@@ -146,7 +146,7 @@ func TestDesiredBranch(t *testing.T) {
 		of(1, "0a:ff:ff:00:00:01", 7)(further)
 		b, rec := known(t, []string{"eth0", "eth1"}, first, further)
 		if nics, differ := b.desired(onlyPorts, rec); differ {
-			t.Errorf("as it was it is to be %+v", nics)
+			t.Errorf("desired() without a change = %+v, want no difference", nics)
 		}
 		for k := range 2 {
 			for _, change := range []func(*v1alpha1.PodNIC){of(k, "0a:ff:ff:00:00:01", 9), of(k, "0a:ff:ff:00:00:02", 7)} {
@@ -154,7 +154,7 @@ func TestDesiredBranch(t *testing.T) {
 				nics, differ := b.desired(onlyPorts, rec)
 				o := b.of(rec.Pod)[k]
 				if !differ || len(nics) != 2 || nics[k].State != attachment.Changing || nics[k].Plug != o.nic.Plug || nics[k].Plug == rec.NICs[k].Plug || nics[1-k].State != attachment.Plugged {
-					t.Errorf("%q, %+v: is to be %+v", binding, o.nic.Plug, nics)
+					t.Errorf("%q, %+v: desired() = %+v", binding, o.nic.Plug, nics)
 				}
 				b.become(k, of(k, "0a:ff:ff:00:00:01", 7))
 			}
@@ -162,8 +162,8 @@ func TestDesiredBranch(t *testing.T) {
 	}
 }
 
-// A first interface that is a branch keeps the mode that it was plugged with, whatever the
-// settings are by now, also where its VLAN is another or its port was made again.
+// A first interface that is a branch keeps the mode in which it was plugged, regardless of the current
+// settings, even if its VLAN changes or its port is recreated.
 func TestDesiredFirstBranch(t *testing.T) {
 	standard := rules{firstMayBeBranch: true, enforcing: plug.Standard}
 	of := func(trunk string, vlan int32, change func(*v1alpha1.PodNIC)) *v1alpha1.PodNIC {
@@ -184,58 +184,58 @@ func TestDesiredFirstBranch(t *testing.T) {
 		o     *v1alpha1.PodNIC
 		want  attachment.NICState
 	}{
-		"as it was":           {ofENIs, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
-		"another mode":        {standard, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
-		"another VLAN":        {standard, of("0a:ff:ff:00:00:01", 9, as), attachment.Changing},
-		"another trunk":       {standard, of("0a:ff:ff:00:00:02", 7, as), attachment.Changing},
-		"the port made again": {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.Status.PortID = portID(9, 9) }), attachment.Plugging},
-		"the PodNIC goes":     {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), attachment.Plugged},
-		"an address of IPv6 too": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
+		"unchanged":      {ofENIs, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"mode changed":   {standard, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"VLAN changed":   {standard, of("0a:ff:ff:00:00:01", 9, as), attachment.Changing},
+		"trunk changed":  {standard, of("0a:ff:ff:00:00:02", 7, as), attachment.Changing},
+		"port recreated": {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.Status.PortID = portID(9, 9) }), attachment.Plugging},
+		"PodNIC deleted": {standard, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) { o.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)} }), attachment.Plugged},
+		"IPv6 address added": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
 			o.Status.Addresses = append(o.Status.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"})
 		}), attachment.Changing},
-		"IPv6 in the place of IPv4, and another VLAN": {ofENIs, of("0a:ff:ff:00:00:01", 9, func(o *v1alpha1.PodNIC) {
+		"IPv6 instead of IPv4, VLAN changed": {ofENIs, of("0a:ff:ff:00:00:01", 9, func(o *v1alpha1.PodNIC) {
 			o.Status.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
 		}), attachment.Changing},
-		"IPv6 in the place of IPv4": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
+		"IPv6 instead of IPv4": {ofENIs, of("0a:ff:ff:00:00:01", 7, func(o *v1alpha1.PodNIC) {
 			o.Status.Addresses = []v1alpha1.PortAddress{{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"}}
 		}), attachment.Plugged},
-		"no branch may be here": {rules{}, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
+		"branches not allowed": {rules{}, of("0a:ff:ff:00:00:01", 7, as), attachment.Plugged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b.put(read(c.o, nil, c.rules))
 			nics, differ := b.desired(c.rules, rec)
 			if differ != (c.want != attachment.Plugged) || len(nics) != 1 || nics[0].State != c.want || nics[0].Plug.Enforcing != string(plug.Strict) || !nics[0].DefaultRoute || nics[0].Plug.Type != string(plug.RoutedVLAN) {
-				t.Errorf("differs: %v, %+v", differ, nics)
+				t.Errorf("desired() = %+v, differs: %v; want state %q", nics, differ, c.want)
 			}
 		})
 	}
 }
 
-// Beside another source the pod's first interface is no NIC; interfaces that others add
+// With another source the pod's first interface is not a NIC; interfaces that are added
 // later have none.
 func TestDesiredNICsBesideAnotherSource(t *testing.T) {
 	b, rec := known(t, nil, podNIC(1, 1, v1alpha1.PhaseBound))
 	rec.Lease = attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5")}
 	if nics, differ := b.desired(rules{}, rec); !differ || len(nics) != 1 || nics[0].IfName != "eth1" || nics[0].State != attachment.Plugging || !nics[0].Later {
-		t.Errorf("%v, %+v", differ, nics)
+		t.Errorf("desired() = %v, %+v; want eth1 to be plugged", differ, nics)
 	}
 	rec.Key.IfName = "net1"
 	if nics, differ := b.desired(rules{}, rec); differ {
-		t.Errorf("an interface that was added later is to have %+v", nics)
+		t.Errorf("desired() for an interface that was added later = %+v, want no difference", nics)
 	}
 	rec.Key.IfName = "eth0"
-	b.become(0, func(*v1alpha1.PodNIC) {}) // of the name of the first interface
+	b.become(0, func(*v1alpha1.PodNIC) {}) // has the name of the first interface
 	if nics, _ := b.desired(rules{}, rec); len(nics) != 1 {
-		t.Errorf("is to have %+v", nics)
+		t.Errorf("desired() = %+v, want one NIC", nics)
 	}
 	rec.Pod.UID = sourcetest.Request(2).Pod.UID
 	if nics, differ := b.desired(rules{}, rec); differ {
-		t.Errorf("another pod is to have %+v", nics)
+		t.Errorf("desired() for another pod = %+v, want no difference", nics)
 	}
 }
 
-// A NIC that is plugged and not as its port is, and one that cannot be plugged.
-func TestStatusOfAChangedNIC(t *testing.T) {
+// The status covers a plugged NIC that differs from its port, and one that cannot be plugged.
+func TestStatusOfChangedNIC(t *testing.T) {
 	b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
 	for _, n := range rec.NICs {
 		b.plugged[n.UID] = held{rec, n}
@@ -244,27 +244,27 @@ func TestStatusOfAChangedNIC(t *testing.T) {
 		return b.state(b.of(rec.Pod)[k], true, time.Unix(1, 0))
 	}
 	if s := says(0); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != "" {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Plugged without a reason", s)
 	}
 	b.become(0, func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].CIDR = "192.168.0.99/24" })
 	if s := says(0); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, "has 192.168.0.99/24 now, and eth0 of the running pod 192.168.0.11/24") {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Plugged with reason %s", s, reasonMoved)
 	}
 	f := failureOf(fmt.Errorf("plug: %w", plug.ErrInterfaceExists), reasonPlug)
 	f.pod, f.port = rec.Pod.UID, rec.NICs[1].Port
 	b.failed[rec.NICs[1].UID] = f
 	if s := says(1); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != "InterfaceExists" || !strings.Contains(s.Message, "remove that interface") {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Plugged with reason InterfaceExists", s)
 	}
 	delete(b.plugged, rec.NICs[1].UID)
 	if s := says(1); s == nil || s.State != v1alpha1.NodeFailed || s.Reason != "InterfaceExists" {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Failed with reason InterfaceExists", s)
 	}
 }
 
-// A machine in the pod has the addresses and the MAC address that there were when it began:
-// nothing is changed below it, and the node says that the port is another by now.
-func TestMachineKeepsItsPort(t *testing.T) {
+// A virtual machine in the pod keeps its initial addresses and MAC address: they are not changed, and the
+// status reports that the port differs.
+func TestVirtualMachineKeepsItsAddresses(t *testing.T) {
 	for _, binding := range []v1alpha1.NICBinding{v1alpha1.BindingBridge, v1alpha1.BindingTap} {
 		first, further := podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive)
 		further.Spec.Binding = binding
@@ -281,30 +281,30 @@ func TestMachineKeepsItsPort(t *testing.T) {
 				change(&o.Status)
 			})
 			if nics, differ := b.desired(onlyPorts, rec); differ {
-				t.Errorf("%s, %s: is to be changed to %+v", binding, what, nics)
+				t.Errorf("%s, %s: desired() = %+v, want no difference", binding, what, nics)
 			}
 			s := b.state(b.of(rec.Pod)[1], true, time.Unix(1, 0))
 			if s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, what) || !strings.Contains(s.Message, "virtual machine") {
-				t.Errorf("%s, %s: the node says %+v", binding, what, s)
+				t.Errorf("%s, %s: status = %+v, want reason %s", binding, what, s, reasonMoved)
 			}
 			starting := rec
 			starting.NICs = slices.Clone(rec.NICs)
-			starting.NICs[1].State = attachment.Plugging // no machine has it yet
+			starting.NICs[1].State = attachment.Plugging // no virtual machine uses it yet
 			if nics, differ := b.desired(onlyPorts, starting); !differ || alike(nics[1], rec.NICs[1]) {
-				t.Errorf("%s, %s: before it is plugged it is to be %+v", binding, what, nics)
+				t.Errorf("%s, %s: desired() before it is plugged = %+v, want the change", binding, what, nics)
 			}
 		}
 	}
 }
 
-// Each failure has a reason, and words for what to do.
+// Each failure has a reason and a remedy.
 func TestReasonsOfFailures(t *testing.T) {
 	for _, err := range []error{
 		plug.ErrInvalid, plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrDefaultRoute,
 		plug.ErrNoBridge, plug.ErrUnreachable, plug.ErrNotReady, plug.ErrNoTun, plug.ErrNoVLAN,
 	} {
 		if f := failureOf(fmt.Errorf("plug: %w", err), reasonPlug); f.reason == reasonPlug || !strings.HasSuffix(f.message, "; it is retried") {
-			t.Errorf("%v: %+v", err, f)
+			t.Errorf("failureOf(%v) = %+v", err, f)
 		}
 	}
 }

@@ -14,24 +14,24 @@ import (
 // that Multus adds later.
 const firstInterface = nicrequest.FirstInterface
 
-// rules are the settings that decide which NICs a pod is to have, and how.
+// rules are the settings that determine which NICs a pod gets, and how.
 type rules struct {
 	firstIsPort      bool           // the pod's first interface is a NIC too
-	firstMayBeBranch bool           // else it may be one that is a branch
-	enforcing        plug.Enforcing // of such a branch
-	ignoreUntold     bool           // pods whose annotations the runtime does not pass have the NICs of their PodNICs
+	firstMayBeBranch bool           // otherwise it may be a branch
+	enforcing        plug.Enforcing // enforcing mode of such a branch
+	ignoreUntold     bool           // pods whose annotations the runtime does not pass get the NICs of their PodNICs
 }
 
-// wants are the NICs that a pod asks for.
+// wants are the NICs that a pod requests.
 type wants struct {
-	any     bool     // else the pod has none
-	vpc     string   // in which; empty: not known
-	names   []string // of its interfaces; it may have further PodNICs
-	waiting string   // what has to be known first; empty: all is known
+	any     bool     // the pod requests NICs
+	vpc     string   // VPC of the NICs; empty: unknown
+	names   []string // names of its interfaces; it may have further PodNICs
+	waiting string   // missing information; empty: complete
 }
 
-// of returns what a pod asks for. namespaceVPC is the annotation of its namespace, if that is known. The error is a
-// user's: it names the annotation.
+// of returns the NICs that a pod requests. namespaceVPC is the annotation of its namespace, if that is known. The error
+// is a user error and names the annotation.
 func (r rules) of(req attachment.Request, namespaceVPC string, known bool) (wants, error) {
 	switch {
 	case !r.firstIsPort && req.Key.IfName != firstInterface:
@@ -76,7 +76,7 @@ func (r rules) untold(req attachment.Request, namespaceVPC string, known bool) (
 	return wants{}, nil
 }
 
-// none returns what is wrong with a pod that asks for no VPC.
+// none returns an error for a pod that requests no VPC where one is required.
 func (r rules) none(req attachment.Request) error {
 	if !r.firstIsPort {
 		return nil
@@ -88,7 +88,7 @@ func namespaceUnknown(req attachment.Request) string {
 	return "the API server has not listed namespace " + shown(req.Pod.Namespace, 80) + " yet, which may name a VPC"
 }
 
-// checkUID returns an error for a pod without UID: its PodNICs could be those of an earlier pod of its name.
+// checkUID returns an error for a pod without UID: its PodNICs might belong to an earlier pod with the same name.
 func checkUID(req attachment.Request) error {
 	if req.Pod.UID == "" {
 		return errors.New("CNI_ARGS: K8S_POD_UID is missing, expected the pod's UID, by which its PodNICs are found")

@@ -23,52 +23,52 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Watched resources, in logs and in paths of the API.
+// Watched resources, in logs and in API paths.
 const (
 	templates = "nodenetworktemplates"
 	nodes     = "nodes"
 )
 
-// errNotListed: the API server has not answered yet.
+// errNotListed means that the API server has not responded yet.
 var errNotListed = errors.New("the API server has not listed NodeNetworkTemplates and the Node yet")
 
 // Config is the configuration of a Follower.
 type Config struct {
-	NodeName   string // of the Node
-	Kubeconfig string // empty: in the cluster
+	NodeName   string // name of the Node
+	Kubeconfig string // empty: in-cluster configuration
 	InstanceID string // of this instance
 	Dir        string // the state directory
 	Clock      clock.Clock
 	Logger     *slog.Logger
 }
 
-// Follower knows which NodeNetworkTemplate selects a node. Make it with New.
+// Follower watches which NodeNetworkTemplate selects a node. Create it with New.
 type Follower struct {
 	cfg     Config
 	api     *kubeapi.Client
 	log     *slog.Logger
-	applied *template.Choice // the last choice that could be applied before the start; nil: none
+	applied *template.Choice // the last choice applied before the start; nil: none
 	sync    *kubeapi.Sync
-	news    retry.Signal // wakes the goroutine that decides
+	news    retry.Signal // wakes the deciding goroutine
 	awaited retry.Signal // wakes Await
 
-	mu        sync.Mutex // guards all below; memory only, no call is made under it
+	mu        sync.Mutex // guards the fields below; never held during I/O
 	templates map[types.NamespacedName]v1alpha1.NodeNetworkTemplate
-	node      types.UID // of the node's Node; empty: there is none, or it was not listed yet
+	node      types.UID // UID of the node's Node; empty: it does not exist or was not listed yet
 	labels    map[string]string
 	known     bool             // there is a choice
 	choice    *template.Choice // nil: no template selects the node
 	changed   func(*template.Choice)
-	due       bool // changed is to be called
+	due       bool // changed must be called
 }
 
-// CheckAccess returns an error if no way to the Kubernetes API is configured.
+// CheckAccess returns an error if access to the Kubernetes API is not configured.
 func CheckAccess(kubeconfig string) error {
 	_, err := kubeapi.Config(kubeconfig)
 	return err
 }
 
-// New returns a follower with the last choice that a daemon of this instance stored, if any. It makes no request yet.
+// New returns a follower with the last choice that a daemon of this instance stored, if any. It makes no requests yet.
 func New(cfg Config) (*Follower, error) {
 	rc, err := kubeapi.Config(cfg.Kubeconfig)
 	if err != nil {
@@ -97,25 +97,25 @@ func newFollower(cfg Config, rc *rest.Config) (*Follower, error) {
 	return f, nil
 }
 
-// Choice returns the newest choice, nil if no template selects the node. known: there is one.
+// Choice returns the newest choice, or nil if no template selects the node. known reports whether there is a choice.
 func (f *Follower) Choice() (c *template.Choice, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.choice, f.known
 }
 
-// LastApplied returns the last choice that could be applied before the start; nil: none, or it is not known. It stays in force
-// while the newest one is invalid.
+// LastApplied returns the last choice applied before the start, or nil if there was none or it is unknown. It stays in
+// force while the newest one is invalid.
 func (f *Follower) LastApplied() *template.Choice { return f.applied }
 
-// RecordApplied records for the next start that a choice could be applied.
+// RecordApplied records for the next start that a choice was applied.
 func (f *Follower) RecordApplied(c *template.Choice) {
 	if err := save(f.cfg.Dir, countsFile, f.cfg.InstanceID, c); err != nil {
 		f.log.Warn("applied choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts while the newest one is invalid", "err", err)
 	}
 }
 
-// OnChange has one goroutine call changed with every choice that follows after.
+// OnChange makes one goroutine call changed with every choice after the given one.
 func (f *Follower) OnChange(after *template.Choice, changed func(*template.Choice)) {
 	f.mu.Lock()
 	f.changed, f.due = changed, f.known && !reflect.DeepEqual(f.choice, after)
@@ -123,8 +123,8 @@ func (f *Follower) OnChange(after *template.Choice, changed func(*template.Choic
 	f.news.Set()
 }
 
-// Await returns once there is a choice. It returns an error that says why there is none as soon as a request fails, or
-// after the timeout of a request.
+// Await returns once there is a choice. If a request fails or times out, it returns an error with the reason why
+// there is none.
 func (f *Follower) Await(ctx context.Context) error {
 	timeout := f.cfg.Clock.After(kubeapi.Timeout)
 	for {
@@ -147,7 +147,7 @@ func (f *Follower) Await(ctx context.Context) error {
 	}
 }
 
-// missing returns why there is no choice. f.mu is held.
+// missing returns the reason why there is no choice. f.mu is held.
 func (f *Follower) missing() error {
 	if what, err := f.sync.Failing(); err != nil {
 		return fmt.Errorf("following %s: %w", what, err)
@@ -158,15 +158,15 @@ func (f *Follower) missing() error {
 	return errNotListed
 }
 
-// Run follows templates and the Node until ctx ends.
+// Run watches templates and the Node until ctx ends.
 func (f *Follower) Run(ctx context.Context) {
 	ctx = kubeapi.Quiet(ctx)
 	m := &kubeapi.Mirror{API: f.api, Sync: f.sync, Log: f.log, Update: f.update, Explain: explain}
 	m.KeepMetadata(kubeapi.LabelledNode(f.cfg.NodeName), kubeapi.Store[*kubeapi.Metadata]{
-		Mine:  func(n *kubeapi.Metadata) bool { return n.Name == f.cfg.NodeName }, // the API server was asked for this one
+		Mine:  func(n *kubeapi.Metadata) bool { return n.Name == f.cfg.NodeName }, // selected by the request
 		Names: func() []types.NamespacedName { return nil },
 		Put:   func(n *kubeapi.Metadata) { f.node, f.labels = n.UID, maps.Clone(n.Labels) },
-		// The labels of a Node that is gone stay: its kubelet creates it again, or the machine goes too.
+		// Keep the labels of a deleted Node: either its kubelet creates it again, or the machine is removed too.
 		Drop: func(types.NamespacedName, types.UID) {},
 	})
 	kubeapi.Keep(m, templates, f.api.Objects(templates, "", func() runtime.Object { return &v1alpha1.NodeNetworkTemplateList{} }),
@@ -185,7 +185,7 @@ func (f *Follower) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// update changes what is known, and wakes who depends on it.
+// update changes the observed state, and wakes its users.
 func (f *Follower) update(change func()) {
 	f.mu.Lock()
 	change()
@@ -194,7 +194,7 @@ func (f *Follower) update(change func()) {
 	f.awaited.Set()
 }
 
-// chosen returns the choice, and the error of template.Choose. There is none (ok) before both kinds were listed.
+// chosen returns the choice, and the error of template.Choose. ok is false before both kinds were listed.
 // f.mu is held.
 func (f *Follower) chosen() (c *template.Choice, ok bool, invalid error) {
 	if !f.sync.Listed(templates) || f.node == "" {
@@ -204,7 +204,7 @@ func (f *Follower) chosen() (c *template.Choice, ok bool, invalid error) {
 	return c, true, invalid
 }
 
-// explain adds what to do about an error of the API server.
+// explain adds the remedy to an error of the API server.
 func explain(what string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err) && what == templates:
@@ -215,10 +215,10 @@ func explain(what string, err error) error {
 	return err
 }
 
-// decide makes the choice whenever something changes, until ctx ends. The choice is in the file before it is used.
+// decide updates the choice whenever something changes, until ctx ends. The choice is stored before it is used.
 func (f *Follower) decide(ctx context.Context) {
 	var logged string
-	confirmed := false // the API server has listed all, and the file has the choice
+	confirmed := false // the API server has listed both kinds, and the file has the choice
 	for {
 		f.mu.Lock()
 		c, ok, invalid := f.chosen()
@@ -258,7 +258,7 @@ func (f *Follower) choose(c *template.Choice) {
 	f.awaited.Set()
 }
 
-// deliver calls changed if that is due.
+// deliver calls changed if it is due.
 func (f *Follower) deliver() {
 	f.mu.Lock()
 	c, changed := f.choice, f.changed

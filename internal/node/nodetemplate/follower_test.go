@@ -33,7 +33,7 @@ const (
 	nodeName = sourcenode.Name
 )
 
-// The daemon has the roles that the chart gives it.
+// The daemon has the roles from the chart.
 func TestMain(m *testing.M) {
 	os.Exit(harness.Kube(m.Run, func() error {
 		return harness.ApplyAccessOf(context.Background(), deploy.Release{Values: map[string]any{
@@ -42,15 +42,15 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// machine is a node whose daemon follows templates.
+// machine is a node whose daemon watches templates.
 type machine struct {
 	*sourcenode.Node
 	*Follower
-	reported chan string // the names of the choices that it reported
+	reported chan string // names of the reported choices
 	stop     func()
 }
 
-// newMachine is one that is no Node yet.
+// newMachine returns a machine that has no Node yet.
 func newMachine(t *testing.T, through ...transport.WrapperFunc) *machine {
 	m := &machine{Node: sourcenode.New(t)}
 	for _, w := range through {
@@ -66,7 +66,7 @@ func nameOf(c *template.Choice) string {
 	return c.Name
 }
 
-// start starts the daemon's follower. It ends with the test at the latest.
+// start starts the daemon's follower. It stops at the end of the test at the latest.
 func (m *machine) start() {
 	m.T.Helper()
 	f, err := newFollower(Config{NodeName: nodeName, InstanceID: instance, Dir: m.Dir, Logger: sourcetest.Logger(m.Log)}, m.Config)
@@ -94,10 +94,10 @@ func (m *machine) tells(want string) {
 	select {
 	case got := <-m.reported:
 		if got != want {
-			m.T.Fatalf("the choice is %s, want %s", got, want)
+			m.T.Fatalf("choice = %s, want %s", got, want)
 		}
 	case <-time.After(sourcenode.Longest):
-		m.T.Fatalf("waited %v for the choice %s", sourcenode.Longest, want)
+		m.T.Fatalf("timed out after %v waiting for choice %s", sourcenode.Longest, want)
 	}
 }
 
@@ -105,12 +105,12 @@ func (m *machine) tellsNothing() {
 	m.T.Helper()
 	select {
 	case got := <-m.reported:
-		m.T.Fatalf("reported %s", got)
+		m.T.Fatalf("unexpected choice %s", got)
 	case <-time.After(300 * time.Millisecond):
 	}
 }
 
-// labelled has the Node have these labels.
+// labelled sets the labels of the Node.
 func (m *machine) labelled(labels map[string]string) {
 	m.T.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, Labels: labels}}
@@ -125,7 +125,7 @@ func (m *machine) labelled(labels map[string]string) {
 	harness.OK(m.T, m.API.Patch(m.T.Context(), is, client.MergeFrom(was)))
 }
 
-// template makes one for Nodes with the label group=NAME.
+// template creates a template for Nodes with the label group=NAME.
 func (m *machine) template(name string, priority int32) *v1alpha1.NodeNetworkTemplate {
 	m.T.Helper()
 	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeNetworkTemplateSpec{
@@ -138,8 +138,8 @@ func (m *machine) template(name string, priority int32) *v1alpha1.NodeNetworkTem
 
 var pods = map[string]string{"group": "pods"}
 
-// The choice follows templates and the Node's labels, with the rights that the chart gives.
-func TestChoiceFollows(t *testing.T) {
+// The choice follows templates and the Node's labels, with the permissions from the chart.
+func TestChoiceFollowsTemplatesAndLabels(t *testing.T) {
 	m := newMachine(t)
 	m.labelled(nil)
 	m.template("a", 0)
@@ -154,7 +154,7 @@ func TestChoiceFollows(t *testing.T) {
 	harness.OK(t, m.API.Patch(t.Context(), b, client.MergeFrom(was)))
 	m.tells("NodeNetworkTemplate/b")
 	if c, known := m.Choice(); !known || !c.Drain || !slices.Equal(c.ENI.SubnetIDs, []string{"subnet-b"}) {
-		t.Errorf("the choice is %+v", c)
+		t.Errorf("choice = %+v, want a drained one of subnet-b", c)
 	}
 	harness.OK(t, m.API.Delete(t.Context(), b))
 	m.tells("NodeNetworkTemplate/a")
@@ -167,7 +167,7 @@ func TestChoiceFollows(t *testing.T) {
 	m.tells("none")
 }
 
-// Before there is a Node, nothing is chosen.
+// Without a Node there is no choice.
 func TestNoChoiceWithoutANode(t *testing.T) {
 	m := newMachine(t)
 	m.template("a", 0)
@@ -177,7 +177,7 @@ func TestNoChoiceWithoutANode(t *testing.T) {
 		err = m.Await(t.Context())
 	}
 	if err == nil || !strings.Contains(err.Error(), "there is no Node "+nodeName) {
-		t.Fatalf("awaiting a choice: %v", err)
+		t.Fatalf("Await() = %v, want error about the missing Node", err)
 	}
 	m.tellsNothing()
 	m.labelled(pods)
@@ -185,8 +185,8 @@ func TestNoChoiceWithoutANode(t *testing.T) {
 	harness.OK(t, m.Await(t.Context()))
 }
 
-// While the API server is away, the last choice counts from the first moment of a start,
-// also that there is none; what changed meanwhile counts once it is back.
+// While the API server is unreachable, the last choice applies from the start, even if it is that no template
+// applies. Later changes apply once the API server is back.
 func TestStartWithoutAPIServer(t *testing.T) {
 	m := newMachine(t)
 	m.labelled(pods)
@@ -200,7 +200,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	harness.OK(t, m.Await(t.Context()))
 	c, known := m.Choice()
 	if !known || nameOf(c) != "NodeNetworkTemplate/a" || !slices.Equal(c.ENI.SubnetIDs, []string{"subnet-a"}) {
-		t.Fatalf("the choice of the last daemon is %+v, %v", c, known)
+		t.Fatalf("stored choice = %+v, %v; want template a", c, known)
 	}
 	m.tellsNothing()
 	m.stop()
@@ -214,19 +214,19 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	m.start()
 	harness.OK(t, m.Await(t.Context()))
 	if c, known := m.Choice(); !known || c != nil {
-		t.Errorf("the choice of the last daemon is %+v, %v, want that there is none", c, known)
+		t.Errorf("stored choice = %+v, %v; want none", c, known)
 	}
 	back()
 }
 
-// The last choice that could be had is known at the next start, also when the newest is another.
-func TestCountedGoesOn(t *testing.T) {
+// The last applied choice is known at the next start, even if the newest one is different.
+func TestLastAppliedChoiceSurvivesARestart(t *testing.T) {
 	m := newMachine(t)
 	m.labelled(pods)
 	m.start()
 	m.tells("none")
 	if c := m.LastApplied(); c != nil {
-		t.Errorf("%+v counted before the first start", c)
+		t.Errorf("LastApplied() before the first start = %+v, want nil", c)
 	}
 	m.template("a", 0)
 	m.tells("NodeNetworkTemplate/a")
@@ -237,20 +237,20 @@ func TestCountedGoesOn(t *testing.T) {
 	m.stop()
 	m.start()
 	if c, _ := m.Choice(); nameOf(c) != "NodeNetworkTemplate/b" || nameOf(m.LastApplied()) != "NodeNetworkTemplate/a" || !slices.Equal(m.LastApplied().ENI.SubnetIDs, []string{"subnet-a"}) {
-		t.Errorf("the choice is %s, and %+v counted", nameOf(c), m.LastApplied())
+		t.Errorf("choice = %s, LastApplied() = %+v; want b and a", nameOf(c), m.LastApplied())
 	}
 }
 
-// Without a stored choice nothing counts while the API server is away: a file of another
-// instance, or a damaged one, is none.
-func TestNothingStored(t *testing.T) {
+// Without a stored choice no choice applies while the API server is unreachable. A file of another
+// instance or a damaged one counts as missing.
+func TestNoStoredChoice(t *testing.T) {
 	for what, text := range map[string]string{
-		"no file":              "",
-		"another instance's":   `{"instanceID": "i-other", "name": "NodeNetworkTemplate/a", "eni": {"subnetIDs": ["subnet-a"]}}`,
-		"damaged":              `{"instanceID": "i-0a1`,
-		"a name alone":         `{"instanceID": "i-0a1b2c3d", "name": "NodeNetworkTemplate/a"}`,
-		"of another format":    `{"version": 2, "instanceID": "i-0a1b2c3d"}`,
-		"not of this instance": `{}`,
+		"no file":          "",
+		"another instance": `{"instanceID": "i-other", "name": "NodeNetworkTemplate/a", "eni": {"subnetIDs": ["subnet-a"]}}`,
+		"damaged":          `{"instanceID": "i-0a1`,
+		"name only":        `{"instanceID": "i-0a1b2c3d", "name": "NodeNetworkTemplate/a"}`,
+		"another format":   `{"version": 2, "instanceID": "i-0a1b2c3d"}`,
+		"no instance":      `{}`,
 	} {
 		t.Run(what, func(t *testing.T) {
 			m := newMachine(t, away)
@@ -260,25 +260,25 @@ func TestNothingStored(t *testing.T) {
 			m.start()
 			err := m.Await(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "following ") || !strings.Contains(err.Error(), errAway.Error()) {
-				t.Errorf("awaiting a choice: %v", err)
+				t.Errorf("Await() = %v, want error of the API server", err)
 			}
 			if c, known := m.Choice(); known {
-				t.Errorf("the choice is %+v", c)
+				t.Errorf("choice = %+v, want none", c)
 			}
-			damaged := !slices.Contains([]string{"no file", "another instance's", "not of this instance"}, what)
+			damaged := !slices.Contains([]string{"no file", "another instance", "no instance"}, what)
 			if reported := m.Log.Count("the stored choice of a NodeNetworkTemplate is not used") > 0; reported != damaged {
-				t.Errorf("reported a damaged file: %v", reported)
+				t.Errorf("damaged file reported = %v, want %v", reported, damaged)
 			}
 		})
 	}
 }
 
-var errAway = errors.New("there is no way to the API server")
+var errAway = errors.New("the API server is unreachable")
 
-// away is the way to an API server that is not there.
+// away is a connection to an unreachable API server.
 var away = harness.Through(func(*http.Request, http.RoundTripper) (*http.Response, error) { return nil, errAway })
 
-// refusing answers every request for templates with a status.
+// refusing rejects every request for templates with a status.
 func refusing(code int, reason string) transport.WrapperFunc {
 	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if !strings.Contains(r.URL.Path, templates) {
@@ -292,8 +292,8 @@ func refusing(code int, reason string) transport.WrapperFunc {
 	})
 }
 
-// A kind that is not served, or not allowed, is reported as such, and what to do.
-func TestRefusedByTheAPIServer(t *testing.T) {
+// A kind that is not served, or not allowed, is reported with the remedy.
+func TestTemplatesRejectedByTheAPIServer(t *testing.T) {
 	for what, through := range map[string]transport.WrapperFunc{
 		"the kind is not served, install its CustomResourceDefinition":         refusing(http.StatusNotFound, "NotFound"),
 		"berthd needs the right to list and watch nodenetworktemplates (the c": refusing(http.StatusForbidden, "Forbidden"),
@@ -302,13 +302,13 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		m.labelled(nil)
 		m.start()
 		if err := m.Await(t.Context()); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("awaiting a choice: %v, want %q", err, what)
+			t.Errorf("Await() = %v, want error containing %q", err, what)
 		}
 		m.stop()
 	}
 }
 
-// The choice of every release is read, and what is written has all that each release reads.
+// The choice of every release can be read, and a written choice has every field that earlier releases read.
 func TestStoredChoice(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, choiceFile)
@@ -319,7 +319,7 @@ func TestStoredChoice(t *testing.T) {
 		}
 		c, ok, err := load(dir, choiceFile, of.InstanceID)
 		if err != nil || !ok {
-			return nil, errors.Join(err, errors.New("it is not taken for this node's"))
+			return nil, errors.Join(err, errors.New("the file does not apply to this node"))
 		}
 		if err := save(dir, choiceFile, of.InstanceID, c); err != nil {
 			return nil, err

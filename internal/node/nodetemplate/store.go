@@ -8,21 +8,21 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// Files in the state directory, of one form.
+// Files in the state directory, which share one format.
 const (
 	choiceFile = "template.json"         // the last choice
-	countsFile = "template-counted.json" // the last one that could be had
+	countsFile = "template-counted.json" // the last applied choice
 )
 
-// stored is a choice, also that there is none.
+// stored is a choice, which may be that no template applies.
 type stored struct {
 	InstanceID string            `json:"instanceID"`
-	Name       string            `json:"name,omitempty"` // of the object, as KIND/NAME; empty: none selects the node
+	Name       string            `json:"name,omitempty"` // name of the template, as KIND/NAME; empty: no template selects the node
 	ENI        *v1alpha1.ENISpec `json:"eni,omitempty"`
 	Drain      bool              `json:"drain,omitempty"`
 }
 
-// load reads a choice for an instance from a file. It reports whether there is one.
+// load reads an instance's choice from a file, and reports whether there is one.
 func load(dir, file, instanceID string) (*template.Choice, bool, error) {
 	var s stored
 	ok, err := statefile.LoadJSON(dir, file, &s)

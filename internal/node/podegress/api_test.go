@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// machine is a node whose daemon's clients can be stopped and started again, and the
-// operator's hand.
+// machine is a node whose clients can be stopped and started again, together with the
+// operator's actions.
 type machine struct {
 	*sourcenode.Node
 	*Clients
@@ -61,7 +61,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// start starts clients on a node with attachments that are ready. They end with the test at the
+// start starts clients on a node with ready attachments. They stop at the end of the test at the
 // latest.
 func (m *machine) start(ready ...attachment.Record) {
 	m.T.Helper()
@@ -73,7 +73,7 @@ func (m *machine) start(ready ...attachment.Record) {
 	m.stop = sourcetest.Run(m.T, m.Clients)
 }
 
-// egress makes an Egress, and says as the operator which gateways it has.
+// egress creates an Egress, and sets its gateways as the operator.
 func (m *machine) egress(name string, gateways ...int) *v1alpha1.Egress {
 	m.T.Helper()
 	o := object(name)
@@ -100,7 +100,7 @@ func refTo(o *v1alpha1.Egress) v1alpha1.EgressReference {
 	return v1alpha1.EgressReference{Namespace: o.Namespace, Name: o.Name, UID: string(o.UID)}
 }
 
-// client makes the EgressClient of pod i, as the operator.
+// client creates the EgressClient of pod i as the operator.
 func (m *machine) client(i int, node string, egresses ...v1alpha1.EgressReference) *v1alpha1.EgressClient {
 	m.T.Helper()
 	pod := sourcetest.Request(i).Pod
@@ -120,21 +120,21 @@ func (m *machine) edit(o *v1alpha1.EgressClient, spec map[string]any) {
 	harness.OK(m.T, m.operator.Patch(m.T.Context(), o, client.RawPatch(types.MergePatchType, body)))
 }
 
-// says waits until an EgressClient says this of the node.
+// says waits until the node's part of an EgressClient's status has this state.
 func (m *machine) says(o *v1alpha1.EgressClient, state v1alpha1.EgressClientState, egresses int) (now *v1alpha1.EgressClient) {
 	m.T.Helper()
 	now = &v1alpha1.EgressClient{}
-	m.Until(fmt.Sprintf("EgressClient %s says %s with %d Egresses", o.Name, state, egresses), func() bool {
+	m.Until(fmt.Sprintf("EgressClient %s reports %s with %d Egresses", o.Name, state, egresses), func() bool {
 		if m.API.Get(m.T.Context(), client.ObjectKeyFromObject(o), now) != nil {
 			return false
 		}
 		n := now.Status.Node
 		return n != nil && n.State == state && len(n.Egresses) == egresses
-	}, func() string { return fmt.Sprintf("it says %+v", now.Status.Node) })
+	}, func() string { return fmt.Sprintf("status.node = %+v", now.Status.Node) })
 	return now
 }
 
-// add is an ADD.
+// add runs an ADD.
 func (m *machine) add(i int, names string) attachment.Record {
 	m.T.Helper()
 	ctx, cancel := context.WithTimeout(m.T.Context(), sourcenode.Longest)
@@ -148,8 +148,7 @@ func (m *machine) add(i int, names string) attachment.Record {
 	return rec
 }
 
-// follow brings a running pod to what it is to have, once it is to have something else, as the
-// daemon does.
+// follow applies the desired egress to a running pod, like the daemon, until the result satisfies is.
 func (m *machine) follow(rec attachment.Record, what string, is func(*attachment.Egress) bool) attachment.Record {
 	m.T.Helper()
 	m.Until(what, func() bool {
@@ -159,11 +158,11 @@ func (m *machine) follow(rec attachment.Record, what string, is func(*attachment
 			m.SetUp(rec)
 		}
 		return is(rec.Egress)
-	}, func() string { return fmt.Sprintf("it has %+v", rec.Egress) })
+	}, func() string { return fmt.Sprintf("egress = %+v", rec.Egress) })
 	return rec
 }
 
-func TestLifeOfAClient(t *testing.T) {
+func TestClientLifecycle(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	nat, web := m.egress("nat", 1), m.egress("web", 2)
@@ -180,26 +179,26 @@ func TestLifeOfAClient(t *testing.T) {
 	of := m.client(1, sourcenode.Name, refTo(nat))
 	<-done
 	if e := rec.Egress; e == nil || len(e.Egresses) != 1 || e.Egresses[0].UID != string(nat.UID) || len(e.Egresses[0].Gateways) != 1 {
-		t.Fatalf("it has %+v", e)
+		t.Fatalf("egress = %+v, want Egress nat with one gateway", e)
 	}
 	got := m.says(of, v1alpha1.EgressClientSetUp, 1)
 	if n := got.Status.Node; n.ContainerID != rec.Key.ContainerID || !slices.Equal(n.Addresses, texts(rec.OwnAddrs())) || n.Egresses[0] != refTo(nat) {
-		t.Errorf("it says %+v", n)
+		t.Errorf("status.node = %+v", n)
 	}
 	if f := got.ManagedFields; !slices.ContainsFunc(f, func(f metav1.ManagedFieldsEntry) bool {
 		return f.Manager == v1alpha1.OwnerDaemon && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == "status"
 	}) {
-		t.Errorf("it was written by %+v", f)
+		t.Errorf("managed fields = %+v, want an Apply of the status by %s", f, v1alpha1.OwnerDaemon)
 	}
 
-	// While it runs.
+	// The pod runs.
 	m.gateways(nat, 1, 3)
-	rec = m.follow(rec, "a gateway came", func(e *attachment.Egress) bool { return len(e.Egresses[0].Gateways) == 2 })
+	rec = m.follow(rec, "a gateway is added", func(e *attachment.Egress) bool { return len(e.Egresses[0].Gateways) == 2 })
 	m.edit(of, map[string]any{"egresses": []v1alpha1.EgressReference{refTo(nat), refTo(web)}})
-	rec = m.follow(rec, "it is a client of another besides", func(e *attachment.Egress) bool { return len(e.Egresses) == 2 })
+	rec = m.follow(rec, "it becomes a client of another Egress", func(e *attachment.Egress) bool { return len(e.Egresses) == 2 })
 	m.says(of, v1alpha1.EgressClientSetUp, 2)
 
-	// The operator says that one selects it, and whether it may its namespace says.
+	// The operator reports that an Egress selects the pod; the pod's namespace decides whether it may.
 	patch := func(o client.Object, body string) {
 		t.Helper()
 		harness.OK(t, m.API.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body))))
@@ -210,31 +209,31 @@ func TestLifeOfAClient(t *testing.T) {
 	}
 	patch(web, `{"spec":{"clients":{"namespaceSelector":{"matchLabels":{"team":"a"}}}}}`)
 	m.edit(of, map[string]any{"selected": []string{"internet/web"}})
-	rec = m.follow(rec, "its namespace does not let the other", func(e *attachment.Egress) bool { return len(e.Egresses) == 1 })
+	rec = m.follow(rec, "its namespace does not permit the second Egress", func(e *attachment.Egress) bool { return len(e.Egresses) == 1 })
 	consents(`"internet"`)
-	rec = m.follow(rec, "its namespace lets it", func(e *attachment.Egress) bool { return len(e.Egresses) == 2 })
+	rec = m.follow(rec, "its namespace permits the second Egress", func(e *attachment.Egress) bool { return len(e.Egresses) == 2 })
 	m.says(of, v1alpha1.EgressClientSetUp, 2)
 	m.Failed(rec, fmt.Errorf("no memory"))
 	if n := m.says(of, v1alpha1.EgressClientFailed, 2).Status.Node; n.Reason != reasonFailed || n.Message != "no memory" {
-		t.Errorf("it says %+v", n)
+		t.Errorf("status.node = %+v, want reason %s", n, reasonFailed)
 	}
 	m.edit(of, map[string]any{"egresses": nil, "selected": nil, "refused": []v1alpha1.EgressRefusal{{Namespace: "internet", Name: "nat", Reason: "NotFound", Message: "there is none", Named: true}}})
-	rec = m.follow(rec, "it is a client no more", func(e *attachment.Egress) bool { return e == nil || len(e.Egresses) == 0 })
+	rec = m.follow(rec, "it is no longer a client", func(e *attachment.Egress) bool { return e == nil || len(e.Egresses) == 0 })
 	if n := m.says(of, v1alpha1.EgressClientSetUp, 0).Status.Node; n.Reason+n.Message != "" {
-		t.Errorf("it says %+v", n)
+		t.Errorf("status.node = %+v, want no reason or message", n)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), sourcenode.Longest)
 	defer cancel()
 	if e, err := m.Acquire(ctx, naming(1, "nat")); err == nil || !strings.Contains(err.Error(), "Egress internet/nat: NotFound: there is none") {
-		t.Errorf("an ADD of a pod that is refused got %+v, %v", e, err)
+		t.Errorf("Acquire() for a rejected pod = %+v, %v", e, err)
 	}
 	m.Ended(rec)
 	if n := m.says(of, v1alpha1.EgressClientGone, 0).Status.Node; n.ContainerID != rec.Key.ContainerID || len(n.Addresses) > 0 {
-		t.Errorf("it says %+v", n)
+		t.Errorf("status.node = %+v, want no addresses", n)
 	}
 }
 
-// After a restart it is said again only what differs: that a sandbox went meanwhile.
+// After a restart only differences are reported: here, that a sandbox ended in the meantime.
 func TestRestart(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -254,46 +253,46 @@ func TestRestart(t *testing.T) {
 	changing.Egress = &e
 	m.start(recs[0], changing)
 	m.says(clients[2], v1alpha1.EgressClientGone, 0)
-	m.follow(recs[0], "what came meanwhile", func(e *attachment.Egress) bool { return len(e.Egresses[0].Gateways) == 2 })
+	m.follow(recs[0], "the gateway added in the meantime", func(e *attachment.Egress) bool { return len(e.Egresses[0].Gateways) == 2 })
 	for _, was := range clients[:2] {
 		if is := m.says(was, v1alpha1.EgressClientSetUp, 1); is.ResourceVersion != was.ResourceVersion {
-			t.Errorf("%s was written again, and says %+v", was.Name, is.Status.Node)
+			t.Errorf("status of %s was written again: %+v", was.Name, is.Status.Node)
 		}
 	}
 }
 
-// An EgressClient of another node, or of another pod of the name, is nobody's here; and a node's
-// token says nothing of others.
-func TestForeignClients(t *testing.T) {
+// EgressClients of another node, or of another pod with the same name, are ignored, and a node's
+// token cannot write their status.
+func TestForeignClientsAreIgnored(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	nat := m.egress("nat", 1)
 	foreign := m.client(1, "node-2", refTo(nat))
-	m.client(2, sourcenode.Name, refTo(nat)) // which shows that the watch is there
+	m.client(2, sourcenode.Name, refTo(nat)) // shows that the watch works
 	m.add(2, "nat")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if e, err := m.Acquire(ctx, naming(1, "nat")); err == nil {
-		t.Errorf("by another node's EgressClient a pod has %+v", e)
+		t.Errorf("Acquire() with another node's EgressClient = %+v, want an error", e)
 	}
 	rec := record(1)
 	m.SetUp(rec)
 	now := &v1alpha1.EgressClient{}
 	harness.OK(t, m.API.Get(t.Context(), client.ObjectKeyFromObject(foreign), now))
 	if now.Status.Node != nil {
-		t.Errorf("of another node's pod it says %+v", now.Status.Node)
+		t.Errorf("status of another node's EgressClient = %+v, want none", now.Status.Node)
 	}
 	err := m.write(t.Context(), report{Name: kubeapi.NameOf(foreign), UID: foreign.UID, Version: foreign.ResourceVersion, State: v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}})
 	if !apierrors.IsForbidden(err) {
-		t.Errorf("a node's token wrote of another's pod: %v", err)
+		t.Errorf("writing another node's status with a node's token = %v, want Forbidden", err)
 	}
 	own := nameOf(sourcetest.Request(2).Pod)
 	if err := m.write(t.Context(), report{Name: own, UID: "another", Version: foreign.ResourceVersion, State: v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone}}); !apierrors.IsConflict(err) {
-		t.Errorf("it wrote of another EgressClient of the name: %v", err)
+		t.Errorf("writing the status with another UID = %v, want a conflict", err)
 	}
 }
 
-// An Egress whose status makes no sense in part ends nothing, and is reported once.
+// Invalid fields in an Egress's status have no effect on other fields, and are reported once.
 func TestInvalidGatewaysAreIgnored(t *testing.T) {
 	m := newMachine(t)
 	nat := m.egress("nat", 1)
@@ -306,18 +305,18 @@ func TestInvalidGatewaysAreIgnored(t *testing.T) {
 	m.start()
 	m.add(1, "nat")
 	if g := m.kernel.Clients()[record(1).Netns.Path].Egresses[0].Gateways; len(g) != 1 || g[0].Addrs[0] != addrs("10.9.0.77")[0] {
-		t.Errorf("set up are %+v", g)
+		t.Errorf("gateways in the kernel = %+v, want the valid one", g)
 	}
 	for range 3 {
 		m.status(nat, map[string]any{"clients": time.Now().UnixNano() % 1000})
 	}
 	m.gateways(nat, 1)
-	m.Until("what is right", func() bool {
+	m.Until("the corrected gateways", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return m.observed.egresses.byName[kubeapi.NameOf(nat)].err == nil
 	}, func() string { return "" })
 	if n := m.Log.Count("invalid fields"); n != 1 {
-		t.Errorf("it was reported %d times", n)
+		t.Errorf("invalid fields were logged %d times, want once", n)
 	}
 }

@@ -25,15 +25,15 @@ import (
 
 // Config is the configuration of Clients. NodeName, Kernel and Port are required.
 type Config struct {
-	NodeName   string // of this node's Node
-	Namespace  string // Berth's own; empty: it is not known
-	Kubeconfig string // empty: in the cluster
+	NodeName   string // name of this node's Node
+	Namespace  string // Berth's namespace; empty: unknown
+	Kubeconfig string // empty: in-cluster configuration
 	Kernel     Kernel
 
 	Port            uint16         // UDP port of Foo over UDP, of gateways and clients
-	ClusterNetworks []netip.Prefix // which an Egress's default route does not apply to
+	ClusterNetworks []netip.Prefix // networks to which an Egress's default route does not apply
 
-	ProbeInterval time.Duration // between two probes of a gateway; 0: none are made
+	ProbeInterval time.Duration // interval of a gateway's probes; 0: no probes
 	Probe         Probe         // nil: Connect
 	Ask           Ask           // nil: AskByHTTP
 
@@ -41,11 +41,11 @@ type Config struct {
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
-	Metrics Metrics // zero: of no registry
+	Metrics Metrics // zero: not registered
 }
 
-// Clients are the pods of the node that use Egresses. They implement what the daemon's part for egress needs.
-// Make them with New.
+// Clients are the pods of the node that use Egresses. They implement egresspart.Egress.
+// Create them with New.
 type Clients struct {
 	cfg      Config
 	api      *kubeapi.Client
@@ -55,15 +55,15 @@ type Clients struct {
 	asker    asker
 
 	report  retry.Signal // wakes the reporter
-	changed retry.Signal // running pods may have to get another egress
+	changed retry.Signal // the desired egress of running pods may have changed
 	probed  retry.Signal // the gateways to probe may have changed
 
-	mu       sync.Mutex // guards all below; memory only, no call is made under it
+	mu       sync.Mutex // guards the fields below; never held during I/O
 	observed *observed
 	waiters  *waiters.Set
 }
 
-// New checks the configuration. It makes no request yet.
+// New checks the configuration. It makes no requests yet.
 func New(cfg Config) (*Clients, error) {
 	api, err := kubeapi.Open(cfg.Kubeconfig)
 	if err != nil {
@@ -75,11 +75,11 @@ func New(cfg Config) (*Clients, error) {
 func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	switch {
 	case cfg.NodeName == "":
-		return nil, errors.New("egress: NodeName: want the name of this node")
+		return nil, errors.New("podegress: NodeName is empty, expected the name of this node")
 	case cfg.Kernel == nil:
-		return nil, errors.New("egress: Kernel: want one")
+		return nil, errors.New("podegress: Kernel is missing")
 	case cfg.Port == 0:
-		return nil, errors.New("egress: Port: want a UDP port")
+		return nil, errors.New("podegress: Port is 0, expected a UDP port")
 	}
 	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
@@ -122,7 +122,7 @@ func (c *Clients) Desired(rec attachment.Record) (egress *attachment.Egress, dif
 	return c.observed.desired(rec)
 }
 
-// Run follows the API server, reports and probes until ctx ends.
+// Run watches the API server, reports and probes until ctx ends.
 func (c *Clients) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
@@ -140,7 +140,7 @@ func (c *Clients) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// stopWaiting lets pods start although it is not known whether an Egress selects them.
+// stopWaiting lets pods start even if it is unknown whether an Egress selects them.
 func (c *Clients) stopWaiting() {
 	c.change(func(o *observed) { o.late, o.effects.wakeAll = true, true })
 	if sync := c.observed.sync; !sync.Listed(watched...) {
@@ -148,7 +148,7 @@ func (c *Clients) stopWaiting() {
 	}
 }
 
-// change changes the observed state, and has the effects.
+// change changes the observed state, and triggers the effects.
 func (c *Clients) change(do func(o *observed)) {
 	c.mu.Lock()
 	do(c.observed)
@@ -215,7 +215,7 @@ func (c *Clients) SetUp(rec attachment.Record) {
 	}
 }
 
-// Failed implements egresspart.Egress. An ADD that fails has an Event of its pod instead.
+// Failed implements egresspart.Egress. A failed ADD is reported by an Event on its pod instead.
 func (c *Clients) Failed(rec attachment.Record, err error) {
 	if mayBeClient(rec) && rec.State == attachment.Ready {
 		c.change(func(o *observed) { o.fail(rec, err) })
@@ -229,7 +229,7 @@ func (c *Clients) Ended(rec attachment.Record) {
 	}
 }
 
-// mayBeClient reports whether an attachment is one by which a pod may use Egresses.
+// mayBeClient reports whether a pod may use Egresses through an attachment.
 func mayBeClient(rec attachment.Record) bool {
 	return rec.Key.IfName == firstInterface && rec.Pod.Name != ""
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// decision is what a pod is to have, or why its ADD has to wait, or why it fails.
+// decision is a pod's egress, or why its ADD has to wait or fails.
 type decision struct {
-	egress *attachment.Egress // nil: nothing
-	wait   *source.Exhausted  // what is missing
+	egress *attachment.Egress // nil: no egress
+	wait   *source.Exhausted  // missing information
 	err    *source.Exhausted
 }
 
-// decide decides what a pod is to have when it starts. A pod that names Egresses, or of whose namespace an Egress selects
-// pods, waits for its EgressClient. Other pods do not depend on the API server, and have nothing unless there is an
-// EgressClient nevertheless.
+// decide decides a pod's egress when it starts. A pod that names Egresses, or in whose namespace an Egress selects
+// pods, waits for its EgressClient. Other pods do not depend on the API server, and have no egress unless an
+// EgressClient exists nevertheless.
 func (o *observed) decide(req attachment.Request) decision {
 	if req.Key.IfName != firstInterface {
 		return decision{}
@@ -55,11 +55,11 @@ func (o *observed) decide(req attachment.Request) decision {
 	return decision{egress: &e}
 }
 
-// mayBeClient returns why a pod that names no Egress has to wait, because one may select it; nil: it need not.
+// mayBeClient returns why a pod that names no Egress has to wait, because one may select it; nil if it need not wait.
 func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
 	if !o.sync.Listed(watched...) {
 		if o.late {
-			return nil // it may become a client while it runs
+			return nil // it may become a client after it has started
 		}
 		return o.orUnreachable(waiters.Missing("starting", "the API server has not listed the Egresses yet, one of which may select the pod"))
 	}
@@ -76,7 +76,7 @@ func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
 	return nil
 }
 
-// namedBy decides whether a pod may use an Egress that it names, which the operator says.
+// namedBy decides whether a pod may use an Egress that it names. The operator determines that.
 func (o *observed) namedBy(pod attachment.Pod, m egressClient, there bool, name membership.Ref) decision {
 	if i := slices.IndexFunc(m.refused, func(r v1alpha1.EgressRefusal) bool { return r.Namespace == name.Namespace && r.Name == name.Name }); i >= 0 {
 		return decision{err: refused(m.refused[i])}
@@ -90,7 +90,7 @@ func (o *observed) namedBy(pod attachment.Pod, m egressClient, there bool, name 
 	return decision{wait: o.orUnreachable(noClient(pod, "the pod names Egress "+name.String()))}
 }
 
-// refused says why a pod may not use an Egress that it names.
+// refused describes why a pod may not use an Egress that it names.
 func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
 	reason := "egress-refused"
 	switch r.Reason {
@@ -106,13 +106,13 @@ func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("Egress %s/%s: %s: %s", shown(r.Namespace, 63), shown(r.Name, 80), shown(r.Reason, 64), shown(r.Message, 400))}
 }
 
-// noClient says that a pod waits for its EgressClient.
+// noClient describes that a pod waits for its EgressClient.
 func noClient(pod attachment.Pod, as string) *source.Exhausted {
-	return waiters.Missing("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which says what the pod may use",
+	return waiters.Missing("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which lists the Egresses that the pod may use",
 		as, shown(pod.Namespace, 80), shown(pod.Name, 260), shown(pod.UID, 64))
 }
 
-// notUsable says why an Egress of a pod cannot be used.
+// notUsable describes why an Egress of a pod cannot be used.
 func (e *egressSet) notUsable(u use) *source.Exhausted {
 	if t, ok := e.byName[u.name]; ok && t.uid == u.uid && t.err != nil {
 		return &source.Exhausted{Reason: "egress-invalid", Message: t.err.Error(), Err: t.err}
@@ -120,7 +120,7 @@ func (e *egressSet) notUsable(u use) *source.Exhausted {
 	return waiters.Missing("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not listed it yet, or it is gone", u.name, shown(string(u.uid), 64))
 }
 
-// orUnreachable returns why an ADD waits: for the API server while that cannot be reached.
+// orUnreachable replaces the reason for a wait by the API server's failure while it is unreachable.
 func (o *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
 	return waiters.Unreachable(o.sync.Err(), why)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// Watched resources, in logs and in paths of the API.
+// Watched resources, in logs and in API paths.
 const (
 	egressClients = "egressclients"
 	egresses      = "egresses"
@@ -21,8 +21,8 @@ const (
 
 var watched = []string{egressClients, egresses, namespaces}
 
-// mirror keeps what is observed up to date with the API server: the EgressClients of this node, all
-// Egresses, and what Namespaces say about Egresses.
+// mirror keeps the observed state up to date with the API server: the EgressClients of this node, all
+// Egresses, and the annotations and labels of Namespaces that concern Egresses.
 func (c *Clients) mirror() *kubeapi.Mirror {
 	o := c.observed
 	m := &kubeapi.Mirror{API: c.api, Sync: o.sync, Log: c.log, Update: func(change func()) { c.change(func(*observed) { change() }) }}
@@ -39,7 +39,7 @@ func (c *Clients) mirror() *kubeapi.Mirror {
 	}, v1alpha1.AnnotationEgressSelectableFrom)
 	kubeapi.Keep(m, egressClients, c.api.Objects(egressClients, kubeapi.FieldEquals("spec.nodeName", c.cfg.NodeName), func() runtime.Object { return &v1alpha1.EgressClientList{} }),
 		kubeapi.Store[*v1alpha1.EgressClient]{
-			Mine:  func(e *v1alpha1.EgressClient) bool { return e.Spec.NodeName == c.cfg.NodeName }, // the API server was asked for these
+			Mine:  func(e *v1alpha1.EgressClient) bool { return e.Spec.NodeName == c.cfg.NodeName }, // these are selected by the request
 			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.clients)) },
 			Put:   func(e *v1alpha1.EgressClient) { o.putClient(readClient(e)) },
 			Drop:  o.dropClient, After: c.probed.Set,

@@ -18,39 +18,39 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Limits of the kind's definition (api/v1alpha1), which hold here whoever wrote the object.
+// Limits of the kind's definition (api/v1alpha1), which are enforced here regardless of the object's author.
 const (
 	mostDestinations = 256
 	mostGateways     = 1024
 )
 
-// egress is what matters of an Egress to its clients.
+// egress holds the fields of an Egress that matter to its clients.
 type egress struct {
 	name     types.NamespacedName
 	uid      types.UID
 	created  time.Time
-	selector membership.Selector // of pods that use the Egress without naming it
+	selector membership.Selector // selects pods that use the Egress without naming it
 
 	destinations []netip.Prefix // sorted
 	gateways     []gateway      // sorted by UID
-	service      []netip.Addr   // of the Service, IPv4 first
+	service      []netip.Addr   // addresses of the Service, IPv4 first
 	toService    bool           // tunnels lead to the Service
 	affine       bool           // all connections of a client use one gateway
 	sourceAuto   bool
 	originating  bool
 
-	err      error // of invalid fields, which are ignored
-	unusable bool  // it is not known where its clients' packets are to go
+	err      error // error of invalid fields, which are ignored
+	unusable bool  // the destination of its clients' packets is unknown
 }
 
 // gateway is a gateway of an Egress.
 type gateway struct {
 	uid    string
-	addrs  []netip.Addr // one of a family, IPv4 first; at least one
+	addrs  []netip.Addr // at least one, at most one per family, IPv4 first
 	ending bool
 }
 
-// trimEgress removes what readEgress does not read.
+// trimEgress removes the fields that readEgress does not read.
 func trimEgress(o *v1alpha1.Egress) {
 	m, s := o.ObjectMeta, o.Spec
 	o.ObjectMeta = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp}
@@ -61,8 +61,8 @@ func trimEgress(o *v1alpha1.Egress) {
 	o.Status = v1alpha1.EgressStatus{ServiceIPs: o.Status.ServiceIPs, Gateways: o.Status.Gateways}
 }
 
-// readEgress validates an Egress and keeps what matters of it. The object may be damaged, or written by somebody who should
-// not have been able to.
+// readEgress validates an Egress and keeps the relevant fields. The object may be damaged, or written by somebody without
+// the right to do so.
 func readEgress(o *v1alpha1.Egress) egress {
 	t := egress{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, created: o.CreationTimestamp.Time,
@@ -106,8 +106,8 @@ func readDestinations(list []string, f *findings) (out []netip.Prefix) {
 	return out
 }
 
-// readGateways returns the valid gateways. Of two with one address, the one that is not ending has it: an address may
-// belong to a new pod while the pod before it is still ending.
+// readGateways returns the valid gateways. If two have the same address, the one that is not ending keeps it: an address may
+// belong to a new pod while the previous pod is still ending.
 func readGateways(list []v1alpha1.EgressGateway, f *findings) (out []gateway) {
 	if len(list) > mostGateways {
 		f.add("status.gateways has %d gateways, expected at most %d", len(list), mostGateways)
@@ -149,7 +149,7 @@ func readGateways(list []v1alpha1.EgressGateway, f *findings) (out []gateway) {
 
 func byUID(a, b gateway) int { return strings.Compare(a.uid, b.uid) }
 
-// readAddresses returns the valid addresses of a host, one of each family.
+// readAddresses returns the valid addresses of a host, at most one per family.
 func readAddresses(field string, list []string, f *findings) (out []netip.Addr) {
 	for i, s := range list {
 		if i == 2 {
@@ -170,7 +170,7 @@ func readAddresses(field string, list []string, f *findings) (out []netip.Addr) 
 	return out
 }
 
-// same reports whether two states of an Egress are the same to its clients.
+// same reports whether two states of an Egress are equivalent for its clients.
 func (t egress) same(o egress) bool {
 	return t.uid == o.uid && t.toService == o.toService && t.affine == o.affine && t.sourceAuto == o.sourceAuto && t.originating == o.originating && t.unusable == o.unusable &&
 		slices.Equal(t.destinations, o.destinations) && slices.Equal(t.service, o.service) && slices.EqualFunc(t.gateways, o.gateways, gateway.same)
@@ -180,20 +180,20 @@ func (g gateway) same(o gateway) bool {
 	return g.uid == o.uid && g.ending == o.ending && slices.Equal(g.addrs, o.addrs)
 }
 
-// egressClient is what matters of an EgressClient of this node.
+// egressClient holds the relevant fields of an EgressClient of this node.
 type egressClient struct {
-	name    types.NamespacedName // also of the pod
+	name    types.NamespacedName // also the name of the pod
 	uid     types.UID
 	version string // resourceVersion
 	pod     string // the pod's UID
-	uses    []use  // sorted by name, each once
-	// selected is those of uses that select the pod, which does not name them.
+	uses    []use  // sorted by name, without duplicates
+	// selected are those of uses that select the pod without being named by it.
 	selected map[types.NamespacedName]bool
 	refused  []v1alpha1.EgressRefusal
 	node     *v1alpha1.EgressClientNode // status.node, which this node reported
 }
 
-// use identifies an Egress: not another that had the same name.
+// use identifies an Egress, as opposed to an earlier one with the same name.
 type use struct {
 	name types.NamespacedName
 	uid  types.UID
@@ -203,7 +203,7 @@ func (u use) ref() v1alpha1.EgressReference {
 	return v1alpha1.EgressReference{Namespace: u.name.Namespace, Name: u.name.Name, UID: string(u.uid)}
 }
 
-// readClient keeps what matters of an EgressClient.
+// readClient returns the relevant fields of an EgressClient.
 func readClient(o *v1alpha1.EgressClient) egressClient {
 	m := egressClient{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, version: o.ResourceVersion, pod: o.Spec.PodUID,
@@ -228,12 +228,12 @@ func readClient(o *v1alpha1.EgressClient) egressClient {
 	return m
 }
 
-// same reports whether two states of an EgressClient ask the same of the node.
+// same reports whether two states of an EgressClient require the same of the node.
 func (m egressClient) same(o egressClient) bool {
 	return m.uid == o.uid && m.pod == o.pod && slices.Equal(m.uses, o.uses) && maps.Equal(m.selected, o.selected) && slices.Equal(m.refused, o.refused)
 }
 
-// findings are the errors of an object, of which the first few are kept.
+// findings collects the errors of an object, of which it keeps the first few.
 type findings struct {
 	first []error
 	more  int
@@ -249,7 +249,7 @@ func (f *findings) add(format string, args ...any) {
 	f.first = append(f.first, fmt.Errorf(format, args...))
 }
 
-// err returns them as one error; nil: there are none.
+// err returns the findings as one error, or nil.
 func (f *findings) err() error {
 	if len(f.first) == 0 {
 		return nil
@@ -264,5 +264,5 @@ func (f *findings) err() error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// shown returns a text of others in a form that is safe in messages.
+// shown returns untrusted text in a form that is safe in messages.
 func shown(s string, most int) string { return source.OneLine(s, most) }

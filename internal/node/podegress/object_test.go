@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// object is an Egress with gateways of some numbers, as the API server has it.
+// object returns an Egress with gateways of these numbers, as returned by the API server.
 func object(name string, gateways ...int) *v1alpha1.Egress {
 	o := &v1alpha1.Egress{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name, UID: useNamed(name).uid},
@@ -32,7 +32,7 @@ func object(name string, gateways ...int) *v1alpha1.Egress {
 func TestReadEgress(t *testing.T) {
 	o := object("nat", 2, 1)
 	if d := cmp.Diff(egressWith("nat", gatewayNumber(1), gatewayNumber(2)), readEgress(o), cmp.AllowUnexported(egress{}, gateway{}), cmpopts.IgnoreFields(egress{}, "selector"), plain); d != "" {
-		t.Error(d)
+		t.Errorf("readEgress() (-want +got):\n%s", d)
 	}
 	o.Spec.SessionAffinity, o.Spec.TunnelTo = corev1.ServiceAffinityClientIP, v1alpha1.TunnelToService
 	o.Spec.FouSourcePortAuto, o.Spec.OriginatingOnly = true, true
@@ -46,14 +46,14 @@ func TestReadEgress(t *testing.T) {
 	o.Spec.AllowedNamespaces = &v1alpha1.VPCNamespaces{Names: []string{"*"}}
 	whole.Spec.Clients = o.Spec.Clients
 	if trimEgress(o); !reflect.DeepEqual(o, whole) {
-		t.Errorf("trimmed: %+v, want %+v", o, whole)
+		t.Errorf("trimEgress() = %+v, want %+v", o, whole)
 	}
 	if got.err != nil || !got.affine || !got.toService || !got.sourceAuto || !got.originating || !slices.Equal(got.destinations, prefixes("0.0.0.0/0", "::/0")) || !slices.Equal(got.service, addrs("10.96.0.1", "fd00::1")) {
-		t.Errorf("got %+v", got)
+		t.Errorf("readEgress() = %+v", got)
 	}
 }
 
-// Fields that make no sense are left out and reported; none ends the daemon.
+// Invalid fields are ignored and reported; none crashes the daemon.
 func TestInvalidEgressFieldsAreIgnored(t *testing.T) {
 	many := func(n int, text string) (list []string) {
 		for i := range n {
@@ -65,12 +65,12 @@ func TestInvalidEgressFieldsAreIgnored(t *testing.T) {
 		make     func(o *v1alpha1.Egress)
 		says     []string
 		unusable bool
-		gateways []string // that are left
+		gateways []string // remaining gateways
 	}{
-		"10,000 destinations":          {func(o *v1alpha1.Egress) { o.Spec.Destinations = many(10000, "2%d.%d.%d.0/24") }, []string{"spec.destinations has 10000 networks, expected at most 256"}, true, []string{"gw-0001"}},
-		"no destination that is a one": {func(o *v1alpha1.Egress) { o.Spec.Destinations = []string{"10.0.0.1/8", "x", "::ffff:10.0.0.0/104"} }, []string{`spec.destinations[0] is "10.0.0.1/8", expected a CIDR without host bits`, "and 1 more"}, true, []string{"gw-0001"}},
-		"one of several destinations":  {func(o *v1alpha1.Egress) { o.Spec.Destinations = []string{"203.0.113.0/24", "x\ny"} }, []string{`spec.destinations[1] is "x y"`}, false, []string{"gw-0001"}},
-		"addresses that are no host's": {func(o *v1alpha1.Egress) {
+		"10,000 destinations":     {func(o *v1alpha1.Egress) { o.Spec.Destinations = many(10000, "2%d.%d.%d.0/24") }, []string{"spec.destinations has 10000 networks, expected at most 256"}, true, []string{"gw-0001"}},
+		"no valid destination":    {func(o *v1alpha1.Egress) { o.Spec.Destinations = []string{"10.0.0.1/8", "x", "::ffff:10.0.0.0/104"} }, []string{`spec.destinations[0] is "10.0.0.1/8", expected a CIDR without host bits`, "and 1 more"}, true, []string{"gw-0001"}},
+		"one invalid destination": {func(o *v1alpha1.Egress) { o.Spec.Destinations = []string{"203.0.113.0/24", "x\ny"} }, []string{`spec.destinations[1] is "x y"`}, false, []string{"gw-0001"}},
+		"addresses of no single host": {func(o *v1alpha1.Egress) {
 			o.Status.Gateways = []v1alpha1.EgressGateway{
 				{UID: "a", Addresses: []string{"224.0.0.1"}}, {UID: "b", Addresses: []string{"127.0.0.1", "::1"}}, {UID: "c", Addresses: []string{"0.0.0.0"}}, {UID: "d"},
 				{UID: "e", Addresses: []string{"fe80::1%eth0", "10.9.0.9"}}, {UID: "f", Addresses: []string{"10.9.0.10", "10.9.0.11"}}, {UID: "g", Addresses: []string{"255.255.255.255"}},
@@ -79,7 +79,7 @@ func TestInvalidEgressFieldsAreIgnored(t *testing.T) {
 		"UIDs": {func(o *v1alpha1.Egress) {
 			o.Status.Gateways = append(o.Status.Gateways, o.Status.Gateways[0], v1alpha1.EgressGateway{Addresses: []string{"10.9.0.9"}}, v1alpha1.EgressGateway{UID: strings.Repeat("u", 65), Addresses: []string{"10.9.0.8"}})
 		}, []string{`status.gateways[1].uid is "gw-0001", expected a UID that no other gateway has`}, false, []string{"gw-0001"}},
-		"two with one address": {func(o *v1alpha1.Egress) {
+		"duplicate gateway address": {func(o *v1alpha1.Egress) {
 			o.Status.Gateways = append([]v1alpha1.EgressGateway{{UID: "old", Addresses: o.Status.Gateways[0].Addresses, Ending: true}}, o.Status.Gateways...)
 		}, []string{"status.gateways[0].addresses has 10.9.0.2, which another gateway has"}, false, []string{"gw-0001"}},
 		"5,000 gateways": {func(o *v1alpha1.Egress) {
@@ -98,26 +98,26 @@ func TestInvalidEgressFieldsAreIgnored(t *testing.T) {
 			got := readEgress(o)
 			for _, want := range tt.says {
 				if got.err == nil || !strings.Contains(got.err.Error(), want) {
-					t.Errorf("it says %v, not %s", got.err, want)
+					t.Errorf("error = %v, want error containing %q", got.err, want)
 				}
 			}
 			if got.err != nil && len(got.err.Error()) > 1000 {
-				t.Errorf("it says %d bytes", len(got.err.Error()))
+				t.Errorf("error has %d bytes, want at most 1000", len(got.err.Error()))
 			}
 			var left []string
 			for _, g := range got.gateways {
 				left = append(left, g.uid)
 			}
 			if got.unusable != tt.unusable || !slices.Equal(left, tt.gateways) {
-				t.Errorf("unusable %t, gateways %v", got.unusable, left)
+				t.Errorf("unusable = %t, gateways = %v; want %t, %v", got.unusable, left, tt.unusable, tt.gateways)
 			}
 			b := newObserved("")
 			b.putEgress(got)
 			b.putEgress(readEgress(o))
 			if n := len(b.effects.take().invalid); n != 1 {
-				t.Errorf("it is logged %d times", n)
+				t.Errorf("error is logged %d times, want once", n)
 			}
-			// The rest can be recorded.
+			// The remaining fields form a valid record.
 			if e := planned("pod", nil, nil, got); !got.unusable {
 				rec := record(1)
 				rec.Egress = &e
@@ -138,6 +138,6 @@ func TestReadClient(t *testing.T) {
 	}
 	got := readClient(o)
 	if !slices.Equal(got.uses, []use{useNamed("nat"), useNamed("other")}) || got.pod != "uid-1" || got.node != nil {
-		t.Errorf("got %+v", got)
+		t.Errorf("readClient() = %+v", got)
 	}
 }

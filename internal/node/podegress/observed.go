@@ -17,32 +17,32 @@ import (
 // of interfaces that Multus adds later.
 const firstInterface = "eth0"
 
-// observed is the observed state: what the API server says about Egresses and their clients, which gateways
-// answer, and what is set up for the node's pods. It is values in memory, and not safe for concurrent use.
+// observed is the observed state: Egresses and their clients from the API server, the reachability of
+// gateways, and the setups of the node's pods. It is kept in memory, and is not safe for concurrent use.
 type observed struct {
 	sync     *kubeapi.Sync
-	late     bool // the API server had its time to list all
+	late     bool // the time limit for the first list has passed
 	clients  map[types.NamespacedName]egressClient
 	users    users
 	egresses egressSet
-	silent   map[use]silentOnes // gateways that do not answer probes while others of their Egress do
+	silent   map[use]silentOnes // gateways that fail probes while others of their Egress respond
 	pods     podSet
-	// unreported are EgressClients whose status may lack something.
+	// unreported are EgressClients whose status may be out of date.
 	unreported map[types.NamespacedName]bool
 	effects    effects
 }
 
-// effects are what has to be done because of changes, once the lock is released.
+// effects are the actions that changes require, to be done after the lock is released.
 type effects struct {
-	changed bool                          // running pods may have to get another egress
-	wakeAll bool                          // all ADDs that wait look again
-	wake    map[types.NamespacedName]bool // those of these pods do
+	changed bool                          // the desired egress of running pods may have changed
+	wakeAll bool                          // all waiting ADDs must re-evaluate
+	wake    map[types.NamespacedName]bool // waiting ADDs of these pods must re-evaluate
 	invalid []error                       // to be logged
 }
 
 func (e effects) wakes(pod attachment.Pod) bool { return e.wakeAll || e.wake[nameOf(pod)] }
 
-// newObserved returns one in which nothing is known. berthNamespace is Berth's own, empty if it is not known.
+// newObserved returns an empty observed state. berthNamespace is Berth's namespace, or empty if unknown.
 func newObserved(berthNamespace string) *observed {
 	return &observed{
 		sync: kubeapi.NewSync(), clients: map[types.NamespacedName]egressClient{}, users: users{},
@@ -71,7 +71,7 @@ func (o *observed) putClient(m egressClient) {
 	o.touch(m.name)
 }
 
-// dropClient drops an EgressClient; with uid empty, whichever has the name.
+// dropClient removes an EgressClient. An empty uid matches any with the name.
 func (o *observed) dropClient(name types.NamespacedName, uid types.UID) {
 	m, ok := o.clients[name]
 	if !ok || uid != "" && m.uid != uid {
@@ -83,7 +83,7 @@ func (o *observed) dropClient(name types.NamespacedName, uid types.UID) {
 	o.touch(name)
 }
 
-// putEgress stores an Egress. An error in it is to be logged once.
+// putEgress stores an Egress. It queues a new error of the Egress for the log.
 func (o *observed) putEgress(t egress) {
 	if before := o.egresses.byName[t.name]; t.err != nil && (before.err == nil || before.err.Error() != t.err.Error()) {
 		o.effects.invalid = append(o.effects.invalid, t.err)
@@ -91,7 +91,7 @@ func (o *observed) putEgress(t egress) {
 	o.touchUsers(o.egresses.put(t))
 }
 
-// dropEgress drops an Egress; with uid empty, whichever has the name.
+// dropEgress removes an Egress. An empty uid matches any with the name.
 func (o *observed) dropEgress(name types.NamespacedName, uid types.UID) {
 	if t, ok := o.egresses.byName[name]; ok && (uid == "" || t.uid == uid) {
 		o.touchUsers(o.egresses.drop(name))
@@ -112,8 +112,8 @@ func (o *observed) putNamespace(n membership.Namespace) {
 	}
 }
 
-// listed notes that the API server listed all objects of a kind. Before the first list it may not have been
-// known what pods are to have.
+// listed notes that the API server has listed all objects of a kind. Before the first list the desired egress of
+// pods may have been unknown.
 func (o *observed) listed(first bool) {
 	if first {
 		for name := range o.pods {
@@ -123,9 +123,9 @@ func (o *observed) listed(first bool) {
 	o.effects.wakeAll = true
 }
 
-// uses returns the Egresses of an EgressClient that the node honors: not those that according to the operator
-// select the pod while the pod's namespace, as it is known here, does not permit that. Whether a pod names an
-// Egress, and which labels it has, only the operator knows.
+// uses returns the Egresses of an EgressClient that the node honors. It omits those that select the pod according
+// to the operator, but that the pod's namespace, as observed here, does not permit. Only the operator knows which
+// Egresses a pod names and which labels it has.
 func (o *observed) uses(m egressClient) []use {
 	if len(m.selected) == 0 || !o.sync.Listed(watched...) {
 		return m.uses
@@ -133,7 +133,7 @@ func (o *observed) uses(m egressClient) []use {
 	return o.egresses.permitted(m)
 }
 
-// egressClient returns the EgressClient of a pod: never that of another pod of its name.
+// egressClient returns the EgressClient of a pod, never that of another pod with the same name.
 func (o *observed) egressClient(pod attachment.Pod) (egressClient, bool) {
 	m, ok := o.clients[nameOf(pod)]
 	return m, ok && (pod.UID == "" || m.pod == pod.UID)
@@ -143,12 +143,12 @@ func nameOf(pod attachment.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// inputs returns what determines the egress of a pod that has some.
+// inputs returns the inputs for the plan of a pod with egress.
 func (o *observed) inputs(m egressClient, has *attachment.Egress) inputs {
 	return inputs{pod: m.pod, uses: o.uses(m), find: o.egresses.find, silent: func(u use) silentOnes { return o.silent[u] }, has: has}
 }
 
-// desired returns what a ready attachment is to have by now, and whether that differs from what it has.
+// desired returns the desired egress of a ready attachment, and whether it differs from the recorded one.
 func (o *observed) desired(rec attachment.Record) (_ *attachment.Egress, differs bool) {
 	if rec.Key.IfName != firstInterface || rec.Pod.Name == "" || !o.sync.Listed(egressClients, egresses) {
 		return nil, false
@@ -168,7 +168,7 @@ func (o *observed) desired(rec attachment.Record) (_ *attachment.Egress, differs
 	return rec.Egress, false
 }
 
-// touch has a pod looked at again: by its ADD that waits, and by the daemon if it runs.
+// touch triggers a re-evaluation of a pod: by its waiting ADD, and by the daemon if it runs.
 func (o *observed) touch(pod types.NamespacedName) {
 	if p := o.pods[pod]; p != nil {
 		p.settled, o.effects.changed = nil, true
@@ -176,7 +176,7 @@ func (o *observed) touch(pod types.NamespacedName) {
 	o.effects.wake[pod] = true
 }
 
-// touchUsers touches the clients of Egresses, and has all ADDs look again if the Egresses that select pods
+// touchUsers touches the clients of Egresses, and makes all waiting ADDs re-evaluate if the Egresses that select pods
 // have changed.
 func (o *observed) touchUsers(affected []types.NamespacedName, selectors bool) {
 	o.effects.wakeAll = o.effects.wakeAll || selectors
@@ -203,7 +203,7 @@ func (o *observed) gateways() map[use][]gateway {
 	return out
 }
 
-// silence stores which gateways do not answer while others do.
+// silence sets the gateways that fail probes while others respond.
 func (o *observed) silence(now map[use]silentOnes) {
 	before := o.silent
 	o.silent = now
@@ -226,16 +226,16 @@ func (e *egressSet) unusable(of users) (errs []error) {
 	return errs
 }
 
-// setUp notes that an attachment is set up as its record says.
+// setUp notes that an attachment is set up as recorded.
 func (o *observed) setUp(rec attachment.Record) {
 	o.pods.of(rec.Pod).held[rec.Key] = held{rec: rec}
 	o.unreported[nameOf(rec.Pod)] = true
 	if _, differs := o.desired(rec); differs {
-		o.effects.changed = true // since its ADD got its egress
+		o.effects.changed = true // changed since its ADD acquired the egress
 	}
 }
 
-// fail notes that it could not be. What was set up before may be in force.
+// fail notes that the setup of an attachment failed. An earlier setup may still be in force.
 func (o *observed) fail(rec attachment.Record, err error) {
 	p := o.pods.of(rec.Pod)
 	h, had := p.held[rec.Key]
@@ -247,14 +247,14 @@ func (o *observed) fail(rec attachment.Record, err error) {
 	o.unreported[nameOf(rec.Pod)] = true
 }
 
-// end notes that an attachment is gone.
+// end notes that an attachment has ended.
 func (o *observed) end(rec attachment.Record) {
 	if o.pods.end(rec) {
 		o.unreported[nameOf(rec.Pod)] = true
 	}
 }
 
-// due returns the reports that EgressClients lack.
+// due returns the pending reports.
 func (o *observed) due() (list []report) {
 	for name := range o.unreported {
 		m, ok := o.clients[name]
@@ -271,15 +271,15 @@ func (o *observed) due() (list []report) {
 	return list
 }
 
-// egressSet is the Egresses, and which of them may select pods of which namespaces.
+// egressSet holds the Egresses, and which of them may select pods of which namespaces.
 type egressSet struct {
 	byName     map[types.NamespacedName]egress
-	selectors  membership.Selectors // of pods that use Egresses without naming them
+	selectors  membership.Selectors // selectors of pods that use Egresses without naming them
 	namespaces map[string]membership.Namespace
 }
 
-// put stores an Egress. It returns the Egresses whose clients may be affected, and whether other pods may be
-// selected now.
+// put stores an Egress. It returns the Egresses whose clients may be affected, and whether other pods may now be
+// selected.
 func (e *egressSet) put(t egress) (affected []types.NamespacedName, selectors bool) {
 	before, had := e.byName[t.name]
 	e.byName[t.name] = t
@@ -292,7 +292,7 @@ func (e *egressSet) put(t egress) (affected []types.NamespacedName, selectors bo
 	return affected, selectors
 }
 
-// drop drops an Egress, and returns what put does.
+// drop removes an Egress. The results are those of put.
 func (e *egressSet) drop(name types.NamespacedName) (affected []types.NamespacedName, selectors bool) {
 	delete(e.byName, name)
 	if now, differs := e.selectors.Without(membership.Ref(name)); differs {
@@ -301,7 +301,7 @@ func (e *egressSet) drop(name types.NamespacedName) (affected []types.Namespaced
 	return append(affected, name), selectors
 }
 
-// replace replaces the selectors, those of Egresses of one namespace having changed, and returns these
+// replace replaces the selectors when those of one namespace's Egresses have changed, and returns these
 // Egresses.
 func (e *egressSet) replace(namespace string, now membership.Selectors) (affected []types.NamespacedName) {
 	before := e.selectors
@@ -312,8 +312,8 @@ func (e *egressSet) replace(namespace string, now membership.Selectors) (affecte
 	return affected
 }
 
-// putNamespace stores a Namespace. It returns the Egresses whose clients may be affected; same: nothing that
-// matters changed.
+// putNamespace stores a Namespace. It returns the Egresses whose clients may be affected; same reports that nothing
+// relevant changed.
 func (e *egressSet) putNamespace(n membership.Namespace) (affected []types.NamespacedName, same bool) {
 	before, had := e.namespaces[n.Name]
 	if e.namespaces[n.Name] = n; had && before.Same(n) {
@@ -330,7 +330,7 @@ func (e *egressSet) dropNamespace(name string) {
 	e.selectors = e.selectors.Granting(name, false)
 }
 
-// permitted returns the Egresses of an EgressClient without those that select the pod against its namespace.
+// permitted returns the Egresses of an EgressClient, without those that select the pod against its namespace's will.
 func (e *egressSet) permitted(m egressClient) []use {
 	n, known := e.namespaces[m.name.Namespace]
 	if !known {
@@ -342,13 +342,13 @@ func (e *egressSet) permitted(m egressClient) []use {
 	})
 }
 
-// find returns the Egress that is named, if it is known and usable.
+// find returns an Egress by name and UID, if it is known and usable.
 func (e *egressSet) find(u use) (egress, bool) {
 	t, ok := e.byName[u.name]
 	return t, ok && t.uid == u.uid && !t.unusable
 }
 
-// users is the EgressClients of this node by the names of their Egresses.
+// users are the EgressClients of this node by the names of their Egresses.
 type users map[types.NamespacedName]map[types.NamespacedName]bool
 
 func (s users) add(m egressClient) {
@@ -368,13 +368,13 @@ func (s users) remove(m egressClient) {
 	}
 }
 
-// podSet is the pods that have an attachment on this node.
+// podSet holds the pods that have an attachment on this node.
 type podSet map[types.NamespacedName]*pod
 
-// pod is what is set up for a pod, by attachment.
+// pod holds the setups of a pod, by attachment.
 type pod struct {
 	held map[attachment.Key]held
-	// settled is an attachment whose egress was as desired when it was last compared; nil after any change
+	// settled is an attachment whose egress was as desired when last compared. It is nil after any change
 	// that concerns the pod.
 	settled *settled
 }
@@ -384,15 +384,15 @@ type settled struct {
 	egress *attachment.Egress
 }
 
-// held is what is set up for an attachment.
+// held is the setup of an attachment.
 type held struct {
-	rec    attachment.Record // the latest
-	failed *failure          // of the last attempt, if it failed
+	rec    attachment.Record // the latest record
+	failed *failure          // failure of the last attempt, if any
 	// before are the Egresses that are still set up after a failed attempt.
 	before []v1alpha1.EgressReference
 }
 
-// of returns a pod, which is added if it is missing.
+// of returns a pod, adding it if it is missing.
 func (s podSet) of(p attachment.Pod) *pod {
 	name := nameOf(p)
 	if s[name] == nil {
@@ -401,7 +401,7 @@ func (s podSet) of(p attachment.Pod) *pod {
 	return s[name]
 }
 
-// end drops an attachment. It reports whether its pod was known.
+// end removes an attachment. It reports whether its pod was known.
 func (s podSet) end(rec attachment.Record) bool {
 	name := nameOf(rec.Pod)
 	p := s[name]
@@ -418,7 +418,7 @@ func (s podSet) end(rec attachment.Record) bool {
 	return true
 }
 
-// latest returns what is set up for the pod of an EgressClient: of several sandboxes, in the latest.
+// latest returns the setup of the pod of an EgressClient: for several sandboxes, the latest.
 func (s podSet) latest(m egressClient) (h held, ok bool) {
 	p := s[m.name]
 	if p == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// record is that of pod i, ready.
+// record returns the ready record of pod i.
 func record(i int) attachment.Record {
 	req := sourcetest.Request(i)
 	return attachment.Record{
@@ -30,13 +30,13 @@ func record(i int) attachment.Record {
 	}
 }
 
-// clientOf is the EgressClient of pod i.
+// clientOf returns the EgressClient of pod i.
 func clientOf(i int, uses ...use) egressClient {
 	pod := sourcetest.Request(i).Pod
 	return egressClient{name: nameOf(pod), uid: types.UID(fmt.Sprintf("client-%d", i)), pod: pod.UID, uses: uses}
 }
 
-// known is a book of an API server that reported all.
+// known returns the observed state after the API server has listed everything.
 func known(list ...egress) *observed {
 	b := newObserved("berth-system")
 	b.sync.SetListed(true, egressClients, egresses, namespaces)
@@ -47,7 +47,7 @@ func known(list ...egress) *observed {
 	return b
 }
 
-// namespace is the one of pods, which consents to Egresses of others.
+// namespace returns the namespace of the pods, which permits Egresses of other namespaces.
 func namespace(consents string) membership.Namespace {
 	return membership.Namespace{
 		Name: sourcetest.Namespace, Labels: map[string]string{"team": "a"},
@@ -55,33 +55,33 @@ func namespace(consents string) membership.Namespace {
 	}
 }
 
-// granted has a book know that Egresses of namespace internet may select pods of all others.
+// granted lets Egresses of namespace internet select pods of all other namespaces.
 func granted(b *observed) *observed {
 	b.putNamespace(membership.Namespace{Name: "internet", Labels: map[string]string{v1alpha1.LabelEgressMaySelect: "true"}})
 	return b
 }
 
-// consenting has a book know to which namespaces' Egresses pods' own consents.
+// consenting sets the namespaces whose Egresses the pods' namespace permits.
 func consenting(to string, b *observed) *observed {
 	b.putNamespace(namespace(to))
 	return b
 }
 
-// bySelector is the EgressClient of pod 1 of which the operator says that Egress nat selects it.
+// bySelector returns the EgressClient of pod 1, which according to the operator Egress nat selects.
 func bySelector() egressClient {
 	m := clientOf(1, useNamed("nat"))
 	m.selected = map[types.NamespacedName]bool{useNamed("nat").name: true}
 	return m
 }
 
-// naming is a pod that names Egresses of namespace internet.
+// naming returns the request of a pod that names Egresses of namespace internet.
 func naming(i int, names string) attachment.Request {
 	req := sourcetest.Request(i)
 	req.Options.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": names}
 	return req
 }
 
-// selecting is an Egress that selects pods of a team's namespaces.
+// selecting returns an Egress that selects pods of a team's namespaces.
 func selecting(team string) egress {
 	o := object("nat", 1)
 	o.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": v1alpha1.LabelValue(team)}}}
@@ -123,40 +123,40 @@ func TestDecide(t *testing.T) {
 	for name, tt := range map[string]struct {
 		b       *observed
 		req     attachment.Request
-		waits   string // reason
-		refused string // reason
+		waits   string // expected reason of a wait
+		refused string // expected reason of a rejection
 		says    string
-		has     int // Egresses; -1: nothing
+		has     int // number of Egresses; -1: no egress
 	}{
-		"names none, selected by none":            {b: known(nat), req: sourcetest.Request(1), has: -1},
-		"names one, and is a client":              {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
-		"names one, the operator said nothing":    {b: known(nat), req: naming(1, "nat"), waits: "no-egressclient", says: "the pod names Egress internet/nat"},
-		"names two, the operator said one":        {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat,web"), waits: "no-egressclient", says: "internet/web"},
-		"the pod before of this name":             {b: with(known(nat), foreign), req: naming(1, "nat"), waits: "no-egressclient"},
-		"by name, where the runtime tells no UID": {b: with(known(nat), foreign), req: nameless, has: 1},
+		"names none, selected by none":          {b: known(nat), req: sourcetest.Request(1), has: -1},
+		"names one, and is a client":            {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
+		"names one, no EgressClient":            {b: known(nat), req: naming(1, "nat"), waits: "no-egressclient", says: "the pod names Egress internet/nat"},
+		"names two, EgressClient has one":       {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat,web"), waits: "no-egressclient", says: "internet/web"},
+		"EgressClient of an earlier pod":        {b: with(known(nat), foreign), req: naming(1, "nat"), waits: "no-egressclient"},
+		"runtime passes no UID":                 {b: with(known(nat), foreign), req: nameless, has: 1},
 		"refused":                               {b: with(known(nat), withRefusal), req: naming(1, "nat"), refused: "egress-not-allowed", says: "Egress internet/nat: NotAllowed: it does not allow namespace ns"},
 		"selected and refused":                  {b: with(known(selecting("a")), withRefusal), req: sourcetest.Request(1), has: -1},
-		"annotation that cannot be":             {b: known(nat), req: naming(1, "Nat"), refused: "egress-annotation", says: "metadata.annotations[egress.berth.dev/internet]"},
+		"invalid annotation":                    {b: known(nat), req: naming(1, "Nat"), refused: "egress-annotation", says: "metadata.annotations[egress.berth.dev/internet]"},
 		"may be selected":                       {b: known(selecting("a")), req: sourcetest.Request(1), waits: "no-egressclient", says: "Egress internet/nat selects pods of the namespace"},
 		"selects other namespaces":              {b: known(selecting("b")), req: sourcetest.Request(1), has: -1},
 		"no consent":                            {b: consenting("", known(selecting("a"))), req: sourcetest.Request(1), has: -1},
-		"no consent, the operator says one":     {b: with(consenting("dmz", known(selecting("a"))), bySelector()), req: sourcetest.Request(1), has: -1},
-		"no consent, and it is named":           {b: with(consenting("", known(selecting("a"))), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
-		"no consent, by a grant":                {b: granted(consenting("", known(selecting("a")))), req: sourcetest.Request(1), waits: "no-egressclient"},
-		"one of too many":                       {b: many(), req: sourcetest.Request(1), has: -1},
-		"one of too many, with a grant":         {b: granted(many()), req: sourcetest.Request(1), waits: "no-egressclient"},
-		"selected, and it consents":             {b: with(known(selecting("a")), bySelector()), req: sourcetest.Request(1), has: 1},
-		"selected, namespace not known":         {b: with(unknownToo, bySelector()), req: sourcetest.Request(1), has: 1},
+		"no consent, operator selects another":  {b: with(consenting("dmz", known(selecting("a"))), bySelector()), req: sourcetest.Request(1), has: -1},
+		"no consent, named":                     {b: with(consenting("", known(selecting("a"))), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
+		"no consent, granted":                   {b: granted(consenting("", known(selecting("a")))), req: sourcetest.Request(1), waits: "no-egressclient"},
+		"too many selectors":                    {b: many(), req: sourcetest.Request(1), has: -1},
+		"too many selectors, granted":           {b: granted(many()), req: sourcetest.Request(1), waits: "no-egressclient"},
+		"selected, namespace consents":          {b: with(known(selecting("a")), bySelector()), req: sourcetest.Request(1), has: 1},
+		"selected, namespace unknown":           {b: with(unknownToo, bySelector()), req: sourcetest.Request(1), has: 1},
 		"selected":                              {b: with(known(selecting("a")), clientOf(1, useNamed("nat"))), req: sourcetest.Request(1), has: 1},
-		"may be selected, and is not":           {b: with(known(selecting("a")), clientOf(1)), req: sourcetest.Request(1), has: -1},
-		"namespace not known yet":               {b: unknownNamespace, req: sourcetest.Request(1), waits: "starting", says: "namespace ns"},
+		"may be selected, but is not":           {b: with(known(selecting("a")), clientOf(1)), req: sourcetest.Request(1), has: -1},
+		"namespace unknown yet":                 {b: unknownNamespace, req: sourcetest.Request(1), waits: "starting", says: "namespace ns"},
 		"nothing known yet":                     {b: unlisted, req: sourcetest.Request(1), waits: "starting"},
 		"nothing known for long":                {b: late, req: sourcetest.Request(1), has: -1},
 		"nothing known for long, and names one": {b: late, req: naming(1, "nat"), waits: "starting"},
-		"API server away":                       {b: away, req: naming(1, "nat"), waits: "unreachable", says: "connection refused"},
-		"Egress not reported yet":               {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
-		"Egress made again":                     {b: with(known(nat), other), req: naming(1, "nat"), waits: "egress-unknown", says: "of-the-one-before"},
-		"Egress that cannot be":                 {b: with(known(readEgress(senseless)), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-invalid", says: "spec.destinations"},
+		"API server unreachable":                {b: away, req: naming(1, "nat"), waits: "unreachable", says: "connection refused"},
+		"Egress not listed yet":                 {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
+		"Egress recreated":                      {b: with(known(nat), other), req: naming(1, "nat"), waits: "egress-unknown", says: "of-the-one-before"},
+		"invalid Egress":                        {b: with(known(readEgress(senseless)), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-invalid", says: "spec.destinations"},
 		"gateway":                               {b: known(nat), req: gateway, has: 0},
 		"second interface":                      {b: known(nat), req: second, has: -1},
 	} {
@@ -167,38 +167,38 @@ func TestDecide(t *testing.T) {
 					return ""
 				}
 				if !strings.Contains(e.Message, tt.says) {
-					t.Errorf("it says %q", e.Message)
+					t.Errorf("message = %q, want text %q", e.Message, tt.says)
 				}
 				return e.Reason
 			}
 			if reason(v.wait) != tt.waits || reason(v.err) != tt.refused {
-				t.Errorf("waits %+v, refused %+v", v.wait, v.err)
+				t.Errorf("wait = %+v, error = %+v; want reasons %q, %q", v.wait, v.err, tt.waits, tt.refused)
 			}
 			if tt.waits+tt.refused != "" {
 				return
 			}
 			if has := v.egress; tt.has < 0 && has != nil || tt.has >= 0 && (has == nil || len(has.Egresses) != tt.has || has.Forward != (tt.has == 0)) {
-				t.Errorf("it has %+v", v.egress)
+				t.Errorf("egress = %+v, want %d Egresses", v.egress, tt.has)
 			}
 		})
 	}
 }
 
-// follow sets an attachment up as desired, once.
+// follow sets up the desired egress of an attachment.
 func (o *observed) follow(t *testing.T, rec attachment.Record) attachment.Record {
 	t.Helper()
 	if desired, differs := o.desired(rec); differs {
 		rec.Egress = desired
 		o.setUp(rec)
 		if _, again := o.desired(rec); again {
-			t.Errorf("%s is to have yet another egress", rec.Pod.Name)
+			t.Errorf("desired egress of %s differs again after it was set up", rec.Pod.Name)
 		}
 	}
 	return rec
 }
 
-// A change has only those running pods compared that it concerns.
-func TestChangesConcernOnlyTheirPods(t *testing.T) {
+// A change triggers comparisons of the affected running pods only.
+func TestChangesAffectOnlyConcernedPods(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	recs := map[int]attachment.Record{}
 	for i, name := range map[int]string{1: "nat", 2: "web", 3: ""} {
@@ -225,50 +225,50 @@ func TestChangesConcernOnlyTheirPods(t *testing.T) {
 	is := func(what string, want ...int) {
 		t.Helper()
 		if news := b.effects.changed; news != (len(want) > 0) {
-			t.Errorf("%s: news %t", what, news)
+			t.Errorf("%s: change announced = %t, want %t", what, news, len(want) > 0)
 		}
 		if got := touched(); !slices.Equal(got, want) {
-			t.Errorf("%s: looked at %v, want %v", what, got, want)
+			t.Errorf("%s: compared pods = %v, want %v", what, got, want)
 		}
 	}
 	touched()
 	b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(3)))
-	is("a gateway of nat came", 1)
+	is("gateway of nat added", 1)
 	if n := len(recs[1].Egress.Egresses[0].Gateways); n != 2 {
-		t.Errorf("pod 1 has %d gateways", n)
+		t.Errorf("pod 1 has %d gateways, want 2", n)
 	}
 	b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(3)))
-	is("nat is as it was")
+	is("nat unchanged")
 	b.putClient(clientOf(3, useNamed("web")))
 	is("pod 3 became a client", 3)
 	b.putEgress(egressWith("web", gatewayNumber(4)))
-	is("the gateway of web is another", 2, 3)
+	is("gateway of web replaced", 2, 3)
 	b.dropEgress(useNamed("web").name, "")
-	is("web is deleted", 2, 3)
+	is("web deleted", 2, 3)
 	if n := len(recs[2].Egress.Egresses); n != 1 {
-		t.Errorf("the operator says still that pod 2 uses it, and it has %d", n)
+		t.Errorf("pod 2 has %d Egresses, want 1 while its EgressClient lists web", n)
 	}
 	again := egressWith("web", gatewayNumber(5))
 	again.uid = "made-again"
 	b.putEgress(again)
-	is("web is made again", 2, 3)
+	is("web recreated", 2, 3)
 	b.putClient(clientOf(2, use{useNamed("web").name, "made-again"}))
-	is("the operator says so", 2)
+	is("EgressClient updated", 2)
 	if u := recs[2].Egress.Egresses[0]; u.UID != "made-again" || u.Gateways[0].UID != gatewayNumber(5).uid {
-		t.Errorf("pod 2 has %+v", u)
+		t.Errorf("egress of pod 2 = %+v, want the new web", u)
 	}
 	b.dropClient(nameOf(recs[1].Pod), "")
-	is("pod 1 is a client no more", 1)
+	is("EgressClient of pod 1 deleted", 1)
 	if got := recs[1].Egress; got == nil || len(got.Egresses) > 0 {
-		t.Errorf("pod 1 has %+v", got)
+		t.Errorf("egress of pod 1 = %+v, want no Egresses", got)
 	}
 	b.silence(map[use]silentOnes{useNamed("web"): {"gw-0005": true}})
-	is("a gateway of another of the name is silent", 2, 3)
+	is("gateway of the former web silent", 2, 3)
 }
 
-// An Egress that selects a running pod is taken from it, and given back, as its namespace and that
-// of the Egress say, whatever the operator says meanwhile; one that it names is not.
-func TestConsentWhilePodsRun(t *testing.T) {
+// A running pod loses and regains an Egress that selects it as permitted by its namespace and the Egress's
+// namespace, regardless of the operator. An Egress that it names is not affected.
+func TestConsentOfRunningPods(t *testing.T) {
 	b := known(selecting("a"))
 	b.putClient(bySelector())
 	b.putClient(clientOf(2, useNamed("nat")))
@@ -282,7 +282,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	has := func(what string, want int) {
 		t.Helper()
 		if !b.effects.changed {
-			t.Errorf("%s: nobody is to look", what)
+			t.Errorf("%s: no change announced", what)
 		}
 		b.effects.changed = false
 		for i, n := range map[int]int{1: want, 2: 1} {
@@ -294,27 +294,27 @@ func TestConsentWhilePodsRun(t *testing.T) {
 		b.effects.changed = false
 	}
 	b.effects.changed = true
-	has("it consents", 1)
+	has("namespace consents", 1)
 	b.putNamespace(namespace("dmz"))
-	has("it consents to others", 0)
+	has("namespace consents to others", 0)
 	granted(b)
-	has("an administrator lets them", 1)
+	has("administrator grants selection", 1)
 	b.putNamespace(membership.Namespace{Name: "internet"})
-	has("and lets them no more", 0)
+	has("administrator revokes the grant", 0)
 	b.putNamespace(namespace("*"))
-	has("it consents to all", 1)
+	has("namespace consents to all", 1)
 	b.putEgress(selecting("b"))
-	has("it selects others", 0)
+	has("Egress selects other pods", 0)
 	b.putEgress(selecting("a"))
-	has("it selects this one again", 1)
+	has("Egress selects the pod again", 1)
 	if b.putEgress(selecting("a")); b.effects.changed {
-		t.Error("one that is as it was is looked at")
+		t.Error("an unchanged Egress announced a change")
 	}
 	b.dropEgress(useNamed("nat").name, "")
-	has("it is gone, and its pods' packets go no other way", 1)
+	has("Egress deleted; its pods' packets must not take another path", 1)
 }
 
-// Before the API server has reported what there is, nothing is taken from a pod.
+// Before the API server has listed everything, pods lose nothing.
 func TestNothingChangesBeforeTheFirstList(t *testing.T) {
 	rec := record(1)
 	rec.Egress = known(egressWith("nat", gatewayNumber(1))).decide(naming(1, "")).egress
@@ -324,19 +324,19 @@ func TestNothingChangesBeforeTheFirstList(t *testing.T) {
 		b := known()
 		b.sync.SetListed(false, what)
 		if got, differ := b.desired(rec); differ {
-			t.Errorf("without %s: %+v", what, got)
+			t.Errorf("desired() before %s were listed = %+v, want no difference", what, got)
 		}
 	}
 	if got, differ := known().desired(rec); !differ || len(got.Egresses) > 0 {
-		t.Errorf("got %+v", got)
+		t.Errorf("desired() = %+v, want no Egresses", got)
 	}
 	rec.Key.IfName = "net1"
 	if _, differ := known().desired(rec); differ {
-		t.Error("a second interface is to have something")
+		t.Error("desired() of a second interface differs, want no egress")
 	}
 }
 
-func TestStatusOfAnEgressClient(t *testing.T) {
+func TestEgressClientStatus(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	m := clientOf(1, useNamed("nat"))
 	b.putClient(m)
@@ -352,72 +352,72 @@ func TestStatusOfAnEgressClient(t *testing.T) {
 		m := b.clients[m.name]
 		got := b.state(m)
 		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s: %s", what, d)
+			t.Errorf("%s: status (-want +got):\n%s", what, d)
 		}
-		if got != nil { // it is heard
+		if got != nil { // the watch shows the written status
 			m.node = got
 			b.putClient(m)
 			if again := b.state(m); again != nil {
-				t.Errorf("%s: it is said again: %+v", what, again)
+				t.Errorf("%s: reported again: %+v", what, again)
 			}
 		}
 	}
 	up := func(egresses ...v1alpha1.EgressReference) *v1alpha1.EgressClientNode {
 		return &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: rec.Key.ContainerID, Addresses: []string{"10.0.0.2", "fd00::1"}, Egresses: egresses}
 	}
-	say("nothing is here", nil)
+	say("no attachment", nil)
 	rec.Egress = &e
 	b.setUp(rec)
-	say("it is set up", up(nat))
+	say("set up", up(nat))
 	rec.Egress = &changing
 	b.setUp(rec)
-	say("it changes", nil)
+	say("being changed", nil)
 	rec.Egress = &both
 	b.fail(rec, fmt.Errorf("wrapped: %w", tunnel.ErrNoFoU))
 	failed := up()
 	failed.State, failed.Reason, failed.Message = v1alpha1.EgressClientFailed, "NoFoU", "wrapped: "+tunnel.ErrNoFoU.Error()
-	failed.Egresses = []v1alpha1.EgressReference{nat, web} // what changed was reported to be set up last
-	say("it cannot be", failed)
+	failed.Egresses = []v1alpha1.EgressReference{nat, web} // the last completed setup had both
+	say("failed", failed)
 	b.fail(rec, errors.New("no\nmémory"+strings.Repeat("x", 1000)))
 	failed.Reason, failed.Message = "SetUpFailed", source.ASCII("no\nmémory"+strings.Repeat("x", 1000), 512)
-	say("it cannot be for another reason", failed)
+	say("failed for another reason", failed)
 	b.setUp(rec)
-	say("it could be", up(nat, web))
+	say("recovered", up(nat, web))
 	rec.Egress = nil
 	b.setUp(rec)
-	say("a client no more", up())
+	say("no longer a client", up())
 
-	// A sandbox follows another.
+	// A new sandbox replaces the former one.
 	later := rec
 	later.Key.ContainerID, later.Since, later.Egress = "c1-again", rec.Since.Add(time.Second), &e
 	b.setUp(later)
 	want := up(nat)
 	want.ContainerID = "c1-again"
-	say("its next sandbox", want)
+	say("next sandbox", want)
 	b.end(rec)
-	say("the former is gone", nil)
+	say("former sandbox ended", nil)
 	b.end(later)
-	say("all are gone", &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone, ContainerID: "c1-again"})
+	say("all sandboxes ended", &v1alpha1.EgressClientNode{State: v1alpha1.EgressClientGone, ContainerID: "c1-again"})
 	b.end(later)
-	say("it was heard", nil)
+	say("report seen", nil)
 	if len(b.pods) != 0 {
-		t.Errorf("left are %v", b.pods)
+		t.Errorf("pods = %v, want none", b.pods)
 	}
 
-	// A pod that is nobody's client is not reported, unless it was one.
+	// A pod that never was a client is not reported.
 	none := clientOf(2)
 	b.putClient(none)
 	b.setUp(record(2))
 	if got := b.state(b.clients[none.name]); got != nil {
-		t.Errorf("of nobody's client it says %+v", got)
+		t.Errorf("state of a pod without Egresses = %+v, want nil", got)
 	}
-	// Another pod of the name has the EgressClient by now.
+	// The EgressClient belongs to another pod with the same name now.
 	m.pod, m.uid = "another", "client-of-another"
 	b.putClient(m)
 	rec.Egress = &e
 	b.setUp(rec)
 	if got := b.state(m); got != nil {
-		t.Errorf("of another pod it says %+v", got)
+		t.Errorf("state for another pod's EgressClient = %+v, want nil", got)
 	}
 }
 
@@ -432,7 +432,7 @@ func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 	}
 	for range 2 {
 		if list := b.due(); len(list) != 3 || len(b.unreported) != 3 {
-			t.Fatalf("due are %v", list)
+			t.Fatalf("due() = %v, want 3 reports", list)
 		}
 	}
 	one := b.due()[0]
@@ -440,7 +440,7 @@ func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 	m.node = &one.State
 	b.putClient(m)
 	if list := b.due(); len(list) != 2 || b.unreported[one.Name] {
-		t.Errorf("due are %v after the watch showed one", list)
+		t.Errorf("due() after the watch showed one status = %v, want 2 reports", list)
 	}
 	for i := range 3 {
 		if nameOf(record(i).Pod) == one.Name {
@@ -448,18 +448,18 @@ func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 		}
 	}
 	if list := b.due(); len(list) != 3 {
-		t.Errorf("due are %v after one ended", list)
+		t.Errorf("due() after one pod ended = %v, want 3 reports", list)
 	}
-	// Somebody else wrote over a status, and an EgressClient is gone.
+	// Another writer overwrote a status, and an EgressClient was deleted.
 	m.node = nil
 	b.putClient(m)
 	if b.due(); b.unreported[m.name] {
-		t.Error("an ended pod of which the status says nothing is reported")
+		t.Error("an ended pod without a reported status is reported")
 	}
 	for name := range b.clients {
 		b.dropClient(name, "")
 	}
 	if list := b.due(); len(list) != 0 {
-		t.Errorf("due are %v without EgressClients", list)
+		t.Errorf("due() without EgressClients = %v, want none", list)
 	}
 }

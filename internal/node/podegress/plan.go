@@ -16,21 +16,21 @@ import (
 type inputs struct {
 	pod    string                      // UID
 	uses   []use                       // Egresses of which the pod is a client, sorted by name
-	find   func(use) (egress, bool)    // those that are known and usable
-	silent func(egress use) silentOnes // gateways that do not answer probes while others do
-	has    *attachment.Egress          // what the pod has; nil: nothing
+	find   func(use) (egress, bool)    // Egresses that are known and usable
+	silent func(egress use) silentOnes // gateways that fail probes while others respond
+	has    *attachment.Egress          // current egress of the pod; nil: none
 }
 
 // silentOnes is a set of gateways, by UID.
 type silentOnes map[string]bool
 
-// plan returns the egress that a pod is to have. Equal inputs give equal results, and a pod that has what is planned keeps
-// it.
+// plan returns the desired egress of a pod. Equal inputs give equal results, and a pod that already has the planned egress
+// keeps it.
 //
-// An Egress that is not known, or not usable, stays as the pod has it: its packets must not take another way. Egresses
+// An Egress that is unknown or unusable stays as the pod has it, because its packets must not take another path. Egresses
 // of which the pod is no longer a client are removed.
 //
-// Gateways keep their IDs. A new gateway gets the next free ID after the last one that was assigned, so that IDs are
+// Gateways keep their IDs. A new gateway gets the next free ID after the last assigned one, so that IDs are
 // reused as late as possible. A pod uses at most as many gateways as there are IDs: see pick.
 func plan(s inputs) attachment.Egress {
 	var out attachment.Egress
@@ -42,7 +42,7 @@ func plan(s inputs) attachment.Egress {
 		}
 	}
 	ids := numbers{last: out.LastID, taken: map[int]bool{}}
-	var direct []*path // those whose gateways are next hops
+	var direct []*path // Egresses whose gateways are next hops
 	for _, u := range s.uses {
 		t, known := s.find(u)
 		before, has := had[u]
@@ -80,15 +80,15 @@ func plan(s inputs) attachment.Egress {
 
 // path is the plan for one Egress.
 type path struct {
-	at     int // in the plan
+	at     int // the planned Egress
 	used   attachment.UsedEgress
 	egress egress
-	before attachment.UsedEgress // what the pod has; zero: nothing
+	before attachment.UsedEgress // current Egress of the pod; zero: none
 	silent silentOnes
-	ids    map[string]int // of gateways that had an ID, by UID
+	ids    map[string]int // IDs of known gateways, by UID
 }
 
-// keep reserves the IDs of gateways that have one.
+// keep reserves the IDs of gateways that already have one.
 func (p *path) keep(picked []gateway, ids *numbers) {
 	p.ids = map[string]int{}
 	for _, b := range p.before.Gateways {
@@ -99,7 +99,7 @@ func (p *path) keep(picked []gateway, ids *numbers) {
 	}
 }
 
-// number returns the gateways, with new IDs for those without, and which of them new connections may use.
+// number returns the gateways, with new IDs for those without one, and marks those that new connections may use.
 func (p *path) number(pod string, picked []gateway, ids *numbers) (out []attachment.EgressGateway) {
 	takes := p.egress.choose(pod, picked, p.silent)
 	for _, g := range picked {
@@ -113,7 +113,7 @@ func (p *path) number(pod string, picked []gateway, ids *numbers) (out []attachm
 	return out
 }
 
-// used returns the Egress as an attachment records it, without gateways.
+// used returns the recorded form of the Egress, without gateways.
 func (t egress) used() attachment.UsedEgress {
 	u := attachment.UsedEgress{
 		Namespace: t.name.Namespace, Name: t.name.Name, UID: string(t.uid), Destinations: t.destinations,
@@ -133,9 +133,9 @@ func (t egress) unnumbered() (out []attachment.EgressGateway) {
 	return out
 }
 
-// choose returns the gateways that new connections of a pod may use, by UID: those that are not ending; of these, those
-// that answer, if any do; and with session affinity the one of them that rendezvous hashing selects, so that a gateway
-// that is added or removed moves only its own share of pods.
+// choose returns the gateways that new connections of a pod may use, by UID: those that are not ending; among these, those
+// that respond, if any do; and with session affinity the one of them that rendezvous hashing selects, so that adding or
+// removing a gateway moves only that gateway's share of pods.
 func (t egress) choose(pod string, of []gateway, silent silentOnes) map[string]bool {
 	ready := slices.DeleteFunc(slices.Clone(of), func(g gateway) bool { return g.ending })
 	answering := slices.DeleteFunc(slices.Clone(ready), func(g gateway) bool { return silent[g.uid] })
@@ -155,9 +155,9 @@ func (t egress) choose(pod string, of []gateway, silent silentOnes) map[string]b
 	return chosen
 }
 
-// pick shortens lists of gateways to up to most gateways altogether, equally many of each list as far as possible. In a
+// pick shortens lists of gateways to at most most gateways in total, as equally as possible. Within a
 // list, the gateway that new connections prefer comes first, and the others follow by weight, so that adding or
-// removing a gateway changes only its own place. Each list stays in its order.
+// removing a gateway changes only its own position. Each list keeps its order.
 func pick(pod string, lists [][]gateway, most int) [][]gateway {
 	total := 0
 	for _, l := range lists {
@@ -186,7 +186,7 @@ func pick(pod string, lists [][]gateway, most int) [][]gateway {
 	return out
 }
 
-// rank orders gateways: the heaviest that is not ending, and then all others by weight.
+// rank orders gateways: first the heaviest that is not ending, then all others by weight.
 func rank(pod string, list []gateway) []gateway {
 	out := slices.SortedFunc(slices.Values(list), func(a, b gateway) int { return heavier(pod, b, a) })
 	if i := slices.IndexFunc(out, func(g gateway) bool { return !g.ending }); i > 0 {
@@ -211,11 +211,11 @@ func weight(pod, gateway string) uint64 {
 
 // numbers assigns IDs.
 type numbers struct {
-	last  int // assigned last
+	last  int // last assigned ID
 	taken map[int]bool
 }
 
-// used counts the IDs that are taken.
+// used counts the assigned IDs.
 func (n *numbers) used() (used int) {
 	for id := range n.taken {
 		if id > 0 {
@@ -225,7 +225,7 @@ func (n *numbers) used() (used int) {
 	return used
 }
 
-// next assigns the next free ID after the last. There must be one.
+// next assigns the next free ID after the last one. There must be a free ID.
 func (n *numbers) next() int {
 	for range attachment.MaxEgressGateways {
 		n.last = n.last%attachment.MaxEgressGateways + 1
@@ -241,7 +241,7 @@ func useOf(e attachment.UsedEgress) use {
 	return use{types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, types.UID(e.UID)}
 }
 
-// sameEgress compares egresses without their states. nil is the same as one without Egresses.
+// sameEgress compares egresses without their states. nil equals an egress without Egresses.
 func sameEgress(a, b *attachment.Egress) bool {
 	plain := func(e *attachment.Egress) attachment.Egress {
 		if e == nil {

@@ -18,7 +18,7 @@ import (
 
 var plain = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 
-// useNamed is Egress name of namespace internet.
+// useNamed returns the use of an Egress of namespace internet.
 func useNamed(name string) use {
 	return use{types.NamespacedName{Namespace: "internet", Name: name}, types.UID("uid-of-" + name)}
 }
@@ -37,19 +37,19 @@ func addrs(list ...string) (out []netip.Addr) {
 	return out
 }
 
-// gatewayNumber is gateway i of an Egress, by its UID's number.
+// gatewayNumber returns gateway i of an Egress, numbered by its UID.
 func gatewayNumber(i int) gateway {
 	return gateway{uid: fmt.Sprintf("gw-%04d", i), addrs: addrs(fmt.Sprintf("10.9.%d.%d", i/250, i%250+1))}
 }
 
-// egressWith is an Egress that is reached by gateways.
+// egressWith returns an Egress with gateways.
 func egressWith(name string, gateways ...gateway) egress {
 	u := useNamed(name)
 	slices.SortFunc(gateways, byUID)
 	return egress{name: u.name, uid: u.uid, destinations: prefixes("203.0.113.0/24"), gateways: gateways}
 }
 
-// planned plans for a pod that uses all of some Egresses.
+// planned plans for a pod that uses all of the Egresses.
 func planned(pod string, has *attachment.Egress, silent map[use]silentOnes, all ...egress) attachment.Egress {
 	s := inputs{pod: pod, has: has, silent: func(u use) silentOnes { return silent[u] }}
 	known := map[use]egress{}
@@ -61,7 +61,7 @@ func planned(pod string, has *attachment.Egress, silent map[use]silentOnes, all 
 	return plan(s)
 }
 
-// ids are the gateways' IDs, by UID.
+// ids returns the gateways' IDs, by UID.
 func ids(e attachment.Egress) map[string]int {
 	out := map[string]int{}
 	for _, u := range e.Egresses {
@@ -72,7 +72,7 @@ func ids(e attachment.Egress) map[string]int {
 	return out
 }
 
-// chosen are the UIDs of gateways that new connections may take.
+// chosen returns the UIDs of gateways that new connections may use.
 func chosen(e attachment.Egress) (out []string) {
 	for _, u := range e.Egresses {
 		for _, g := range u.Gateways {
@@ -111,68 +111,68 @@ func TestPlan(t *testing.T) {
 		of   []egress
 		want attachment.Egress
 	}{
-		"nothing":                     {},
-		"each by one of the gateways": {of: []egress{direct}, want: attachment.Egress{LastID: 3, Egresses: []attachment.UsedEgress{nat}}},
-		"by the Service":              {of: []egress{byService}, want: attachment.Egress{Egresses: []attachment.UsedEgress{partner}}},
-		"a Service without addresses": {of: []egress{fresh}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("partner")}}},
-		"no gateways":                 {of: []egress{egressWith("nat")}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("nat")}}},
-		"a client no more":            {has: &attachment.Egress{LastID: 3, Forward: true, Egresses: []attachment.UsedEgress{nat}}, want: attachment.Egress{LastID: 3, Forward: true}},
+		"nothing":                   {},
+		"through gateways":          {of: []egress{direct}, want: attachment.Egress{LastID: 3, Egresses: []attachment.UsedEgress{nat}}},
+		"through the Service":       {of: []egress{byService}, want: attachment.Egress{Egresses: []attachment.UsedEgress{partner}}},
+		"Service without addresses": {of: []egress{fresh}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("partner")}}},
+		"no gateways":               {of: []egress{egressWith("nat")}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("nat")}}},
+		"no longer a client":        {has: &attachment.Egress{LastID: 3, Forward: true, Egresses: []attachment.UsedEgress{nat}}, want: attachment.Egress{LastID: 3, Forward: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := planned("pod", tt.has, nil, tt.of...)
 			if d := cmp.Diff(tt.want, got, plain); d != "" {
-				t.Error(d)
+				t.Errorf("plan (-want +got):\n%s", d)
 			}
 			record := attachment.Record{Version: attachment.Version, Key: attachment.Key{ContainerID: "c", IfName: "eth0"}, Lease: attachment.Lease{IPv4: addrs("10.0.0.1")[0]}, Egress: &got, State: attachment.Ready, HostLink: "bth0", InstanceID: "n", BootID: "b"}
 			if _, err := record.Encode(); err != nil {
-				t.Errorf("no record takes it: %v", err)
+				t.Errorf("recording the plan: %v", err)
 			}
 		})
 	}
 }
 
-// An Egress that the node does not know, or cannot use, stays as it was.
-func TestUnknownEgressStays(t *testing.T) {
+// An Egress that is unknown or unusable on the node stays unchanged.
+func TestUnknownEgressIsKept(t *testing.T) {
 	has := planned("pod", nil, nil, egressWith("nat", gatewayNumber(1)), egressWith("other", gatewayNumber(2)))
 	s := inputs{pod: "pod", has: &has, uses: []use{useNamed("nat"), useNamed("never"), useNamed("other")}, silent: func(use) silentOnes { return nil }}
 	other := egressWith("other", gatewayNumber(2), gatewayNumber(3))
 	s.find = func(u use) (egress, bool) { return other, u == useNamed("other") }
 	got := plan(s)
 	if len(got.Egresses) != 2 || !reflect.DeepEqual(got.Egresses[0], has.Egresses[0]) {
-		t.Errorf("was %+v\nis %+v", has, got)
+		t.Errorf("plan changed\nfrom %+v\nto %+v", has, got)
 	}
 	if d := cmp.Diff(map[string]int{"gw-0001": 1, "gw-0002": 2, "gw-0003": 3}, ids(got)); d != "" {
-		t.Error(d)
+		t.Errorf("gateway IDs (-want +got):\n%s", d)
 	}
 }
 
-// IDs go round: one that became free is given again when all others were.
-func TestIDsGoRound(t *testing.T) {
+// IDs are assigned round-robin: a released ID is reused after all others.
+func TestIDsAreAssignedRoundRobin(t *testing.T) {
 	var has *attachment.Egress
-	freed := map[int]int{} // when
+	freed := map[int]int{} // step of release, by ID
 	for i := range 3 * attachment.MaxEgressGateways {
 		got := planned("pod", has, nil, egressWith("nat", gatewayNumber(i), gatewayNumber(i+1)))
 		now := ids(got)
 		if has != nil {
 			before := ids(*has)
 			if now[gatewayNumber(i).uid] != before[gatewayNumber(i).uid] {
-				t.Fatalf("a gateway that stays had ID %d and has %d", before[gatewayNumber(i).uid], now[gatewayNumber(i).uid])
+				t.Fatalf("ID of an unchanged gateway = %d, want %d", now[gatewayNumber(i).uid], before[gatewayNumber(i).uid])
 			}
 			freed[before[gatewayNumber(i-1).uid]] = i
 			if since, was := freed[now[gatewayNumber(i+1).uid]]; was && i-since < attachment.MaxEgressGateways-3 {
-				t.Fatalf("ID %d was freed %d changes before", now[gatewayNumber(i+1).uid], i-since)
+				t.Fatalf("ID %d was reused after %d changes", now[gatewayNumber(i+1).uid], i-since)
 			}
 		}
 		has = &got
-		// Between two gateways there may be none for a moment.
+		// Replacing gateways may leave none in between.
 		none := planned("pod", has, nil, egressWith("nat", gatewayNumber(i+1)))
 		has = &none
 	}
 }
 
-// With session affinity a gateway that comes takes its share of pods and moves no other, and
-// those of one that goes are shared out.
-func TestAffinityMovesFew(t *testing.T) {
+// With session affinity a new gateway takes its share of pods and moves no others, and the pods
+// of a removed gateway are distributed.
+func TestAffinityMovesFewPods(t *testing.T) {
 	const pods = 1000
 	affine := func(gateways ...int) egress {
 		var list []gateway
@@ -190,43 +190,43 @@ func TestAffinityMovesFew(t *testing.T) {
 		pod := fmt.Sprintf("pod-%d", i)
 		at := chosen(planned(pod, nil, nil, three))
 		if len(at) != 1 {
-			t.Fatalf("%s goes by %v", pod, at)
+			t.Fatalf("%s uses gateways %v, want one", pod, at)
 		}
 		count[at[0]]++
 		if with := chosen(planned(pod, nil, nil, four)); with[0] != at[0] {
 			moved++
 			if with[0] != gatewayNumber(4).uid {
-				t.Errorf("%s went from %s to %s, as gateway 4 came", pod, at[0], with[0])
+				t.Errorf("%s moved from %s to %s when gateway 4 was added", pod, at[0], with[0])
 			}
 		}
 		if without := chosen(planned(pod, nil, nil, two)); at[0] != gatewayNumber(2).uid && without[0] != at[0] {
-			t.Errorf("%s went from %s to %s, as gateway 2 went", pod, at[0], without[0])
+			t.Errorf("%s moved from %s to %s when gateway 2 was removed", pod, at[0], without[0])
 		}
 	}
 	for uid, n := range count {
 		if n < pods/3*8/10 || n > pods/3*12/10 {
-			t.Errorf("%d of %d pods go by %s of three", n, pods, uid)
+			t.Errorf("%d of %d pods use %s, want about a third", n, pods, uid)
 		}
 	}
 	if moved < pods/4*8/10 || moved > pods/4*12/10 {
-		t.Errorf("a fourth gateway took %d of %d pods", moved, pods)
+		t.Errorf("a fourth gateway took %d of %d pods, want about a quarter", moved, pods)
 	}
 }
 
-// A gateway that lacks a family is not the only one of a pod while another has both.
-func TestAffinityWantsBothFamilies(t *testing.T) {
+// A gateway that lacks a family is not the only one of a pod if another gateway has both families.
+func TestAffinityPrefersDualStackGateways(t *testing.T) {
 	single, both := gatewayNumber(1), gatewayNumber(2)
 	both.addrs = addrs("10.9.0.3", "fd00::3")
 	to := egressWith("nat", single, both)
 	to.affine = true
 	for i := range 20 {
 		if got := chosen(planned(fmt.Sprint("pod-", i), nil, nil, to)); !slices.Equal(got, []string{both.uid}) {
-			t.Errorf("pod %d goes by %v", i, got)
+			t.Errorf("pod %d uses gateways %v, want %s", i, got, both.uid)
 		}
 	}
 }
 
-// Gateways that do not answer are avoided, unless there are no others.
+// Gateways that fail probes are avoided, unless all do.
 func TestSilentGatewaysAreAvoided(t *testing.T) {
 	one, two, ends := gatewayNumber(1), gatewayNumber(2), gatewayNumber(3)
 	ends.ending = true
@@ -241,16 +241,16 @@ func TestSilentGatewaysAreAvoided(t *testing.T) {
 	for _, affine := range []bool{false, true} {
 		to.affine = affine
 		if got := chosen(planned("pod", nil, silent(one), to)); !slices.Equal(got, []string{two.uid}) {
-			t.Errorf("affine %t: without gateway 1 it goes by %v", affine, got)
+			t.Errorf("affinity %t: gateways with gateway 1 silent = %v, want %s", affine, got, two.uid)
 		}
 		if got, want := chosen(planned("pod", nil, silent(one, two), to)), chosen(planned("pod", nil, nil, to)); !slices.Equal(got, want) {
-			t.Errorf("affine %t: none answers, and it goes by %v, not %v", affine, got, want)
+			t.Errorf("affinity %t: gateways with all silent = %v, want %v", affine, got, want)
 		}
 	}
 }
 
-// Of more gateways than IDs a pod has a part, of each Egress alike, which stays while others
-// come and go.
+// If there are more gateways than IDs, a pod gets a share of each Egress's gateways, which changes little when
+// gateways are added or removed.
 func TestMoreGatewaysThanIDs(t *testing.T) {
 	list := func(from, to int) (out []gateway) {
 		for i := from; i < to; i++ {
@@ -261,11 +261,11 @@ func TestMoreGatewaysThanIDs(t *testing.T) {
 	small, large := egressWith("small", list(0, 5)...), egressWith("large", list(1000, 1900)...)
 	got := planned("pod", nil, nil, large, small)
 	if n := len(got.Egresses[0].Gateways); n != attachment.MaxEgressGateways-5 || len(got.Egresses[1].Gateways) != 5 {
-		t.Fatalf("%d gateways of 900, and %d of 5", n, len(got.Egresses[1].Gateways))
+		t.Fatalf("gateways = %d of 900 and %d of 5, want %d and 5", n, len(got.Egresses[1].Gateways), attachment.MaxEgressGateways-5)
 	}
 	again := planned("pod", &got, nil, large, small)
 	if !sameEgress(&got, &again) {
-		t.Error("it is another when it is planned again")
+		t.Error("planning again changed the result")
 	}
 	grown := planned("pod", &got, nil, egressWith("large", list(1000, 1910)...), small)
 	before, after, stay := ids(got), ids(grown), 0
@@ -275,23 +275,23 @@ func TestMoreGatewaysThanIDs(t *testing.T) {
 		}
 	}
 	if stay < attachment.MaxEgressGateways-12 {
-		t.Errorf("of %d gateways %d stayed, as 10 of 900 came", len(after), stay)
+		t.Errorf("%d of %d gateways are unchanged after 10 of 900 were replaced", stay, len(after))
 	}
-	// All but one end: that one new connections can take.
+	// All gateways except one are ending, and new connections use that one.
 	ending := list(1000, 1900)
 	for i := range ending {
 		ending[i].ending = ending[i].uid != "gw-1500"
 	}
 	if got := chosen(planned("pod", nil, nil, egressWith("large", ending...))); !slices.Equal(got, []string{"gw-1500"}) {
-		t.Errorf("new connections go by %v", got)
+		t.Errorf("gateways of new connections = %v, want gw-1500", got)
 	}
 	if n := len(planned("other", nil, nil, large, small).Egresses[0].Gateways); n != attachment.MaxEgressGateways-5 {
-		t.Errorf("another pod has %d", n)
+		t.Errorf("another pod has %d gateways, want %d", n, attachment.MaxEgressGateways-5)
 	}
 }
 
-// After random changes of Egresses and their gateways: a plan is planned again of a pod that has it,
-// no two gateways have one ID, none changes its own, and new connections have a way if there
+// After random changes of Egresses and their gateways, a repeated plan has the same result,
+// no two gateways share an ID, no gateway changes its ID, and new connections have a gateway if there
 // is one.
 func TestPlanInvariants(t *testing.T) {
 	r := rand.New(rand.NewPCG(14, 14))
@@ -327,7 +327,7 @@ func TestPlanInvariants(t *testing.T) {
 		got := planned("pod", has, nil, all...)
 		again := planned("pod", &got, nil, all...)
 		if !sameEgress(&got, &again) || got.LastID != again.LastID {
-			t.Fatalf("step %d: planned again it is another\n%s", step, cmp.Diff(got, again, plain))
+			t.Fatalf("step %d: planning again changed the result\n%s", step, cmp.Diff(got, again, plain))
 		}
 		taken := map[int]string{}
 		for i, e := range got.Egresses {
@@ -337,7 +337,7 @@ func TestPlanInvariants(t *testing.T) {
 					continue
 				}
 				if other, twice := taken[g.ID]; twice || g.ID < 1 || g.ID > attachment.MaxEgressGateways {
-					t.Fatalf("step %d: ID %d is of %s and %s", step, g.ID, other, g.UID)
+					t.Fatalf("step %d: ID %d of %s and %s is invalid or shared", step, g.ID, other, g.UID)
 				}
 				taken[g.ID] = g.UID
 				if g.Chosen {
@@ -347,20 +347,20 @@ func TestPlanInvariants(t *testing.T) {
 					ready++
 				}
 				if g.Ending && g.Chosen {
-					t.Fatalf("step %d: new connections take %s, which ends", step, g.UID)
+					t.Fatalf("step %d: new connections may use the ending gateway %s", step, g.UID)
 				}
 			}
 			switch {
 			case all[i].toService:
 			case all[i].affine && way != min(ready, 1), !all[i].affine && way != ready:
-				t.Fatalf("step %d: of %d ready gateways new connections take %d", step, ready, way)
+				t.Fatalf("step %d: new connections may use %d of %d ready gateways", step, way, ready)
 			}
 		}
 		if has != nil {
 			now := ids(got)
 			for uid, id := range ids(*has) {
 				if at, still := now[uid]; still && at != id {
-					t.Fatalf("step %d: %s had ID %d and has %d", step, uid, id, at)
+					t.Fatalf("step %d: ID of %s changed from %d to %d", step, uid, at, id)
 				}
 			}
 		}
@@ -373,10 +373,10 @@ func TestSameEgress(t *testing.T) {
 	b := planned("pod", nil, nil, egressWith("nat", gatewayNumber(1)))
 	b.State, b.LastID = attachment.EgressChanging, 99
 	if !sameEgress(&a, &b) || !sameEgress(nil, &attachment.Egress{}) || !sameEgress(&attachment.Egress{Egresses: []attachment.UsedEgress{}}, nil) {
-		t.Error("the same is not the same")
+		t.Error("sameEgress() = false for equal egresses")
 	}
 	b.Egresses[0].Gateways[0].Chosen = false
 	if sameEgress(&a, &b) || sameEgress(nil, &a) || sameEgress(&attachment.Egress{Forward: true}, nil) {
-		t.Error("what differs is the same")
+		t.Error("sameEgress() = true for different egresses")
 	}
 }

@@ -15,27 +15,27 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// The node probes gateways, so that new connections of its pods avoid one that is gone before Kubernetes has noticed.
-// Kubernetes takes 40 s when a whole node is gone (kube-controller-manager, --node-monitor-grace-period).
+// The node probes gateways, so that new connections of its pods avoid a failed gateway before Kubernetes notices.
+// Kubernetes takes 40 s if a whole node fails (kube-controller-manager, --node-monitor-grace-period).
 //
-// Only the operator says which gateways there are, in the Egress's status. A probe can only divert new connections of
-// this node's pods from a gateway while another one of the same Egress answers. So whoever can drop probes can move
-// connections between gateways that may all serve them. Whoever answers at the address of a gateway that is gone is
-// treated as without probes, until the operator drops the gateway. Where nodes cannot reach pods, no gateway answers,
-// and all are used.
+// Only the operator determines the set of gateways, in the Egress's status. A probe can only divert new connections of
+// this node's pods from a gateway while another one of the same Egress responds. Therefore an attacker who drops probes
+// can only move connections between gateways that may all serve them. A host that responds at the address of a failed
+// gateway is treated as if there were no probes, until the operator removes the gateway. If nodes cannot reach pods, no
+// gateway responds, and all are used.
 const (
-	// ProbeFailures is how many consecutive probes of a gateway must fail before new connections avoid it. One
-	// success is enough to use it again.
+	// ProbeFailures is how many consecutive probes of a gateway must fail before new connections avoid it. A single
+	// success makes it usable again.
 	ProbeFailures = 3
-	// ProbeTimeout is how long a gateway has to answer.
+	// ProbeTimeout is how long a probe waits for an answer.
 	ProbeTimeout = time.Second
 )
 
-// Probe returns nil if somebody answers at an address, and otherwise why not.
+// Probe returns nil if a host responds at an address, and otherwise the reason.
 type Probe func(ctx context.Context, to netip.AddrPort) error
 
-// Connect probes by TCP. A refusal counts as an answer: the gateway's network serves its clients while its program
-// restarts. The connection is reset, so that neither end keeps it (TIME-WAIT, RFC 9293 section 3.3.2).
+// Connect probes by TCP. A refused connection counts as success: the gateway's network serves its clients while its
+// program restarts. The connection is reset, so that neither end keeps it (TIME-WAIT, RFC 9293 section 3.3.2).
 func Connect(ctx context.Context, to netip.AddrPort) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
 	switch {
@@ -53,22 +53,22 @@ func Connect(ctx context.Context, to netip.AddrPort) error {
 
 func refusedConnection(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// asked identifies a gateway that is probed.
+// asked identifies a probed gateway.
 type asked struct {
 	egress use
 	uid    string
-	addrs  string // at which it is probed
+	addrs  string // addresses to probe
 }
 
 func askedOf(u use, g gateway) asked {
 	return asked{u, g.uid, strings.Join(texts(g.addrs), " ")}
 }
 
-// answers counts, for each probed gateway, the failures since the last success.
+// answers counts, for each probed gateway, the failures since its last success.
 type answers map[asked]int
 
-// silent returns the gateways that new connections are to avoid: those of each Egress of which ProbeFailures consecutive
-// probes failed, while another one answers.
+// silent returns the gateways that new connections should avoid: those of each Egress of which ProbeFailures consecutive
+// probes failed, while another one responds.
 func (a answers) silent(of map[use][]gateway) map[use]silentOnes {
 	out := map[use]silentOnes{}
 	for u, list := range of {
@@ -87,12 +87,12 @@ func (a answers) silent(of map[use][]gateway) map[use]silentOnes {
 	return out
 }
 
-// keepOnly forgets gateways that are no longer probed.
+// keepOnly removes gateways that are no longer probed.
 func (a answers) keepOnly(of map[asked]gateway) {
 	maps.DeleteFunc(a, func(g asked, _ int) bool { _, still := of[g]; return !still })
 }
 
-// toProbe returns the gateways of Egresses that have more than one: there is no alternative to a single gateway.
+// toProbe returns the gateways of Egresses that have more than one. A single gateway has no alternative.
 func toProbe(of map[use][]gateway) map[asked]gateway {
 	out := map[asked]gateway{}
 	for u, list := range of {
@@ -112,7 +112,7 @@ type answer struct {
 	err error
 }
 
-// prober probes gateways, each once however many pods use it. Its fields belong to the goroutine of run.
+// prober probes gateways, each once regardless of how many pods use it. Its fields belong to the goroutine of run.
 type prober struct {
 	clients *Clients
 	known   answers
@@ -142,7 +142,7 @@ func (p *prober) run(ctx context.Context) {
 			p.follow(ctx, of)
 		case r := <-p.results:
 			if p.running[r.of] == nil {
-				continue // its probes were ended
+				continue // its probes were stopped
 			}
 			p.note(r)
 		}
@@ -155,7 +155,7 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// follow probes these gateways and no others.
+// follow probes exactly these gateways.
 func (p *prober) follow(ctx context.Context, of map[asked]gateway) {
 	for g, end := range p.running {
 		if _, still := of[g]; !still {
@@ -188,7 +188,7 @@ func (p *prober) ask(ctx context.Context, g asked, addrs []netip.Addr) {
 		err := anyOf(once, addrs, p.clients.cfg.Probe)
 		cancel()
 		if ctx.Err() != nil {
-			return // the probe was cut short
+			return // the probe was cancelled
 		}
 		select {
 		case <-ctx.Done():
@@ -199,7 +199,7 @@ func (p *prober) ask(ctx context.Context, g asked, addrs []netip.Addr) {
 	}
 }
 
-// note counts a probe, and logs when a gateway ceases to answer and when it answers again.
+// note counts a probe, and logs when a gateway stops responding and when it responds again.
 func (p *prober) note(r answer) {
 	before := p.known[r.of]
 	if p.known[r.of]++; r.err == nil {

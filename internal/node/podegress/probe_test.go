@@ -35,31 +35,31 @@ func TestSilent(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		answers answers
-		silent  []string // of nat
+		silent  []string // silent gateways of nat
 	}{
-		"none was asked":                      {answers{}, nil},
-		"all answer":                          {failed(nat, 0, 0, 0), nil},
-		"one failed twice":                    {failed(nat, 2, 0, 0), nil},
-		"one failed three times":              {failed(nat, 3, 0, 0), []string{"gw-0001"}},
-		"all but one":                         {failed(nat, 3, 90, 0), []string{"gw-0001", "gw-0002"}},
-		"all":                                 {failed(nat, 3, 90, 7), nil},
-		"all that were asked":                 {failed(nat, 3, 90, -1), nil},
-		"the other may be about to":           {failed(nat, 3, 90, 1), nil},
-		"an answer of another Egress is none": {failed(web, 3, 0), nil},
+		"none probed":               {answers{}, nil},
+		"all respond":               {failed(nat, 0, 0, 0), nil},
+		"one failed twice":          {failed(nat, 2, 0, 0), nil},
+		"one failed three times":    {failed(nat, 3, 0, 0), []string{"gw-0001"}},
+		"all but one failed":        {failed(nat, 3, 90, 0), []string{"gw-0001", "gw-0002"}},
+		"all":                       {failed(nat, 3, 90, 7), nil},
+		"all probed ones failed":    {failed(nat, 3, 90, -1), nil},
+		"other one failing":         {failed(nat, 3, 90, 1), nil},
+		"gateway of another Egress": {failed(web, 3, 0), nil},
 	} {
 		got := tt.answers.silent(of)
 		if list := slices.Sorted(maps.Keys(got[nat])); !slices.Equal(list, tt.silent) {
-			t.Errorf("%s: silent are %v", name, list)
+			t.Errorf("%s: silent gateways = %v, want %v", name, list, tt.silent)
 		}
 	}
 	if got := toProbe(map[use][]gateway{nat: {one}, web: {one, two}}); len(got) != 2 {
-		t.Errorf("probed are %v", got)
+		t.Errorf("toProbe() = %v, want the two gateways of web", got)
 	}
 }
 
-// network is which gateways answer.
+// network determines which gateways respond.
 type network struct {
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards the fields below
 	away  map[netip.Addr]bool
 	asked map[netip.Addr]int
 }
@@ -70,7 +70,7 @@ func (n *network) probe(ctx context.Context, to netip.AddrPort) error {
 	n.asked[to.Addr()]++
 	n.mu.Unlock()
 	if to.Port() != v1alpha1.EgressHealthPort {
-		return errors.New("of another port")
+		return errors.New("probe of a wrong port")
 	}
 	if !away {
 		return nil
@@ -87,7 +87,7 @@ func (n *network) set(away bool, list ...netip.Addr) {
 	}
 }
 
-// clients are those of a node without an API server, which has reported what a book says.
+// clients returns the clients of a node without an API server, with the given observed state.
 func clients(t *testing.T, b *observed, tune func(*Config)) *Clients {
 	t.Helper()
 	cfg := Config{NodeName: "node-1", Kernel: egressfake.NewKernel(nil), Port: 5555, Logger: sourcetest.Logger(sourcetest.NewLog(t))}
@@ -98,8 +98,8 @@ func clients(t *testing.T, b *observed, tune func(*Config)) *Clients {
 	return c
 }
 
-// A gateway that is gone is avoided within some seconds, and not for longer than that; when
-// none answers, none is avoided.
+// A failed gateway is avoided within seconds and until it is back. If all
+// fail, none is avoided.
 func TestProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := gatewayNumber(1), gatewayNumber(2)
@@ -127,49 +127,49 @@ func TestProbes(t *testing.T) {
 			start := time.Now()
 			for !slices.Equal(takes(), want) {
 				if time.Since(start) > most {
-					t.Fatalf("%s: after %v connections take %v", what, time.Since(start), takes())
+					t.Fatalf("%s: gateways after %v = %v, want %v", what, time.Since(start), takes(), want)
 				}
 				time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time
 			}
 			if took := time.Since(start); took < least {
-				t.Errorf("%s: after %v already", what, took)
+				t.Errorf("%s: took %v, want at least %v", what, took, least)
 			}
 		}
-		within("all answer", 0, 0, "gw-0001", "gw-0002")
+		within("all respond", 0, 0, "gw-0001", "gw-0002")
 		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 		net.mu.Lock()
 		for _, a := range []netip.Addr{one.addrs[0], one.addrs[1], two.addrs[0]} {
 			if n := net.asked[a]; n < 50 || n > 70 {
-				t.Errorf("%s was asked %d times in a minute, for 50 pods", a, n)
+				t.Errorf("%s was probed %d times in a minute, want about 60 regardless of the number of pods", a, n)
 			}
 		}
 		if n := net.asked[gatewayNumber(3).addrs[0]]; n > 0 {
-			t.Errorf("the only gateway of its Egress was asked %d times", n)
+			t.Errorf("the only gateway of its Egress was probed %d times, want 0", n)
 		}
 		net.mu.Unlock()
 
 		net.set(true, one.addrs[0])
 		time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time
-		within("one family is away", 0, 0, "gw-0001", "gw-0002")
+		within("one family fails", 0, 0, "gw-0001", "gw-0002")
 		select {
-		case <-c.changed: // of before
+		case <-c.changed: // an earlier change
 		default:
 		}
 		net.set(true, one.addrs[1])
-		within("it is gone", 2*time.Second, 6*time.Second, "gw-0002")
+		within("both families fail", 2*time.Second, 6*time.Second, "gw-0002")
 		select {
 		case <-c.changed:
 		default:
-			t.Error("nobody is reported that running pods are to have another egress")
+			t.Error("no change of the desired egress was announced")
 		}
 		net.set(true, two.addrs...)
-		within("all are gone", 0, 6*time.Second, "gw-0001", "gw-0002")
+		within("all fail", 0, 6*time.Second, "gw-0001", "gw-0002")
 		net.set(false, one.addrs...)
-		within("one is back", 0, 3*time.Second, "gw-0001")
+		within("one responds again", 0, 3*time.Second, "gw-0001")
 		net.set(false, two.addrs...)
-		within("both are", 0, 3*time.Second, "gw-0001", "gw-0002")
+		within("both respond again", 0, 3*time.Second, "gw-0001", "gw-0002")
 
-		// A gateway that is not used is not asked.
+		// An unused gateway is not probed.
 		c.change(func(b *observed) {
 			for i := range 50 {
 				b.dropClient(nameOf(sourcetest.Request(i).Pod), "")
@@ -183,7 +183,7 @@ func TestProbes(t *testing.T) {
 		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 		net.mu.Lock()
 		if len(net.asked) > 0 {
-			t.Errorf("nobody uses them, and asked were %v", net.asked)
+			t.Errorf("unused gateways were probed: %v", net.asked)
 		}
 		net.mu.Unlock()
 		cancel()
@@ -199,16 +199,16 @@ func TestConnect(t *testing.T) {
 	conn, err := l.Accept()
 	harness.OK(t, err)
 	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
-		t.Errorf("the other end sees %v, want a reset", err)
+		t.Errorf("peer sees %v, want a reset", err)
 	}
 	_ = conn.Close()
 	_ = l.Close()
 	if err := Connect(t.Context(), to); err != nil {
-		t.Errorf("a refusal is an answer: %v", err)
+		t.Errorf("Connect() to a closed port = %v, want nil", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if Connect(ctx, to) == nil {
-		t.Error("no answer is none")
+		t.Error("Connect() succeeded without an answer")
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// An ADD asks the gateways that the pod's connections may use whether they serve the pod. Only the time at which the pod
-// starts depends on the reply: a gateway that lies, or somebody who has taken the address of one that is gone, can make
+// An ADD queries the gateways that the pod's connections may use whether they serve the pod. Only the start time of the
+// pod depends on the reply: a malicious gateway, or a host that took over the address of a removed gateway, can make
 // the pod start before its packets get through, or delay it by as long as an ADD may wait.
 
-// Ask asks the gateway at an address whether it serves a pod with these addresses, and returns nil when it does. The
-// error wraps errNoAnswer when nobody answers before ctx ends.
+// Ask queries the gateway at an address whether it serves a pod with these addresses, and returns nil if it does. The
+// error wraps errNoAnswer if there is no answer before ctx ends.
 type Ask func(ctx context.Context, to netip.AddrPort, pod string, addrs []netip.Addr) error
 
 var errNoAnswer = errors.New("it does not answer")
@@ -32,20 +32,20 @@ const (
 	// refusedAgain is the delay after a refused connection: the gateway's program is starting, or has too many
 	// connections.
 	refusedAgain = 100 * time.Millisecond
-	// mutedFor is how long no ADD waits for a gateway that did not answer: where nodes cannot reach pods, or the
-	// gateway's node is gone, not every pod has to wait.
+	// mutedFor is how long ADDs do not wait for a gateway that did not answer. If nodes cannot reach pods, or the
+	// gateway's node has failed, pods should not all have to wait.
 	mutedFor = 30 * time.Second
-	// longestSaid bounds what is passed on of a gateway's reply, in bytes.
+	// longestSaid bounds the part of a gateway's reply that is passed on, in bytes.
 	longestSaid = 200
 )
 
-// asking is the HTTP client for gateways: without proxies and redirects.
+// asking is the HTTP client for gateways, without proxies and redirects.
 var asking = &http.Client{
 	Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: 10 * time.Second, MaxResponseHeaderBytes: 4096},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// AskByHTTP asks berth-egress.
+// AskByHTTP queries berth-egress.
 func AskByHTTP(ctx context.Context, to netip.AddrPort, pod string, addrs []netip.Addr) error {
 	u := url.URL{
 		Scheme: "http", Host: to.String(), Path: v1alpha1.EgressClientsPath + pod,
@@ -67,16 +67,16 @@ func AskByHTTP(ctx context.Context, to netip.AddrPort, pod string, addrs []netip
 	return fmt.Errorf("it answers %d: %s", answer.StatusCode, shown(string(text), longestSaid))
 }
 
-// asker asks gateways whether they serve pods.
+// asker queries gateways whether they serve pods.
 type asker struct {
 	ask   Ask
 	clock clock.Clock
 
 	mu    sync.Mutex           // guards muted
-	muted map[string]time.Time // gateways, by UID, for which no ADD waits until then
+	muted map[string]time.Time // end of the time in which no ADD waits for a gateway, by UID
 }
 
-// await returns once all gateways of a list serve an attachment's pod, or with an error when ctx ends.
+// await returns once all gateways of a list serve an attachment's pod. It fails if ctx ends first.
 func (a *asker) await(ctx context.Context, list []attachment.EgressGateway, rec attachment.Record) error {
 	errs := make([]error, len(list))
 	var wg sync.WaitGroup
@@ -91,7 +91,7 @@ func (a *asker) await(ctx context.Context, list []attachment.EgressGateway, rec 
 	return errors.Join(errs...)
 }
 
-// gatewaysOf returns the gateways that new connections of an attachment may use, each once, without those that
+// gatewaysOf returns the gateways that new connections of an attachment may use, without duplicates and without those that
 // recently did not answer.
 func (a *asker) gatewaysOf(rec attachment.Record) (list []attachment.EgressGateway) {
 	if rec.Egress == nil {
@@ -111,7 +111,7 @@ func (a *asker) gatewaysOf(rec attachment.Record) (list []attachment.EgressGatew
 	return list
 }
 
-// gateway asks one gateway, at all of its addresses: one positive answer is enough.
+// gateway queries one gateway at all of its addresses; one positive answer suffices.
 func (a *asker) gateway(ctx context.Context, g attachment.EgressGateway, rec attachment.Record) error {
 	err := anyOf(ctx, g.Addresses, func(ctx context.Context, to netip.AddrPort) error { return a.askAt(ctx, to, rec) })
 	if errors.Is(err, errNoAnswer) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -139,7 +139,7 @@ func anyOf(ctx context.Context, addrs []netip.Addr, ask func(context.Context, ne
 	return errors.Join(errs...)
 }
 
-// askAt asks at one address, and again while the connection is refused or closed: a gateway with many connections
+// askAt queries one address, and retries while the connection is refused or closed: a gateway with many connections
 // closes idle ones (package web).
 func (a *asker) askAt(ctx context.Context, to netip.AddrPort, rec attachment.Record) error {
 	for {

@@ -22,10 +22,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// answering are gateways that are asked, by their addresses.
+// answering simulates gateways, by their addresses.
 type answering struct {
-	mu    sync.Mutex                                 // guards all below
-	by    map[netip.Addr]func(context.Context) error // one that is not there is silent
+	mu    sync.Mutex                                 // guards the fields below
+	by    map[netip.Addr]func(context.Context) error // a missing one does not respond
 	asked map[netip.Addr]int
 }
 
@@ -35,7 +35,7 @@ func (a *answering) ask(ctx context.Context, to netip.AddrPort, pod string, addr
 	by := a.by[to.Addr()]
 	a.mu.Unlock()
 	if pod == "" || len(addrs) == 0 || to.Port() != 61690 {
-		return fmt.Errorf("asked for pod %q with %v at port %d", pod, addrs, to.Port())
+		return fmt.Errorf("query for pod %q with addresses %v at port %d", pod, addrs, to.Port())
 	}
 	if by == nil {
 		<-ctx.Done()
@@ -65,7 +65,7 @@ func refuses(context.Context) error {
 	return fmt.Errorf("%w: %w", errNoAnswer, syscall.ECONNREFUSED)
 }
 
-// withGateways is the record of pod 1 as a client, some of whose gateways new connections may take.
+// withGateways returns the record of pod 1 as a client with gateways, some of which new connections may use.
 func withGateways(service bool, list ...attachment.EgressGateway) attachment.Record {
 	rec := record(1)
 	u := attachment.UsedEgress{Namespace: "internet", Name: "nat", UID: "uid-nat", Gateways: list}
@@ -80,8 +80,8 @@ func taken(uid string, at ...string) attachment.EgressGateway {
 	return attachment.EgressGateway{UID: uid, Addresses: addrs(at...), Chosen: true}
 }
 
-// An ADD goes on when all gateways serve the pod that its connections may take, or when its time
-// is over. One that does not answer holds up no further pods for a while.
+// An ADD continues when all gateways that the pod's connections may use serve the pod, or when its time
+// is up. A gateway that does not answer does not delay further pods for a while.
 func TestAwait(t *testing.T) {
 	const most = 2 * time.Second
 	dual, slow, mute := taken("dual", "10.1.0.1", "fd00::1"), taken("slow", "10.1.0.2"), taken("mute", "10.1.0.3")
@@ -90,20 +90,20 @@ func TestAwait(t *testing.T) {
 	for name, tt := range map[string]struct {
 		rec   attachment.Record
 		took  time.Duration
-		lacks []string // gateways
+		lacks []string // gateways named in the error
 	}{
-		"no client":                {record(1), 0, nil},
-		"no gateway":               {withGateways(false), 0, nil},
-		"one":                      {withGateways(false, slow), 300 * time.Millisecond, nil},
-		"either address will do":   {withGateways(false, dual, slow), 300 * time.Millisecond, nil},
-		"one does not answer":      {withGateways(false, slow, mute), most, []string{"mute"}},
-		"one that is not taken":    {withGateways(false, slow, other), 300 * time.Millisecond, nil},
-		"one starts":               {withGateways(false, taken("starting", "10.1.0.4")), 500 * time.Millisecond, nil},
-		"one hangs up":             {withGateways(false, taken("full", "10.1.0.6")), 500 * time.Millisecond, nil},
-		"one cannot tell":          {withGateways(false, taken("old", "10.1.0.5")), 0, []string{"old"}},
-		"by the Service":           {withGateways(true, other), most, []string{"other"}},
-		"by the Service, one ends": {withGateways(true, ending), 0, nil},
-		"of another interface":     {func() attachment.Record { r := withGateways(false, mute); r.Key.IfName = "net1"; return r }(), 0, nil},
+		"no client":                       {record(1), 0, nil},
+		"no gateway":                      {withGateways(false), 0, nil},
+		"one":                             {withGateways(false, slow), 300 * time.Millisecond, nil},
+		"either address suffices":         {withGateways(false, dual, slow), 300 * time.Millisecond, nil},
+		"one unresponsive":                {withGateways(false, slow, mute), most, []string{"mute"}},
+		"one not used by new connections": {withGateways(false, slow, other), 300 * time.Millisecond, nil},
+		"one starting":                    {withGateways(false, taken("starting", "10.1.0.4")), 500 * time.Millisecond, nil},
+		"one closing connections":         {withGateways(false, taken("full", "10.1.0.6")), 500 * time.Millisecond, nil},
+		"one too old":                     {withGateways(false, taken("old", "10.1.0.5")), 0, []string{"old"}},
+		"through the Service":             {withGateways(true, other), most, []string{"other"}},
+		"through the Service, one ending": {withGateways(true, ending), 0, nil},
+		"another interface":               {func() attachment.Record { r := withGateways(false, mute); r.Key.IfName = "net1"; return r }(), 0, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -126,20 +126,20 @@ func TestAwait(t *testing.T) {
 				}
 				took, err := await()
 				if took != tt.took || (err != nil) != (len(tt.lacks) > 0) {
-					t.Errorf("took %s: %v", took, err)
+					t.Errorf("Await() took %s with error %v, want %s and error: %t", took, err, tt.took, len(tt.lacks) > 0)
 				}
 				for _, g := range tt.lacks {
 					if err != nil && !strings.Contains(err.Error(), "gateway "+g+" at") {
-						t.Errorf("it says %v, and nothing of %s", err, g)
+						t.Errorf("error = %v, want gateway %s in it", err, g)
 					}
 				}
 				if silent := tt.took == most; silent {
 					if took, err := await(); took >= most || err != nil {
-						t.Errorf("the next pod waits %s: %v", took, err)
+						t.Errorf("next pod: Await() took %s with error %v, want no wait for the silent gateway", took, err)
 					}
 					time.Sleep(mutedFor) //nolint:forbidigo // virtual time
 					if took, _ := await(); took != most {
-						t.Errorf("much later one waits %s", took)
+						t.Errorf("after mutedFor: Await() took %s, want %s", took, most)
 					}
 				}
 			})
@@ -147,8 +147,8 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// The operator hears of a pod's addresses while it is being set up, once, and that they are no more its
-// own when that fails; of one that the node cannot set up it does not.
+// A pod's addresses are reported to the operator once while it is being set up, and withdrawn if that
+// fails. They are not reported if the node cannot set up clients.
 func TestAddressesAreAnnouncedEarly(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	m := clientOf(1, useNamed("nat"))
@@ -162,29 +162,29 @@ func TestAddressesAreAnnouncedEarly(t *testing.T) {
 	k.Fail(tunnel.ErrNoFoU)
 	c.Announce(rec)
 	if s := b.state(m); s != nil {
-		t.Errorf("of a node without Foo over UDP it says %+v", s)
+		t.Errorf("state without Foo over UDP = %+v, want nil", s)
 	}
 	k.Fail(nil)
 	c.Announce(rec)
 	s := b.state(m)
 	if s == nil || s.State != "SetUp" || !slices.Equal(s.Addresses, []string{"10.0.0.2"}) || len(s.Egresses) != 1 {
-		t.Fatalf("it says %+v", s)
+		t.Fatalf("state = %+v, want SetUp with the address and one Egress", s)
 	}
 	m.node = s
 	b.putClient(m)
 	rec.State = attachment.Ready
 	c.SetUp(rec)
 	if again := b.state(m); again != nil {
-		t.Errorf("then it says %+v", again)
+		t.Errorf("state after SetUp = %+v, want no further report", again)
 	}
 	c.Ended(rec)
 	if s := b.state(m); s == nil || s.State != "Gone" || len(s.Addresses) > 0 {
-		t.Errorf("when it failed it says %+v", s)
+		t.Errorf("state after the end = %+v, want Gone without addresses", s)
 	}
 }
 
-// Changes between an ADD's beginning and its end reach the pod.
-func TestChangesDuringAnADD(t *testing.T) {
+// Changes between the beginning and the end of an ADD reach the pod.
+func TestChangesDuringAnAdd(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	m := clientOf(1, useNamed("nat"))
 	b.putClient(m)
@@ -203,37 +203,37 @@ func TestChangesDuringAnADD(t *testing.T) {
 	news()
 	c.SetUp(rec)
 	if news() {
-		t.Error("there is news though nothing changed")
+		t.Error("DesiredChanged() has an element without a change")
 	}
 	c.Ended(rec)
 	c.change(func(b *observed) { b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(2))) })
 	news()
 	c.SetUp(rec)
 	if !news() {
-		t.Error("nobody hears of the second gateway")
+		t.Error("DesiredChanged() has no element after a gateway was added")
 	}
 }
 
-// A gateway is asked by its path, with all addresses; what it answers is reported, however long that is.
+// A gateway is queried at its path with all addresses. Its answer is reported in bounded length.
 func TestAskByHTTP(t *testing.T) {
 	pod := addrs("10.0.0.1", "fd00::1")
 	for name, tt := range map[string]struct {
 		answer func(http.ResponseWriter, *http.Request)
-		says   string // empty: it serves
+		says   string // expected error; empty: success
 	}{
 		"serves": {func(w http.ResponseWriter, r *http.Request) {
 			if r.Method != http.MethodGet || r.URL.Path != "/clients/uid-1" || !slices.Equal(r.URL.Query()["address"], []string{"10.0.0.1", "fd00::1"}) {
 				w.WriteHeader(http.StatusTeapot)
 			}
 		}, ""},
-		"does not": {func(w http.ResponseWriter, _ *http.Request) {
+		"not served": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "pod uid-1 is not served yet", http.StatusServiceUnavailable)
 		}, "it answers 503: pod uid-1 is not served yet"},
-		"is another's": {http.NotFound, "it answers 404"},
-		"sends away": {func(w http.ResponseWriter, r *http.Request) {
+		"another server": {http.NotFound, "it answers 404"},
+		"redirect": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://192.0.2.1/", http.StatusFound)
 		}, "it answers 302"},
-		"talks on": {func(w http.ResponseWriter, r *http.Request) {
+		"endless reply": {func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusForbidden)
 			for r.Context().Err() == nil {
 				_, _ = w.Write(make([]byte, 1000))
@@ -245,7 +245,7 @@ func TestAskByHTTP(t *testing.T) {
 			defer s.Close()
 			err := AskByHTTP(harness.Deadline(t, time.Minute), netip.MustParseAddrPort(s.Listener.Addr().String()), "uid-1", pod)
 			if (err == nil) != (tt.says == "") || err != nil && (!strings.Contains(err.Error(), tt.says) || errors.Is(err, errNoAnswer) || len(err.Error()) > 2*longestSaid) {
-				t.Errorf("%v, want %q", err, tt.says)
+				t.Errorf("AskByHTTP() = %v, want error containing %q", err, tt.says)
 			}
 		})
 	}
@@ -253,6 +253,6 @@ func TestAskByHTTP(t *testing.T) {
 	at := netip.MustParseAddrPort(s.Listener.Addr().String())
 	s.Close()
 	if err := AskByHTTP(harness.Deadline(t, time.Minute), at, "uid-1", pod); !errors.Is(err, errNoAnswer) || !refusedConnection(err) {
-		t.Errorf("where nobody listens: %v", err)
+		t.Errorf("AskByHTTP() at a closed port = %v, want errNoAnswer for a refused connection", err)
 	}
 }

@@ -13,21 +13,21 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Kernel is the kernel in pods' network namespaces. Errors are those of package egressclient.
+// Kernel programs pods' network namespaces. Errors are those of package egressclient.
 type Kernel interface {
-	// Apply sets a namespace up as a Setup says, and Check returns how it differs.
+	// Apply makes a namespace match a Setup, and Check returns how it differs.
 	Apply(ctx context.Context, netnsPath string, s egressclient.Setup) error
 	Check(ctx context.Context, netnsPath string, s egressclient.Setup) error
 	// Forward turns IP forwarding on in a namespace, and Forwards returns an error if it is off.
 	Forward(netnsPath string) error
 	Forwards(netnsPath string) error
-	// Tracked returns the numbers of a namespace's connection tracking.
+	// Tracked returns the connection tracking numbers of a namespace.
 	Tracked(netnsPath string) (egressgateway.Tracked, error)
-	// Supported returns an error if the node's kernel lacks what tunnels need.
+	// Supported returns an error if the node's kernel lacks a feature that tunnels need.
 	Supported() error
 }
 
-// OfPods is the Kernel of this machine. Sysctls is the directory where its settings are written, /proc/sys if empty.
+// OfPods is the Kernel of this machine. Sysctls is the directory of its sysctl settings, /proc/sys if empty.
 type OfPods struct{ Sysctls string }
 
 // Apply implements Kernel.
@@ -56,13 +56,13 @@ func (OfPods) Tracked(netnsPath string) (egressgateway.Tracked, error) {
 // Supported implements Kernel.
 func (OfPods) Supported() error { return egressclient.Supported() }
 
-// isGateway reports whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
-// this node neither compares nor removes them.
+// isGateway reports whether the tunnels in a pod's namespace are a gateway's own. They have the same names as a client's,
+// and this node neither compares nor removes them.
 func isGateway(rec attachment.Record) bool {
 	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0
 }
 
-// tunnels sets up the clients' side of tunnels in pods' namespaces.
+// tunnels sets up the client side of tunnels in pods' namespaces.
 type tunnels struct {
 	kernel Kernel
 	port   uint16
@@ -71,7 +71,7 @@ type tunnels struct {
 	networks []netip.Prefix
 }
 
-// SetClusterNetworks replaces Config.ClusterNetworks. Running pods get them when they are next compared with
+// SetClusterNetworks replaces Config.ClusterNetworks. It takes effect for running pods when they are next compared with
 // their records.
 func (t *tunnels) SetClusterNetworks(networks []netip.Prefix) {
 	t.mu.Lock()
@@ -96,8 +96,8 @@ func (t *tunnels) Check(ctx context.Context, rec attachment.Record) error {
 	return t.each(rec, t.kernel.Forwards, func(path string) error { return t.kernel.Check(ctx, path, t.setup(rec)) })
 }
 
-// each has a record's namespace forward, if it is a gateway's, and do its work as a client, unless the tunnels in it
-// are a gateway's.
+// each enables forwarding in the namespace of a gateway, and calls do for a client's setup, unless the tunnels in the
+// namespace are a gateway's.
 func (*tunnels) each(rec attachment.Record, forward, client func(path string) error) error {
 	if rec.Egress != nil && rec.Egress.Forward {
 		if err := forward(rec.Netns.Path); err != nil {
@@ -125,7 +125,7 @@ func (t *tunnels) Clear(ctx context.Context, rec attachment.Record) error {
 // Supported implements egresspart.Egress.
 func (t *tunnels) Supported(context.Context) error { return t.kernel.Supported() }
 
-// setupOf returns what a record asks for in its pod's namespace. Only the record and the daemon's settings determine it.
+// setupOf returns the setup of a record's namespace. Only the record and the daemon's settings determine it.
 func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egressclient.Setup {
 	own := ownAddresses(rec)
 	s := egressclient.Setup{Link: rec.Key.IfName, Addrs: own, NodeLocal: rec.Lease.NodeLocal, Port: port, ClusterNetworks: networks}
@@ -143,9 +143,9 @@ func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egress
 	return s
 }
 
-// egressOf returns an Egress as a pod with some addresses can use it: without destinations of a family that the pod
-// lacks, unless it has a node-local address of that family, and without gateways at its own addresses, which would be
-// a loop.
+// egressOf returns the part of an Egress that a pod with these addresses can use: without destinations of a family that
+// the pod lacks, unless it has a node-local address of that family, and without gateways at its own addresses, which
+// would be a loop.
 func egressOf(u attachment.UsedEgress, own []netip.Addr, nodeLocal netip.Addr) egressclient.Egress {
 	foreign := func(a netip.Addr) bool {
 		return !slices.ContainsFunc(own, func(o netip.Addr) bool { return o.Is4() == a.Is4() })

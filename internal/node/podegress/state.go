@@ -18,11 +18,11 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// report is a state that status.node of an EgressClient lacks.
+// report is a change of status.node of an EgressClient.
 type report = kubeapi.Report[v1alpha1.EgressClientNode]
 
 // reportsAtOnce bounds the reports in flight: gateways serve a pod only after the report, and a burst of pods has a
-// second until it sends its first packets again (RFC 6298, section 2).
+// second until it retransmits its first packets (RFC 6298, section 2).
 const reportsAtOnce = 16
 
 // reporter writes the status of the node's EgressClients.
@@ -37,8 +37,8 @@ func (c *Clients) reporter() *kubeapi.Reporter[v1alpha1.EgressClientNode] {
 	}
 }
 
-// write applies status.node of an EgressClient. The precondition is the resourceVersion: the API server accepts no
-// UID as one for a status.
+// write applies status.node of an EgressClient. The precondition is the resourceVersion, because the API server does not
+// accept a UID as precondition for a status.
 func (c *Clients) write(ctx context.Context, r report) error {
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "EgressClient",
@@ -61,13 +61,13 @@ const (
 	longestContainer = 128
 )
 
-// The reasons of status.node.
+// Reasons in status.node.
 const (
 	reasonNoFoU  = "NoFoU"
 	reasonFailed = "SetUpFailed"
 )
 
-// failure is why a pod's egress could not be set up.
+// failure describes why a pod's egress could not be set up.
 type failure struct{ reason, message string }
 
 func failureOf(err error) *failure {
@@ -78,10 +78,10 @@ func failureOf(err error) *failure {
 	return f
 }
 
-// state returns what status.node of an EgressClient is to be; nil: what it is.
+// state returns the desired status.node of an EgressClient, or nil if it is up to date.
 //
-// A pod that has no attachment here, although the object says so, ended with a DEL or while no daemon ran: its
-// addresses may be another's.
+// A pod that has no attachment here, although the object reports one, ended with a DEL or while no daemon ran: its
+// addresses may belong to another pod now.
 func (o *observed) state(m egressClient) *v1alpha1.EgressClientNode {
 	var want v1alpha1.EgressClientNode
 	node := m.node
@@ -103,7 +103,7 @@ func (o *observed) state(m egressClient) *v1alpha1.EgressClientNode {
 			want.Reason, want.Message = h.failed.reason, source.ASCII(h.failed.message, longestMessage)
 		}
 		if node == nil && h.failed == nil && len(want.Egresses) == 0 {
-			return nil // it uses no Egress, and never did
+			return nil // it does not use an Egress, and never did
 		}
 	}
 	if node != nil && sameNode(*node, want) {
@@ -125,7 +125,7 @@ func sameNode(a, b v1alpha1.EgressClientNode) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// ownAddresses returns the local addresses of a pod's tunnels: the first of each family of its own interface.
+// ownAddresses returns the local addresses of a pod's tunnels: the first of each family on its own interface.
 func ownAddresses(rec attachment.Record) (out []netip.Addr) {
 	for _, four := range []bool{true, false} {
 		for _, a := range rec.OwnAddrs() {
@@ -145,7 +145,7 @@ func texts(addrs []netip.Addr) (out []string) {
 	return out
 }
 
-// references returns the Egresses of an attachment.
+// references returns references to the Egresses of an attachment.
 func references(e *attachment.Egress) (out []v1alpha1.EgressReference) {
 	if e == nil {
 		return nil

@@ -10,22 +10,22 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// A gateway has no permission to write Events, so its node reports that its connection table is full.
+// A gateway has no permission to write Events, so its node reports a full connection table.
 
-// trackingInterval is between two looks at the node's gateways.
+// trackingInterval is the interval between checks of the node's gateways.
 const trackingInterval = 10 * time.Second
 
-// Full is called with a message for people while the connection table of a gateway on this node rejects new
+// Full is called with a message while the connection table of a gateway on this node rejects new
 // connections.
 type Full func(rec attachment.Record, message string)
 
-// tracker compares the connection counts of the node's gateways with those of before.
+// tracker compares the connection counts of the node's gateways with the previous ones.
 type tracker struct {
 	clients *Clients
 	before  map[attachment.Key]egressgateway.Tracked
 }
 
-// run looks at the gateways until ctx ends.
+// run checks the gateways until ctx ends.
 func (t tracker) run(ctx context.Context) {
 	c := t.clients
 	for {

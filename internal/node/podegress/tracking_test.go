@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/node/podegress/egressfake"
 )
 
-// A gateway that has to refuse connections is reported, as long as it does, and no other pod is.
-func TestGatewaysWithoutRoom(t *testing.T) {
+// A gateway that rejects connections is reported for as long as it does; other pods are not reported.
+func TestFullGatewaysAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := egressfake.NewKernel(nil)
 		var mu sync.Mutex // guards reported
@@ -31,7 +31,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 			rec := record(i)
 			rec.Egress = &attachment.Egress{Forward: i < 2}
 			c.SetUp(rec)
-			k.Track(rec.Netns.Path, egressgateway.Tracked{Count: 5, Limit: 5000, Refused: 7}) // of before
+			k.Track(rec.Netns.Path, egressgateway.Tracked{Count: 5, Limit: 5000, Refused: 7}) // counts from before the start
 		}
 		go tracker{clients: c}.run(t.Context())
 		look := func(want ...string) {
@@ -45,7 +45,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 			defer mu.Unlock()
 			slices.Sort(reported)
 			if !slices.EqualFunc(reported, want, strings.HasPrefix) {
-				t.Errorf("reported %q, want %q", reported, want)
+				t.Errorf("reported = %q, want %q", reported, want)
 			}
 		}
 		look()
@@ -58,7 +58,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		k.Fail(errors.New("no such namespace"))
 		look()
 		k.Fail(nil)
-		k.Track(record(0).Netns.Path, egressgateway.Tracked{Refused: 1}) // another namespace
+		k.Track(record(0).Netns.Path, egressgateway.Tracked{Refused: 1}) // counters of a new namespace
 		look()
 		c.Ended(record(1))
 		k.Track(record(1).Netns.Path, egressgateway.Tracked{Refused: 100})

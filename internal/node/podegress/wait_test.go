@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// add is an ADD that waits for so long at most, and tells how long it did.
+// add runs an ADD that waits for at most most, and returns how long it waited.
 func add(c *Clients, req attachment.Request, most time.Duration) (e *attachment.Egress, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
@@ -24,8 +24,8 @@ func add(c *Clients, req attachment.Request, most time.Duration) (e *attachment.
 	return e, time.Since(start), err
 }
 
-// While the API server does not tell which Egresses there are, pods that name one wait, and
-// others for a few seconds after the start.
+// Until the API server has listed the Egresses, pods that name one wait, and
+// other pods wait for a few seconds after the start.
 func TestWaitsAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clients(t, newObserved(""), func(*Config) {})
@@ -33,29 +33,29 @@ func TestWaitsAtStart(t *testing.T) {
 		go func() {
 			e, took, err := add(c, sourcetest.Request(1), time.Minute)
 			if e != nil || err != nil || took != confirm.Timeout {
-				t.Errorf("a pod that names none got %v, %v after %v", e, err, took)
+				t.Errorf("pod without Egresses: Acquire() = %v, %v after %v; want no egress after %v", e, err, took, confirm.Timeout)
 			}
 		}()
 		synctest.Wait()
 		if why := c.Why(sourcetest.Key(1)); why == nil || why.Reason != "starting" {
-			t.Errorf("it waits for %+v", why)
+			t.Errorf("Why() = %+v, want reason starting", why)
 		}
 		_, took, err := add(c, naming(2, "nat"), 45*time.Second)
 		if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "starting" || took != 45*time.Second {
-			t.Errorf("a pod that names one got %v after %v", err, took)
+			t.Errorf("pod that names an Egress: Acquire() = %v after %v, want reason starting after 45s", err, took)
 		}
 		if c.Why(naming(2, "nat").Key) != nil || c.waiters.Len() > 0 {
-			t.Error("nobody waits any more")
+			t.Error("a waiter is left after the ADD")
 		}
-		// From now on none waits that need not.
+		// Later pods that need not wait do not wait.
 		if _, took, err := add(c, sourcetest.Request(3), time.Minute); err != nil || took != 0 {
-			t.Errorf("%v after %v", err, took)
+			t.Errorf("later pod: Acquire() = %v after %v, want no wait", err, took)
 		}
 	})
 }
 
-// An ADD goes on the moment that the operator has said what it waits for.
-func TestWaitEndsAtOnce(t *testing.T) {
+// An ADD continues as soon as the operator's decision is known.
+func TestWaitEndsWithTheDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clients(t, known(selecting("a")), func(*Config) {})
 		for after, do := range map[time.Duration]func(b *observed){
@@ -68,12 +68,12 @@ func TestWaitEndsAtOnce(t *testing.T) {
 		go func() {
 			e, took, err := add(c, sourcetest.Request(1), time.Minute)
 			if err != nil || took != 2*time.Second || len(e.Egresses) != 1 {
-				t.Errorf("%+v, %v after %v", e, err, took)
+				t.Errorf("Acquire() = %+v, %v after %v; want one Egress after 2s", e, err, took)
 			}
 		}()
-		// Its Egress, which may have selected it, is deleted while it waits.
+		// The Egress that may have selected the pod is deleted while the pod waits.
 		if e, took, err := add(c, sourcetest.Request(3), time.Minute); err != nil || took != 3*time.Second || e != nil {
-			t.Errorf("%+v, %v after %v", e, err, took)
+			t.Errorf("Acquire() = %+v, %v after %v; want no egress after 3s", e, err, took)
 		}
 		synctest.Wait()
 	})
@@ -98,38 +98,38 @@ func TestKernel(t *testing.T) {
 	s := k.Clients()[rec.Netns.Path]
 	got := s.Egresses[0]
 	if len(got.Destinations) != 1 || len(got.Gateways) != 1 || len(got.Gateways[0].Addrs) != 1 || got.Gateways[0].Addrs[0] != both.addrs[0] || got.Name != "internet/nat" {
-		t.Errorf("a pod with IPv4 alone has %+v", got)
+		t.Errorf("IPv4-only pod: Egress = %+v, want its IPv4 part", got)
 	}
 	if len(s.Others) != 1 || len(s.Addrs) != 1 || s.Link != "eth0" || s.Port != 5555 || len(s.ClusterNetworks) != 1 {
-		t.Errorf("it has %+v", s)
+		t.Errorf("setup = %+v", s)
 	}
-	// One that reaches IPv6 as its node is kept from going there past its gateways.
+	// A pod with a node-local IPv6 address must not bypass the gateways through its node.
 	local := rec
 	local.Lease.NodeLocal = addrs("fd00::ac:5")[0]
 	if s := c.tunnels.setup(local); s.NodeLocal != local.Lease.NodeLocal || len(s.Addrs) != 1 || len(s.Egresses[0].Destinations) != 2 || len(s.Egresses[0].Gateways[0].Addrs) != 1 {
-		t.Errorf("with a node-local address of IPv6 it has %+v", s)
+		t.Errorf("setup with a node-local IPv6 address = %+v", s)
 	}
 	c.SetClusterNetworks(prefixes("10.0.0.0/8", "100.64.0.0/16"))
 	if s := c.tunnels.setup(rec); len(s.ClusterNetworks) != 2 {
-		t.Errorf("the VPC's networks are not among %v", s.ClusterNetworks)
+		t.Errorf("cluster networks = %v, want those of the VPC too", s.ClusterNetworks)
 	}
 	harness.OK(t, c.Clear(ctx, rec))
 	if c.Check(ctx, rec) == nil || len(k.Clients()) > 0 {
-		t.Error("it is there still")
+		t.Error("Clear() left the client's state")
 	}
 	rec.Egress = &attachment.Egress{Forward: true}
 	if c.Check(ctx, rec) == nil {
-		t.Error("it does not forward yet")
+		t.Error("Check() accepts a gateway that does not forward")
 	}
 	harness.OK(t, c.Apply(ctx, rec))
 	harness.OK(t, c.Check(ctx, rec))
-	// What is in a gateway's namespace has the names of a client's tunnels, and is the gateway's.
+	// The tunnels in a gateway's namespace have the names of a client's, but belong to the gateway.
 	harness.OK(t, k.Apply(ctx, rec.Netns.Path, s))
 	harness.OK(t, c.Apply(ctx, rec))
 	harness.OK(t, c.Check(ctx, rec))
 	harness.OK(t, c.Clear(ctx, rec))
 	if len(k.Clients()) != 1 {
-		t.Error("a gateway's tunnels are taken away")
+		t.Error("Clear() removed a gateway's tunnels")
 	}
 	k.Fail(errors.New("no memory"))
 	if c.Apply(ctx, rec) == nil || c.Supported(ctx) == nil {

@@ -1,15 +1,15 @@
-// Package podevents writes Events on pods about their ADDs: that one
-// waits and why, that it failed, and that the address came after all. `kubectl
+// Package podevents writes Events on pods about their ADDs: that one waits and why, that it
+// failed, and that it succeeded after all. `kubectl
 // describe pod` shows them.
 //
-//	news.go    what the daemon reports, and the Event and text for it
-//	remedy.go  what a person can do, by the cause
-//	queue.go   which Event is written when, and which never (no I/O)
-//	teller.go  accepts news at once and writes Events in the background
+//	news.go    reports of the daemon, and their Events and texts
+//	remedy.go  remedies, by cause
+//	queue.go   which Event is written when, and which are dropped (no I/O)
+//	teller.go  accepts reports without blocking and writes Events in the background
 //
 // A Teller never delays an ADD, and bounds its memory and its
-// requests. It drops and counts what it cannot write:
-// the kubelet retries a failed ADD, which makes the same news again.
+// requests. It drops and counts Events that it cannot write:
+// the kubelet retries a failed ADD, which causes the same Event again.
 package podevents
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// What berthd may do in the Kubernetes API in node mode: write Events and read none. An admission
+// berthd's permissions in the Kubernetes API in node mode: write Events and read none. An admission
 // policy restricts it to Events of Pods that name its own node (templates/admission/podevents.yaml of
 // the chart). The roles of the other modes include this one.
 //
@@ -36,13 +36,13 @@ import (
 
 // News is the progress of the ADD of one interface of a pod, or a change of a running pod's network.
 type News struct {
-	Pod    attachment.Pod // as the runtime names it
+	Pod    attachment.Pod // as reported by the runtime
 	IfName string
 	Kind   Kind
-	// Cause is the reason as in metrics, such as subnet-full, and Message is for people. Both are
+	// Cause is the reason as in metrics, such as subnet-full, and Message its description. Both are
 	// empty for an ADD that succeeded.
 	Cause, Message string
-	Addresses      []string // in CIDR form, of an ADD that succeeded
+	Addresses      []string // in CIDR form, for an ADD that succeeded
 }
 
 // subject is the interface that news is about.
@@ -53,12 +53,12 @@ type subject struct {
 
 func (n News) subject() subject { return subject{n.Pod, n.IfName} }
 
-// Kind is the kind of news.
+// Kind is the kind of a report.
 type Kind int
 
-// The kinds of news.
+// The kinds of reports.
 const (
-	// WaitsForAddress: an ADD has waited for a while, as no address is free.
+	// WaitsForAddress: an ADD has waited for a while because no address is free.
 	WaitsForAddress Kind = iota
 	// WaitsForNetwork: an ADD has waited for a while for something else.
 	WaitsForNetwork
@@ -70,19 +70,19 @@ const (
 	Attached
 	// GatewayFull: a gateway of an Egress has no room for new connections.
 	GatewayFull
-	// CutOff: a running pod's network is gone.
+	// CutOff: a running pod has lost its network.
 	CutOff
-	// Restored: it is back.
+	// Restored: a running pod has its network again.
 	Restored
 	// AddressShared: a running pod's address is in use elsewhere.
 	AddressShared
 )
 
-// form is what an Event has from the kind of news.
+// form holds the parts of an Event that the kind determines.
 type form struct {
-	reason  string // a word in CamelCase
-	action  string // what was attempted
-	warning bool   // else Normal
+	reason  string // reason in CamelCase
+	action  string // attempted action
+	warning bool   // otherwise Normal
 }
 
 // forms are the Events. Admission policies list the reasons (package deploy).
@@ -107,7 +107,7 @@ func Reasons() (reasons []string) {
 	return reasons
 }
 
-// passing are causes of waits that usually resolve by themselves and need no Warning.
+// passing are causes of waits that usually resolve by themselves and do not justify a Warning.
 var passing = map[string]bool{"growing": true, "starting": true, "cooling": true, Busy: true}
 
 // warns reports whether the Event is a Warning.
@@ -121,12 +121,12 @@ func warns(k Kind, cause string) bool {
 // maxNote is the maximum length of an Event's note, in bytes (events.k8s.io/v1, Event.note).
 const maxNote = 1024
 
-// maxCause bounds how much of a cause is shown, in bytes. Berth's own causes are shorter; in operator
+// maxCause bounds the part of a cause that is shown, in bytes. Berth's own causes are shorter; in operator
 // mode the cause comes from an object.
 const maxCause = 64
 
-// troubleNote is the note for a wait or a failure: what is wrong, then what to do. A long message is
-// cut.
+// troubleNote returns the note for a wait or a failure: the problem, then the remedy. A long message is
+// truncated.
 func troubleNote(n News) string {
 	remedy, _ := RemedyOf(n.Cause)
 	end := fmt.Sprintf(" [%s]", clip(plain(n.Cause), maxCause))
@@ -137,7 +137,7 @@ func troubleNote(n News) string {
 	return clip(interfacePrefix(n.IfName)+plain(n.Message), maxNote-len(end)) + end
 }
 
-// resolvedNote is the note when an address came or the network is back, with the time since the first
+// resolvedNote returns the note for an assigned address or a restored network, with the time since the first
 // problem.
 func resolvedNote(n News, after time.Duration) string {
 	what := "has " + strings.Join(n.Addresses, " and ")
@@ -179,7 +179,7 @@ func clip(s string, most int) string {
 const Controller = "berthd"
 
 // maxInstance is the maximum length of the reporting instance's name, in bytes
-// (Event.reportingInstance). Admission policies cut a node's name in the same way.
+// (Event.reportingInstance). Admission policies truncate a node's name in the same way.
 const maxInstance = 128
 
 // slots bounds the Events of a node in a namespace: an Event is named after its node and one of these
@@ -192,35 +192,35 @@ const slots = 256
 type Event struct {
 	Pod      attachment.Pod
 	Name     string // in the Pod's namespace
-	Instance string // the node, as far as an Event can name it
-	Warning  bool   // else Normal
+	Instance string // the node's name, possibly truncated
+	Warning  bool   // otherwise Normal
 	Reason   string
 	Action   string
 	Note     string
-	First    time.Time // time of the first news
-	Last     time.Time // and of the last
-	Count    int       // of news
+	First    time.Time // time of the first report
+	Last     time.Time // time of the last report
+	Count    int       // number of reports
 }
 
-// Writer writes Events. Errors that wrap ErrFinal must not be retried, and ErrTaken needs another
-// name; other errors are temporary, such as an API server that does not answer.
+// Writer writes Events. Errors that wrap ErrFinal must not be retried, and ErrTaken requires another
+// name; other errors are temporary, such as an unreachable API server.
 type Writer interface {
 	// Create creates an Event.
 	Create(ctx context.Context, e Event) error
-	// Repeat updates count and time of an existing Event.
+	// Repeat updates the count and time of an existing Event.
 	Repeat(ctx context.Context, e Event) error
 }
 
-// ErrFinal: the API server rejects the Event for good.
-var ErrFinal = errors.New("the API server refuses the Event")
+// ErrFinal means that the API server rejects the Event permanently.
+var ErrFinal = errors.New("the API server rejected the Event")
 
-// ErrTaken: an Event of that name exists already.
-var ErrTaken = errors.New("there is an Event of that name")
+// ErrTaken means that an Event with that name already exists.
+var ErrTaken = errors.New("an Event with that name already exists")
 
 func isFinal(err error) bool { return errors.Is(err, ErrFinal) }
 
-// eventName returns a name from the node and a number. The character before the number is one that a
-// name may end with.
+// eventName returns a name from the node and a number. The character before the number must be one that
+// a name may end with.
 func eventName(instance string, number int) string {
 	return Controller + "." + instance + "x" + strconv.Itoa(number%slots)
 }

@@ -14,14 +14,14 @@ import (
 )
 
 // Rate limits of a node. The sum over nodes matters: when a subnet is full, every pod on every node of
-// the zone has news.
+// the zone causes an Event.
 const (
-	// burst is how many requests may follow each other at once: one for each pod that a kubelet runs
+	// burst is the number of requests without a delay: one for each pod that a kubelet runs
 	// by default (maxPods, 110).
 	burst = 110
 	// each is the interval of further requests.
 	each = 2 * time.Second
-	// most bounds the number of series. The longest notes of that many are half a MiB.
+	// most bounds the number of series. That many notes of maximum length take half a MiB.
 	most = 512
 )
 
@@ -31,41 +31,41 @@ const (
 	// is half its age.
 	repeatFirst = time.Minute
 	repeatLast  = 10 * time.Minute
-	// stale is the age at which news that could not be written is dropped.
+	// stale is the age at which unwritten reports are dropped.
 	stale = 2 * time.Minute
-	// forget is the time without news after which a series ends: API servers keep Events for an hour
+	// forget is the time without reports after which a series ends: API servers keep Events for an hour
 	// by default (--event-ttl).
 	forget = time.Hour
 	// takenFirst and takenMost bound the backoff of a namespace in which a name was taken.
 	takenFirst = time.Second
 	takenMost  = time.Minute
-	// crowded is how many taken names in a row are logged.
+	// crowded is the number of consecutive taken names that is logged.
 	crowded = 5
 )
 
-// taken is the state of a namespace in which the last name was taken by another Event.
+// taken is the state of a namespace in which another Event had the last name.
 type taken struct {
 	pause retry.Backoff
-	times int // in a row
+	times int // consecutive
 }
 
-// line identifies a series. Notes of the same line may differ in details; the first is written.
+// line identifies a series. Notes of the same line may differ in details; the first one is written.
 type line struct {
 	subject
 	kind  Kind
 	cause string
 }
 
-// series is one Event and the news about it.
+// series is one Event and the reports about it.
 type series struct {
 	line
-	note        string    // until it is written
-	first, last time.Time // of news
-	count       int       // of news
+	note        string    // cleared once written
+	first, last time.Time // of the first report
+	count       int       // of the last report
 
-	name    string    // of the Event; empty until it is written
+	name    string    // name of the Event; empty until it is written
 	told    int       // count as last written
-	written time.Time // when
+	written time.Time // time of the last write
 	writing bool      // a request is in flight
 }
 
@@ -76,7 +76,7 @@ type request struct {
 	Event
 }
 
-// queue decides which Event is written when. It does no I/O and has no clock. It is not safe for
+// queue decides which Event is written when. It does no I/O and reads no clock. It is not safe for
 // concurrent use.
 type queue struct {
 	instance string // the node
@@ -94,13 +94,13 @@ func newQueue(node string) *queue {
 	}
 }
 
-// add takes news. kept: there is something to write for it. dropped counts news that was dropped for
+// add accepts a report. kept means that it requires a write. dropped counts reports that were dropped for
 // lack of room.
 func (q *queue) add(n News, now time.Time) (kept bool, dropped int) {
 	who := n.subject()
 	if n.Kind == Attached || n.Kind == Restored {
 		if q.of[who] == 0 {
-			return false, 0 // there was no Event of a problem
+			return false, 0 // no problem was reported, so there is nothing to resolve
 		}
 		since, told := q.resolve(who)
 		if !told {
@@ -118,7 +118,7 @@ func (q *queue) add(n News, now time.Time) (kept bool, dropped int) {
 	return q.begin(l, troubleNote(n), now)
 }
 
-// resolve ends all series of a pod. since is the time of their first news; told: an Event was written.
+// resolve ends all series of a pod. since is the time of their first report; told means that an Event was written.
 func (q *queue) resolve(who subject) (since time.Time, told bool) {
 	for l, s := range q.series {
 		if l.subject != who {
@@ -143,7 +143,7 @@ func (q *queue) begin(l line, note string, now time.Time) (kept bool, dropped in
 	return true, 0
 }
 
-// makeRoom removes the written series with the oldest news, and reports whether there was one.
+// makeRoom removes the written series with the oldest last report, and reports whether there was one.
 func (q *queue) makeRoom() bool {
 	var oldest *series
 	for _, s := range q.series {
@@ -168,7 +168,7 @@ func (q *queue) remove(l line) {
 	}
 }
 
-// due is when a series has to be written; zero: not before there is news.
+// due returns the time at which a series must be written; zero: not before the next report.
 func (q *queue) due(s *series) time.Time {
 	switch {
 	case s.writing || s.name != "" && s.count == s.told:
@@ -182,8 +182,8 @@ func (q *queue) due(s *series) time.Time {
 	return s.written.Add(min(max(s.written.Sub(s.first)/2, repeatFirst), repeatLast))
 }
 
-// next returns the request to make now, or how long to wait; 0: until there is news. dropped counts
-// news that became stale.
+// next returns the request to make now, or the time to wait; 0: until the next report. dropped counts
+// reports that became stale.
 func (q *queue) next(now time.Time) (r *request, wait time.Duration, dropped int) {
 	dropped = q.expire(now)
 	var first *series
@@ -211,7 +211,7 @@ func (q *queue) next(now time.Time) (r *request, wait time.Duration, dropped int
 	return q.request(first), 0, dropped
 }
 
-// before orders writes: new Events first, then those that are due longest.
+// before orders writes: new Events first, then those that have been due longest.
 func (q *queue) before(x, y *series) bool {
 	if (x.name == "") != (y.name == "") {
 		return x.name == ""
@@ -236,11 +236,11 @@ func (q *queue) request(s *series) *request {
 	return r
 }
 
-// done takes the outcome of a request. kept: it may be retried later, until it is stale.
+// done handles the outcome of a request. kept means that it may be retried later, until it is stale.
 func (q *queue) done(r *request, err error, now time.Time) (kept bool) {
 	s := q.series[r.line]
 	if s == nil || !s.writing {
-		return false // ended meanwhile
+		return false // the series ended in the meantime
 	}
 	s.writing = false
 	switch {
@@ -250,7 +250,7 @@ func (q *queue) done(r *request, err error, now time.Time) (kept bool) {
 			delete(q.taken, s.pod.Namespace)
 		}
 		if !forms[s.kind].warning {
-			q.remove(s.line) // nothing will follow
+			q.remove(s.line) // no further write will follow
 		}
 		return false
 	case isFinal(err):
@@ -262,7 +262,7 @@ func (q *queue) done(r *request, err error, now time.Time) (kept bool) {
 			t = &taken{}
 			q.taken[s.pod.Namespace] = t
 		}
-		t.pause.Fail(now, takenFirst, takenMost) // then the next name
+		t.pause.Fail(now, takenFirst, takenMost) // retry with the next name
 		t.times++
 		return false
 	}
@@ -270,7 +270,7 @@ func (q *queue) done(r *request, err error, now time.Time) (kept bool) {
 	return true
 }
 
-// isCrowded reports once when crowded names in a row were taken.
+// isCrowded reports once when crowded consecutive names were taken.
 func (q *queue) isCrowded(namespace string) bool {
 	t := q.taken[namespace]
 	return t != nil && t.times == crowded

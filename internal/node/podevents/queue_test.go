@@ -23,11 +23,11 @@ func newsOf(name string, k Kind, cause string) News {
 	return News{Pod: pod(name), IfName: "eth0", Kind: k, Cause: cause, Message: "no address is free"}
 }
 
-// writer is a queue whose requests are written, with a clock of the test.
+// writer writes the requests of a queue, with a fake clock.
 type writer struct {
 	*queue
 	now     time.Time
-	answer  error // to every request
+	answer  error // result of every request
 	dropped int
 }
 
@@ -38,8 +38,8 @@ func (d *writer) tell(n News) {
 	d.dropped += dropped
 }
 
-// pass lets time pass in seconds, and returns what is written in it: reason, pod,
-// and how often.
+// pass advances the clock by seconds, and returns the requests written meanwhile: reason, pod,
+// and count.
 func (d *writer) pass(t time.Duration) (written []string) {
 	for end := d.now.Add(t); ; d.now = d.now.Add(time.Second) {
 		for {
@@ -50,7 +50,7 @@ func (d *writer) pass(t time.Duration) (written []string) {
 			}
 			written = append(written, fmt.Sprintf("%s %s %d", r.Reason, r.Pod.Name, r.Count))
 			if d.done(r, d.answer, d.now) {
-				break // no answer: the teller pauses
+				break // no answer, so the Recorder pauses
 			}
 		}
 		if !d.now.Before(end) {
@@ -62,13 +62,13 @@ func (d *writer) pass(t time.Duration) (written []string) {
 func (d *writer) want(t *testing.T, passed time.Duration, want ...string) {
 	t.Helper()
 	if got := d.pass(passed); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%v after the beginning %q were written, want %q", d.now.Sub(begin), got, want)
+		t.Errorf("writes %v after the start = %q, want %q", d.now.Sub(begin), got, want)
 	}
 }
 
-// A pod whose ADDs fail for an hour is reported it at once, and then how often it
-// was, at growing intervals.
-func TestRepeatedNewsIsCounted(t *testing.T) {
+// For a pod whose ADDs fail for an hour, an Event is written immediately, and its count is updated
+// at growing intervals.
+func TestRepeatedReportsAreCounted(t *testing.T) {
 	d := newWriter()
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
 	d.want(t, time.Second, "NoAddress a 1")
@@ -79,14 +79,14 @@ func TestRepeatedNewsIsCounted(t *testing.T) {
 		requests += len(d.pass(15 * time.Second))
 	}
 	if requests < 6 || requests > 12 {
-		t.Errorf("%d requests for 240 failures in an hour", requests)
+		t.Errorf("%d requests for 240 failures in an hour, want 6 to 12", requests)
 	}
 	d.tell(newsOf("a", NoAddress, "eni-limit"))
 	d.want(t, time.Second, "NoAddress a 1")
 }
 
-// The address of a pod whose trouble was reported is reported too, once.
-func TestAddressIsReportedAfterTrouble(t *testing.T) {
+// If a problem of a pod was reported, its address is reported too, once.
+func TestAddressIsReportedAfterAProblem(t *testing.T) {
 	d := newWriter()
 	attached := News{Pod: pod("a"), IfName: "eth0", Kind: Attached, Addresses: []string{"10.0.0.5/32"}}
 	d.tell(attached)
@@ -100,23 +100,23 @@ func TestAddressIsReportedAfterTrouble(t *testing.T) {
 	d.tell(attached)
 	r, _, _ := d.next(d.now)
 	if r == nil || r.Reason != "AddressAssigned" || r.Warning || r.Note != "has 10.0.0.5/32, 1m31s after the first of these Events" {
-		t.Fatalf("it is reported by %+v", r)
+		t.Fatalf("request = %+v, want AddressAssigned", r)
 	}
 	d.done(r, nil, d.now)
 	d.tell(attached)
 	d.want(t, time.Hour)
 	if len(d.series) != 0 || len(d.of) != 0 {
-		t.Errorf("%d series are left, of %v", len(d.series), d.of)
+		t.Errorf("%d series of pods %v are left, want none", len(d.series), d.of)
 	}
 }
 
-// Trouble that was over before it could be reported is not reported.
-func TestEndedTroubleIsNotReported(t *testing.T) {
+// A problem that was over before it could be reported is not reported.
+func TestResolvedProblemIsNotReported(t *testing.T) {
 	d := newWriter()
 	d.tell(newsOf("a", WaitsForAddress, "growing"))
 	d.tell(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
 	d.want(t, time.Hour)
-	// The other interface of a pod is another story, and so is another pod of its name.
+	// Another interface of the pod and another pod with its name have series of their own.
 	d.tell(newsOf("a", WaitsForAddress, "growing"))
 	d.tell(News{Pod: pod("a"), IfName: "net1", Kind: Attached})
 	again := pod("a")
@@ -125,40 +125,40 @@ func TestEndedTroubleIsNotReported(t *testing.T) {
 	d.want(t, time.Second, "WaitingForAddress a 1")
 }
 
-// However many ADDs of however many pods fail, requests and memory are bounded.
-func TestStormOfNewsIsBounded(t *testing.T) {
+// Requests and memory are bounded, regardless of the number of failing ADDs and pods.
+func TestEventStormIsBounded(t *testing.T) {
 	d := newWriter()
 	for i := range 10_000 {
 		d.tell(newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full"))
 	}
 	if len(d.series) > most {
-		t.Errorf("%d series are kept", len(d.series))
+		t.Errorf("%d series are kept, want at most %d", len(d.series), most)
 	}
 	if got := len(d.pass(0)); got != burst {
-		t.Errorf("%d requests at once, want %d", got, burst)
+		t.Errorf("%d immediate requests, want %d", got, burst)
 	}
 	got, limit := len(d.pass(time.Minute)), int(time.Minute/each)
 	if got != limit {
-		t.Errorf("%d requests in the minute after, want %d", got, limit)
+		t.Errorf("%d requests in the following minute, want %d", got, limit)
 	}
 	d.pass(2 * stale)
 	if reported := burst + limit + int(2*stale/each); d.dropped < 10_000-reported {
-		t.Errorf("%d are counted as dropped, want at least %d", d.dropped, 10_000-reported)
+		t.Errorf("%d counted as dropped, want at least %d", d.dropped, 10_000-reported)
 	}
 	d.pass(2 * forget)
 	if len(d.series) != 0 || len(d.of) != 0 {
-		t.Errorf("%d series are left hours later", len(d.series))
+		t.Errorf("%d series are left after hours, want none", len(d.series))
 	}
 }
 
-// Events that the API server does not take: for ever, or now.
-func TestRefusedAndUnanswered(t *testing.T) {
+// The API server rejects Events permanently, or is temporarily unavailable.
+func TestRejectedAndFailedRequests(t *testing.T) {
 	d := newWriter()
 	d.answer = fmt.Errorf("%w: forbidden", ErrFinal)
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
-	d.want(t, time.Minute, "NoAddress a 1") // once, not again and again
+	d.want(t, time.Minute, "NoAddress a 1") // once, without retries
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
-	d.want(t, time.Second, "NoAddress a 1") // the next failure is news
+	d.want(t, time.Second, "NoAddress a 1") // the next failure is a new Event
 
 	d.answer = errors.New("connection refused")
 	d.tell(newsOf("b", NoAddress, "subnet-full"))
@@ -172,10 +172,10 @@ func TestRefusedAndUnanswered(t *testing.T) {
 	d.answer = nil
 	d.want(t, time.Minute)
 	if d.dropped != 1 {
-		t.Errorf("%d are counted as dropped, want that of c", d.dropped)
+		t.Errorf("%d counted as dropped, want that of c", d.dropped)
 	}
 
-	// An Event that is there no more is made anew with the next news.
+	// An Event that no longer exists is created again with the next report.
 	d.tell(newsOf("d", NoAddress, "subnet-full"))
 	d.want(t, time.Second, "NoAddress d 1")
 	d.answer = fmt.Errorf("%w: not found", ErrFinal)
@@ -186,9 +186,9 @@ func TestRefusedAndUnanswered(t *testing.T) {
 	d.want(t, time.Second, "NoAddress d 1")
 }
 
-// Events that are there are counted up only after pods were reported which nobody
-// knows yet.
-func TestNewTroubleComesFirst(t *testing.T) {
+// Updates of existing Events are written only after new
+// Events of other pods.
+func TestNewEventsComeFirst(t *testing.T) {
 	d := newWriter()
 	for i := range burst {
 		d.tell(newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full"))
@@ -200,12 +200,12 @@ func TestNewTroubleComesFirst(t *testing.T) {
 	d.now = d.now.Add(2 * time.Minute)
 	d.tell(newsOf("new", NoAddress, "subnet-full"))
 	if got := d.pass(0); len(got) == 0 || got[0] != "NoAddress new 1" {
-		t.Errorf("%q are written first", got[:min(3, len(got))])
+		t.Errorf("first writes = %q, want the new Event", got[:min(3, len(got))])
 	}
 }
 
-// Names repeat, so that there are never more Events of a node than there are names, and one that is taken is
-// not waited for.
+// Names repeat, so that a node never has more Events than there are names. A taken name causes
+// no delay.
 func TestEventNames(t *testing.T) {
 	d := newWriter()
 	names := map[string]bool{}
@@ -214,23 +214,23 @@ func TestEventNames(t *testing.T) {
 		d.now = d.now.Add(each)
 		r, _, _ := d.next(d.now)
 		if names[r.Name] = true; len(validation.IsDNS1123Subdomain(r.Name)) > 0 || i < slots && len(names) != i+1 {
-			t.Fatalf("Event %d has the name %s", i, r.Name)
+			t.Fatalf("Event %d has the invalid or repeated name %s", i, r.Name)
 		}
 		d.done(r, nil, d.now)
 	}
 	if len(names) != slots {
-		t.Errorf("there are %d names", len(names))
+		t.Errorf("%d names, want %d", len(names), slots)
 	}
 	for _, cut := range []string{"-", ".", "a"} {
 		if name := eventName(strings.Repeat("n", maxInstance-1)+cut, 255); len(validation.IsDNS1123Subdomain(name)) > 0 {
-			t.Errorf("the name %s of a node whose name is cut", name)
+			t.Errorf("invalid name %s for a node whose name is truncated", name)
 		}
 	}
 
 	d.answer = fmt.Errorf("%w: already exists", ErrTaken)
 	d.tell(newsOf("a", NoAddress, "growing"))
 	if r, _, _ := d.next(d.now); d.done(r, d.answer, d.now) {
-		t.Error("the API server is waited for")
+		t.Error("done() requests a pause after a taken name")
 	}
 	d.answer = nil
 	d.want(t, each, "NoAddress a 1")
@@ -250,7 +250,7 @@ func TestNotes(t *testing.T) {
 		},
 	} {
 		if got := troubleNote(c.news); got != c.want {
-			t.Errorf("of %+v the note is\n%s\nwant\n%s", c.news, got, c.want)
+			t.Errorf("note of %+v =\n%s\nwant\n%s", c.news, got, c.want)
 		}
 	}
 	for _, length := range []int{800, 1020, 1024, 5000} {
@@ -258,12 +258,12 @@ func TestNotes(t *testing.T) {
 		n.Message = strings.Repeat("ä", length)
 		n.IfName = strings.Repeat("i", length)
 		if got := troubleNote(n); len(got) > maxNote || !utf8.ValidString(got) || !strings.HasSuffix(got, `"A pod stays in ContainerCreating")`) {
-			t.Errorf("of messages of %d characters the note has %d bytes: %s", length, len(got), got)
+			t.Errorf("note for a message of %d characters has %d bytes: %s", length, len(got), got)
 		}
 	}
 }
 
-// Nobody is warned of what is over by itself.
+// Problems that resolve by themselves cause no Warning.
 func TestWarnings(t *testing.T) {
 	for _, c := range []struct {
 		kind  Kind
@@ -274,7 +274,7 @@ func TestWarnings(t *testing.T) {
 		{NoAddress, "growing", true}, {NetworkFailed, "kernel", true}, {Attached, "", false},
 	} {
 		if got := warns(c.kind, c.cause); got != c.want {
-			t.Errorf("kind %d for %s: warning %v", c.kind, c.cause, got)
+			t.Errorf("warns(%d, %s) = %v, want %v", c.kind, c.cause, got, c.want)
 		}
 	}
 }

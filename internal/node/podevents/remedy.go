@@ -2,7 +2,7 @@ package podevents
 
 import "sync"
 
-// Busy is the cause of a wait when the daemon knows none.
+// Busy is the cause of a wait for which the daemon has no reason.
 const Busy = "busy"
 
 // ConnectionsFull is the cause of GatewayFull.
@@ -11,10 +11,10 @@ const ConnectionsFull = "connections-full"
 // UsedElsewhere is the cause of AddressShared.
 const UsedElsewhere = "used-elsewhere"
 
-// OnNode is another cause of AddressShared: the node has the address.
+// OnNode is another cause of AddressShared: the node itself has the address.
 const OnNode = "address-on-node"
 
-// Headings of docs/troubleshoot.md, under which the causes are.
+// Headings of docs/troubleshoot.md that describe the causes.
 const (
 	inNoAddress = "No address"
 	inNICs      = "No NIC"
@@ -30,13 +30,13 @@ const (
 	inAll       = "A pod stays in ContainerCreating"
 )
 
-// Remedy is what a person can do about a cause.
+// Remedy is the remedy for a cause.
 type Remedy struct {
-	Do      string // a sentence; empty where the message ends with it
-	Heading string // of docs/troubleshoot.md, which has more
+	Do      string // a sentence; empty if the message includes it
+	Heading string // heading of docs/troubleshoot.md with details
 }
 
-// RemedyOf returns what to do about a cause. known is false for a cause without an entry, as from a
+// RemedyOf returns the remedy for a cause. known is false for a cause without an entry, for example of a
 // newer operator.
 func RemedyOf(cause string) (r Remedy, known bool) {
 	if r, known = remedies()[cause]; known {
@@ -45,7 +45,7 @@ func RemedyOf(cause string) (r Remedy, known bool) {
 	return Remedy{Heading: inAll}, false
 }
 
-// Sentences of several causes.
+// Remedies of several causes.
 const (
 	nothing      = "No action is needed if this happens once; if it happens often, keep more addresses warm."
 	wait         = "Wait a moment; no action is needed."
@@ -57,12 +57,12 @@ const (
 	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
 )
 
-// advice groups causes by what to do. TestEveryCauseHasARemedy finds the causes in the code.
+// advice groups causes by remedy. TestEveryCauseHasRemedy finds the causes in the code.
 var advice = []struct {
 	Remedy
 	causes []string
 }{
-	// The node's addresses.
+	// Causes concerning the node's addresses.
 	{Remedy{"", inNoAddress}, []string{
 		"subnet-full", "eni-limit", "first-interface-index", "no-ipv6", "no-ipv4", "node-local-full", "max-pods", "throttled",
 		"permission", "unreachable", "refused",
@@ -72,7 +72,7 @@ var advice = []struct {
 	{Remedy{nothing, inNoAddress}, []string{"growing"}},
 	{Remedy{wait, inNoAddress}, []string{"starting"}},
 	{Remedy{"The kubelet retries; check why so many ADDs wait.", inNoAddress}, []string{"crowded"}},
-	// The node's NodeNetwork, and its conditions.
+	// Causes concerning the node's NodeNetwork and its conditions.
 	{Remedy{"", inWaits}, []string{"no-object", "other-instance"}},
 	{Remedy{seeOperator, inWaits}, []string{"no-operator"}},
 	{Remedy{nothing, inOperator}, []string{"allocating"}},
@@ -85,13 +85,13 @@ var advice = []struct {
 	{Remedy{"Find out what deletes the node's NodeNetwork.", inOperator}, []string{"made-again-too-often"}},
 	{Remedy{"Tag the instance, or correct the operator's setting.", inOperator}, []string{"another-cluster"}},
 	{Remedy{"Install the roles, policies and CRDs of the operator's version.", inOperator}, []string{"not-written"}},
-	// A running pod whose network is gone.
+	// Causes concerning a running pod that lost its network.
 	{Remedy{"Find out what detached the ENI, or moved its link to another network namespace or driver.", inCutOff}, []string{"eni-link-missing"}},
 	{Remedy{"Berth attaches the ENI again if it still exists; otherwise delete the pod. CloudTrail shows who detached it.", inCutOff}, []string{
 		"eni-detached",
 	}},
 	{Remedy{"Delete the pod, so that another gets a new address.", inCutOff}, []string{"address-unassigned"}},
-	// Address pools.
+	// Causes concerning address pools.
 	{Remedy{"", inPools}, []string{"pool-exhausted", UsedElsewhere}},
 	{Remedy{correctPools, inPools}, []string{"pool-overlaps", "pool-invalid", "pool-deleted", "pool-not-found"}},
 	{Remedy{"Wait until addresses of deleted pods have cooled, or raise spec.maxBlocksPerNode of the AddressPool.", inPools}, []string{"node-quota"}},
@@ -101,7 +101,7 @@ var advice = []struct {
 	{Remedy{"Check whether the node reaches the API server.", inPoolWaits}, []string{"namespace-unknown"}},
 	{Remedy{"", inNoAddress}, []string{"pool-unsupported"}},
 	{Remedy{"Use a container runtime that passes on the pod's name.", inPoolWaits}, []string{"pod-unnamed"}},
-	// NICs that are ports of a VPC.
+	// Causes concerning NICs that are ports of a VPC.
 	{Remedy{"Give one of them this name in the annotation berth.dev/nics.", inNICs}, []string{"no-nic"}},
 	{Remedy{"Check the PodNIC that the message names.", inNICs}, []string{"nic-invalid"}},
 	{Remedy{"Check whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs}, []string{"nic-switch"}},
@@ -109,14 +109,14 @@ var advice = []struct {
 	{Remedy{"Load the kernel module 8021q on the pod's node.", inNICs}, []string{"no-vlan"}},
 	{Remedy{"Wait a moment: the pod's former sandbox holds it until its DEL.", inNICs}, []string{"port-in-use"}},
 	{Remedy{seeDaemon, inNICs}, []string{"nic"}},
-	// The conditions of PodNICs.
+	// Conditions of PodNICs.
 	{Remedy{"", inVPCs}, []string{"vpc-not-ready", "no-host"}},
 	{Remedy{wait, inVPCs}, []string{"port-deleted", "no-pod", "unscheduled"}},
 	{Remedy{"Remove NICs of the namespace, or raise its limit in the VPC.", inVPCs}, []string{"namespace-limit"}},
 	{Remedy{"Run fewer pods with NICs on the node.", inVPCs}, []string{"node-limit"}},
 	{Remedy{"Check whether the provider's agent runs on the pod's node.", inVPCs}, []string{"binding-failed"}},
 	{Remedy{"Check whether the node that had the port is up.", inVPCs}, []string{"still-plugged"}},
-	// Their PodNICs.
+	// Causes concerning PodNICs.
 	{Remedy{"Check the Events of the pod, and whether berth-operator runs with the feature port.", inNICs}, []string{"no-podnic"}},
 	{Remedy{seeOperator, inNICs}, []string{"podnic-gone", "not-bound"}},
 	{Remedy{"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs}, []string{"podnic-invalid"}},
@@ -124,7 +124,7 @@ var advice = []struct {
 	{Remedy{"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs}, []string{"no-link"}},
 	{Remedy{"Check OVN's controller, or Neutron's agent, on the pod's node.", inNICs}, []string{"not-active"}},
 	{Remedy{"Check whether Open vSwitch runs on the pod's node.", inNICs}, []string{"ovsdb-unreachable"}},
-	// Egress, and berth after another network's plugins.
+	// Causes concerning egress, and berth after another network's plugins.
 	{Remedy{"Load the kernel modules that the message names on the pod's node, or schedule the pod elsewhere.", inEgress}, []string{"no-fou"}},
 	{Remedy{seeDaemon, inEgress}, []string{"egress"}},
 	{Remedy{"Start berthd with --egress again, or delete the pod.", inEgress}, []string{"no-egress"}},
@@ -139,7 +139,7 @@ var advice = []struct {
 	{Remedy{seeOperator, inEgress}, []string{"egress-refused"}},
 	{Remedy{"Remove the address from the node's link, and keep the node's network manager from adding it.", inOnNode}, []string{OnNode}},
 	{Remedy{"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress}, []string{ConnectionsFull}},
-	// Causes that are not about addresses.
+	// Causes that do not concern addresses.
 	{Remedy{seeDaemon, inNoAddress}, []string{Busy}},
 	{Remedy{"Check CPU and memory of the node.", inPodSide}, []string{"deadline"}},
 	{Remedy{"Check how the node's folder of network namespaces is mounted into berthd.", inPodSide}, []string{"netns-missing", "netns-invalid"}},
@@ -150,7 +150,7 @@ var advice = []struct {
 	{Remedy{"Report it with the log of berthd on the pod's node.", inPodSide}, []string{"internal", "panic"}},
 }
 
-// remedies has the remedies by cause.
+// remedies maps causes to remedies.
 var remedies = sync.OnceValue(func() map[string]Remedy {
 	all := map[string]Remedy{}
 	for _, a := range advice {

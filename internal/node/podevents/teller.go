@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// While the API server rejects or does not answer, one request is tried at a time with this backoff.
+// While the API server rejects requests or does not respond, one request at a time is tried with this backoff.
 const (
 	pauseFirst = time.Second
 	pauseMost  = 30 * time.Second
@@ -20,7 +20,7 @@ const (
 // Result is the outcome of an Event or of an update.
 type Result string
 
-// The results. Refused and Dropped are those of Events that were not written as intended.
+// The results. Refused and Dropped mean that an Event was not written as intended.
 const (
 	Written Result = "written"
 	Refused Result = "refused" // the API server rejected it
@@ -29,28 +29,28 @@ const (
 
 // Options configure a Teller. All are required.
 type Options struct {
-	Node    string // the reporting instance of the Events
+	Node    string // reporting instance of the Events
 	Writer  Writer
 	Clock   clock.Clock
 	Log     *slog.Logger
 	Counted func(r Result, n int) // for metrics
 }
 
-// Recorder writes Events of Pods. Make it with New and call Run.
+// Recorder writes Events of Pods. Create it with New and call Run.
 type Recorder struct {
 	o    Options
-	wake retry.Signal // there is news
+	wake retry.Signal // set when there are reports
 
-	mu    sync.Mutex // guards queue; memory only, no request is made under it
+	mu    sync.Mutex // guards queue; never held during requests
 	queue *queue
 }
 
-// New returns a Teller. It makes no request yet.
+// New returns a Recorder. It makes no requests yet.
 func New(o Options) *Recorder {
 	return &Recorder{o: o, wake: retry.NewSignal(), queue: newQueue(o.Node)}
 }
 
-// Record accepts news. It returns at once and may be called at any time. It ignores news of pods without
+// Record accepts a report. It does not block and may be called at any time. It ignores reports of pods without
 // a name.
 func (t *Recorder) Record(n News) {
 	if n.Pod.Namespace == "" || n.Pod.Name == "" {
@@ -67,7 +67,7 @@ func (t *Recorder) Record(n News) {
 	}
 }
 
-// Run writes until ctx ends.
+// Run writes Events until ctx ends.
 func (t *Recorder) Run(ctx context.Context) {
 	var away retry.Backoff
 	warned := false
@@ -112,7 +112,7 @@ func (t *Recorder) Run(ctx context.Context) {
 	}
 }
 
-// pause waits for a time, or for ever if it is 0, but ends when there is news.
+// pause waits for a duration, or indefinitely if it is 0, but ends when there is a report.
 func (t *Recorder) pause(ctx context.Context, d time.Duration, news retry.Signal) {
 	var over <-chan time.Time
 	if d > 0 {

@@ -15,11 +15,11 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// api is an API server that notes what it is asked, and fails while it is reported to.
+// api is an API server that records requests, and fails while an error is set.
 type api struct {
-	mu      sync.Mutex // guards all
+	mu      sync.Mutex // guards the fields below
 	err     error
-	taken   string // a namespace in which there are Events of all names
+	taken   string // namespace in which all names are taken
 	asked   int
 	written []string // verb, reason, pod
 	counted map[Result]int
@@ -53,7 +53,7 @@ func (a *api) answers(err error) {
 	a.err = err
 }
 
-// reported runs a test with a Teller in virtual time.
+// reported runs a test with a Recorder in virtual time.
 func reported(t *testing.T, test func(t *testing.T, teller *Recorder, a *api, log *strings.Builder)) {
 	synctest.Test(t, func(t *testing.T) {
 		a, log := &api{counted: map[Result]int{}}, &strings.Builder{}
@@ -67,13 +67,13 @@ func reported(t *testing.T, test func(t *testing.T, teller *Recorder, a *api, lo
 	})
 }
 
-// passes lets virtual time pass and everything come to rest.
+// passes advances virtual time and waits until all goroutines are idle.
 func passes(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual time
 	synctest.Wait()
 }
 
-func TestRecorderWritesAtOnce(t *testing.T) {
+func TestRecorderWritesImmediately(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, _ *strings.Builder) {
 		teller.Record(newsOf("a", WaitsForAddress, "growing"))
 		passes(0)
@@ -82,17 +82,17 @@ func TestRecorderWritesAtOnce(t *testing.T) {
 		passes(2 * time.Minute)
 		teller.Record(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
 		passes(0)
-		teller.Record(News{Pod: attachment.Pod{}, Kind: NetworkFailed}) // of a runtime that names no pods
+		teller.Record(News{Pod: attachment.Pod{}, Kind: NetworkFailed}) // from a runtime that passes no pod names
 		passes(time.Hour)
 		want := []string{"create WaitingForAddress a", "repeat WaitingForAddress a", "create AddressAssigned a"}
 		if fmt.Sprint(a.written) != fmt.Sprint(want) || a.counted[Written] != 3 || len(a.counted) != 1 {
-			t.Errorf("written %q, counted %v", a.written, a.counted)
+			t.Errorf("written = %q, counted = %v; want %q", a.written, a.counted, want)
 		}
 	})
 }
 
-// While the API server is away, one request a time is tried, ever more seldom. What
-// is fresh when it is back is written then.
+// While the API server is unreachable, one request at a time is tried, at growing intervals. Reports
+// that are not stale when it is back are written then.
 func TestRecorderWithoutAPIServer(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(errors.New("connection refused"))
@@ -101,24 +101,24 @@ func TestRecorderWithoutAPIServer(t *testing.T) {
 		}
 		passes(10 * time.Minute)
 		if a.asked > 30 || a.counted[Dropped] != 1000 || a.counted[Refused] != 0 {
-			t.Errorf("%d requests, counted %v", a.asked, a.counted)
+			t.Errorf("%d requests, counted %v; want at most 30 requests and 1000 dropped", a.asked, a.counted)
 		}
 		if got := strings.Count(log.String(), "level=WARN"); got != 1 {
-			t.Errorf("%d warnings:\n%s", got, log)
+			t.Errorf("%d warnings, want 1:\n%s", got, log)
 		}
 		teller.Record(newsOf("late", NoAddress, "unreachable"))
 		passes(time.Second)
 		a.answers(nil)
 		passes(pauseMost * 2)
 		if len(a.written) != 1 || a.written[0] != "create NoAddress late" {
-			t.Errorf("written %q", a.written)
+			t.Errorf("written = %q, want the late Event", a.written)
 		}
 	})
 }
 
-// A missing right costs one request for each news that there is room for, and one
-// line of the log.
-func TestRecorderWithoutRights(t *testing.T) {
+// A missing permission costs one request per Event within the rate limit, and one
+// log line.
+func TestRecorderWithoutPermission(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(fmt.Errorf("%w: forbidden", ErrFinal))
 		for range 1000 {
@@ -132,8 +132,8 @@ func TestRecorderWithoutRights(t *testing.T) {
 	})
 }
 
-// A namespace in which all names are taken holds up no other, and costs one line of the log.
-func TestRecorderWithoutNames(t *testing.T) {
+// A namespace in which all names are taken does not affect other namespaces, and costs one log line.
+func TestRecorderWithAllNamesTaken(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.taken = "full"
 		for i := range most / 2 {
@@ -145,17 +145,17 @@ func TestRecorderWithoutNames(t *testing.T) {
 		teller.Record(newsOf("other", NoAddress, "subnet-full"))
 		passes(time.Second)
 		if len(a.written) != 1 || a.written[0] != "create NoAddress other" || a.asked > 1+10 {
-			t.Errorf("%d requests, written %q", a.asked, a.written)
+			t.Errorf("%d requests, written %q; want the Event in the other namespace", a.asked, a.written)
 		}
 		if got := strings.Count(log.String(), "level=WARN"); got != 1 || !strings.Contains(log.String(), "namespace=full") {
-			t.Errorf("%d warnings:\n%s", got, log)
+			t.Errorf("%d warnings, want 1 for namespace full:\n%s", got, log)
 		}
 		a.mu.Lock()
 		a.taken = ""
 		a.mu.Unlock()
 		passes(2 * takenMost)
 		if left := len(a.written); left < 2 {
-			t.Errorf("nothing is written once names are free")
+			t.Errorf("no Event was written after names became free")
 		}
 	})
 }

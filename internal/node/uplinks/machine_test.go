@@ -28,7 +28,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	name := fmt.Sprintf("btc-%d-%d", os.Getpid(), spaceSeq.Add(1))
 	if err := ns.Create(name); err != nil {
-		t.Fatalf("this test makes network namespaces and needs root: %v", err)
+		t.Fatalf("this test creates network namespaces and needs root: %v", err)
 	}
 	t.Cleanup(func() { must(t, ns.Remove(name)) })
 	m := &machine{t: t, path: ns.Path(name)}
@@ -45,7 +45,7 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// addLink makes a link that is up, with a MAC address that ends with a number.
+// addLink creates a link that is up, with a MAC address that ends with a number.
 func (m *machine) addLink(name string, number byte) net.HardwareAddr {
 	m.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -61,7 +61,7 @@ func (m *machine) addLink(name string, number byte) net.HardwareAddr {
 	return attrs.HardwareAddr
 }
 
-// open opens the data path, until the test ends.
+// open opens the data path and closes it when the test ends.
 func (m *machine) open() *datapath.Node {
 	m.t.Helper()
 	node, err := datapath.Open(m.path)
@@ -70,7 +70,7 @@ func (m *machine) open() *datapath.Node {
 	return node
 }
 
-// must ends the test with an error.
+// must fails the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

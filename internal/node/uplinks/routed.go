@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Routed is the data path of a node whose addresses are of blocks.
+// Routed is the data path of a node whose addresses come from blocks.
 type Routed struct {
 	node
 	blocks *[]datapath.Block // guarded by mu; nil until SetBlocks
@@ -23,8 +23,8 @@ func NewRouted(data Node) *Routed {
 	return &Routed{node: node{Node: data}}
 }
 
-// Setup is datapath.Node.Setup with these uplinks. Repairs use its configuration from then on. The IPv6 data path
-// is also turned on if the kernel has a block or a pod with IPv6, so that pods from before a restart keep working.
+// Setup is datapath.Node.Setup with these uplinks. Repairs use its configuration from then on. It also turns the IPv6
+// data path on if the kernel has a block or a pod with IPv6, so that pods from before a restart keep working.
 func (n *Routed) Setup(ctx context.Context, config datapath.Config, routed datapath.Routed) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -39,16 +39,16 @@ func (n *Routed) Setup(ctx context.Context, config datapath.Config, routed datap
 	return n.setup(ctx, config, routed)
 }
 
-// SetBlocks makes the node's blocks these (datapath.Node.SetBlocks), or has the
-// next repair do it when that fails. The IPv6 data path is turned on with the
-// first block that has IPv6. It implements the pool source's Datapath.
+// SetBlocks replaces the node's blocks (datapath.Node.SetBlocks). If that fails, the
+// next repair retries it. The first block with IPv6 turns the IPv6 data path
+// on. It implements the pool source's Datapath.
 func (n *Routed) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	has6 := func(b datapath.Block) bool {
 		return slices.ContainsFunc(b.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	}
-	var no6 error // why blocks with IPv6, and no others, cannot be routed
+	var no6 error // error that affects only blocks with IPv6
 	if next, _ := n.config.Uplinks.(datapath.Routed); !next.IPv6 && slices.ContainsFunc(blocks, has6) {
 		next.IPv6 = true
 		no6 = n.setup(ctx, n.config, next)
@@ -66,8 +66,8 @@ func (n *Routed) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
 	return cmp.Or(err, no6)
 }
 
-// WithdrawBlocks is datapath.Node.WithdrawBlocks. No repair announces the blocks
-// again before SetBlocks does.
+// WithdrawBlocks is datapath.Node.WithdrawBlocks. Repairs do not announce the blocks
+// again until SetBlocks is called.
 func (n *Routed) WithdrawBlocks(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,10 +13,10 @@ import (
 
 // A repair of a routed node fails before the first SetBlocks, then restores the last blocks, and announces nothing
 // after a withdrawal. IPv6 is on while blocks have it, also after restarts.
-func TestNetworkOfBlocks(t *testing.T) {
+func TestBlocksAreRepairedAndWithdrawn(t *testing.T) {
 	m := newMachine(t)
 	ctx := context.Background()
-	never := func(int) bool { t.Error("asked for an ENI"); return true }
+	never := func(int) bool { t.Error("the repair queried an ENI"); return true }
 	open := func() *Routed {
 		n := NewRouted(m.open())
 		must(t, n.Setup(ctx, datapath.Config{}, datapath.Routed{ExportTable: 119}))
@@ -36,7 +36,7 @@ func TestNetworkOfBlocks(t *testing.T) {
 	want := func(n *Routed, when string, announced, refused int, v6 bool) {
 		t.Helper()
 		if a, r, six := state(n); a != announced || r != refused || six != v6 {
-			t.Errorf("%s: %d announced, %d refused, IPv6 %v; want %d, %d, %v", when, a, r, six, announced, refused, v6)
+			t.Errorf("%s: announced = %d, unreachable = %d, IPv6 = %v; want %d, %d, %v", when, a, r, six, announced, refused, v6)
 		}
 	}
 	repair := func(n *Routed) {
@@ -47,9 +47,9 @@ func TestNetworkOfBlocks(t *testing.T) {
 	}
 	n := open()
 	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, source.ErrSupplyUnknown) {
-		t.Errorf("err = %v", err)
+		t.Errorf("Repair() before SetBlocks = %v, want source.ErrSupplyUnknown", err)
 	}
-	want(n, "at first", 0, 0, false)
+	want(n, "before SetBlocks", 0, 0, false)
 	blocks := []datapath.Block{
 		{Name: "a-0", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/31")}},
 		{Name: "a-1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.2.0.2/31"), netip.MustParsePrefix("fd02::202/127")}},
@@ -62,7 +62,7 @@ func TestNetworkOfBlocks(t *testing.T) {
 		must(t, n.SetBlocks(ctx, step.blocks))
 		want(n, "after SetBlocks", step.announced, step.announced, step.v6)
 	}
-	if err := n.Node.WithdrawBlocks(ctx); err != nil { // somebody else's doing, as to the Network
+	if err := n.Node.WithdrawBlocks(ctx); err != nil { // bypasses Routed, like other software
 		t.Fatal(err)
 	}
 	repair(n)
@@ -71,13 +71,13 @@ func TestNetworkOfBlocks(t *testing.T) {
 	n = open() // another daemon
 	want(n, "after a restart", 3, 3, true)
 	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, source.ErrSupplyUnknown) {
-		t.Errorf("err = %v", err)
+		t.Errorf("Repair() after a restart = %v, want source.ErrSupplyUnknown", err)
 	}
 	must(t, n.SetBlocks(ctx, blocks))
 	repair(n)
 	must(t, n.WithdrawBlocks(ctx))
 	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, source.ErrSupplyUnknown) {
-		t.Errorf("err = %v", err)
+		t.Errorf("Repair() after a withdrawal = %v, want source.ErrSupplyUnknown", err)
 	}
 	want(n, "after a withdrawal", 0, 3, true)
 	must(t, n.SetBlocks(ctx, nil))

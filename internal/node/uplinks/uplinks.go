@@ -1,8 +1,8 @@
-// Package uplinks keeps the desired state of a node's data path, so that a repair knows all of it: its configuration, and
-// what the addresses of pods come from, which is the ENIs of a VPC or the blocks of a routed node. The source of addresses
-// sets these up through it.
+// Package uplinks keeps the complete desired state of a node's data path for repairs: its configuration, and
+// the origin of pods' addresses, which is the ENIs of a VPC or the blocks of a routed node. The address source
+// sets these up through this package.
 //
-//	uplinks.go   what all have in common; nodes without ENIs and blocks
+//	uplinks.go   common parts; nodes without ENIs and blocks
 //	vpc.go       ENIs
 //	routed.go    blocks
 package uplinks
@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 )
 
-// Node is the data path of a node. datapath.Node is the one of a kernel, and documents the methods.
+// Node is the data path of a node. datapath.Node implements it for a kernel, and documents the methods.
 type Node interface {
 	Setup(ctx context.Context, c datapath.Config) error
 	SetUplink(ctx context.Context, uplink datapath.Uplink) error
@@ -60,7 +60,7 @@ func (n *node) setup(ctx context.Context, config datapath.Config, uplinks datapa
 	return nil
 }
 
-// Ports is the data path of a node whose pods have ports of VPCs only.
+// Ports is the data path of a node whose pods have only ports of VPCs.
 type Ports struct{ node }
 
 // NewPorts wraps an open data path. Call Setup before anything else.
@@ -83,10 +83,10 @@ func (n *Ports) Repair(ctx context.Context, pods []datapath.Pod, spare []string,
 // None is the data path of a node whose pods get their interfaces from another network plugin. It changes nothing.
 type None struct{}
 
-// errNone is for a pod that got its address while the node had other settings.
+// errNone is the error for a pod that got its address while the node had other settings.
 var errNone = errors.New("this berthd has no addresses, and no data path for them (--ipam=none)")
 
-// AddPod implements the daemon's Kernel: there is no pod to add.
+// AddPod implements the daemon's Kernel. There is no pod to add.
 func (None) AddPod(context.Context, datapath.Pod) (datapath.PodLinks, error) {
 	return datapath.PodLinks{}, errNone
 }
@@ -97,7 +97,7 @@ func (None) CheckPod(context.Context, datapath.Pod) error { return errNone }
 // PodRules implements the daemon's Kernel.
 func (None) PodRules(context.Context, int, []netip.Addr) ([]string, error) { return nil, nil }
 
-// DetachPod implements the daemon's Kernel. The link of an older pod goes with its namespace.
+// DetachPod implements the daemon's Kernel. The link of an older pod is removed with its namespace.
 func (None) DetachPod(context.Context, string, []netip.Addr) error { return nil }
 
 // ReapLinks implements the daemon's Kernel.

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// VPC is the data path of a node whose addresses are of ENIs.
+// VPC is the data path of a node whose addresses come from ENIs.
 type VPC struct {
 	node
 	enis map[string]datapath.Uplink // guarded by mu; by ID
@@ -31,7 +31,7 @@ func (n *VPC) Setup(ctx context.Context, config datapath.Config, vpc datapath.VP
 	return n.setup(ctx, config, vpc)
 }
 
-// SetLocalCIDRs sets the VPC's CIDRs, and changes the data path if they differ from those before.
+// SetLocalCIDRs sets the VPC's CIDRs, and updates the data path if they have changed.
 func (n *VPC) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
 	n.mu.Lock()
 	config := n.config
@@ -44,9 +44,9 @@ func (n *VPC) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed 
 	return true, n.Setup(ctx, config, next)
 }
 
-// SetENI sets up an ENI for pods (datapath.Node.SetUplink). An ENI's number is its
-// device index, so that its table and mark are the same after a restart, as those of running pods
-// must be. It implements the ENI source's Datapath.
+// SetENI sets up an ENI for pods (datapath.Node.SetUplink). The number of an ENI is its
+// device index, so that its table and mark stay the same across restarts, as running pods
+// require. It implements the ENI source's Datapath.
 func (n *VPC) SetENI(ctx context.Context, e eni.ENI) error {
 	want := datapath.Uplink{
 		ID: e.ID, MAC: net.HardwareAddr(e.MAC), Number: e.DeviceIndex, Primary: e.Primary,
@@ -84,7 +84,7 @@ func (n *VPC) ChangedLinks(ctx context.Context) (map[string]source.LinkChange, e
 	return changed, nil
 }
 
-// RemoveENI removes what SetENI made. It implements the ENI source's Datapath.
+// RemoveENI reverts SetENI. It implements the ENI source's Datapath.
 func (n *VPC) RemoveENI(ctx context.Context, id string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -101,8 +101,8 @@ func (n *VPC) RemoveENI(ctx context.Context, id string) error {
 	return nil
 }
 
-// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown if the kernel has state of an ENI that
-// SetENI was not called for yet and that mayNeed says may be needed.
+// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown if the kernel has state of an ENI for
+// which SetENI was not called yet and for which mayNeed returns true.
 func (n *VPC) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
+func TestRepairKeepsENIsNotKnownYet(t *testing.T) {
 	m := newMachine(t)
 	link := m.addLink("ens6", 6)
 	open := func() *VPC {
@@ -31,39 +31,39 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	}
 	must(t, open().SetENI(context.Background(), set))
 
-	n := open() // another daemon, which has not heard of the ENI
+	n := open() // another daemon, which does not know the ENI yet
 	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, source.ErrSupplyUnknown) {
-		t.Errorf("err = %v", err)
+		t.Errorf("Repair() = %v, want source.ErrSupplyUnknown", err)
 	}
 	if enis(n) != 1 {
 		t.Fatal("the repair removed an ENI that may be in use")
 	}
 	must(t, n.SetENI(context.Background(), set))
 	if did, err := n.Repair(context.Background(), nil, nil, func(int) bool { return true }); err != nil || len(did) != 0 {
-		t.Errorf("repair of what is as it should be did %v, %v", did, err)
+		t.Errorf("Repair() of an intact data path = %v, %v; want no repairs", did, err)
 	}
 	if _, err := open().Repair(context.Background(), nil, nil, func(int) bool { return false }); err != nil {
 		t.Error(err)
 	}
 	if enis(n) != 0 {
-		t.Error("an ENI that nobody may need is left")
+		t.Error("an ENI that is not needed is left")
 	}
 	if err := n.RemoveENI(context.Background(), "eni-2"); err != nil {
-		t.Errorf("removing what is gone: %v", err)
+		t.Errorf("RemoveENI() of a removed ENI = %v, want nil", err)
 	}
 }
 
-func TestVPCGetsAnotherCIDR(t *testing.T) {
+func TestVPCCIDRChanges(t *testing.T) {
 	m := newMachine(t)
 	n := NewVPC(m.open())
 	must(t, n.Setup(context.Background(), datapath.Config{}, m.vpc))
 	cidrs := append([]netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}, m.vpc.LocalCIDRs...)
 	for _, want := range []bool{true, false} {
 		if changed, err := n.SetLocalCIDRs(context.Background(), cidrs); err != nil || changed != want {
-			t.Errorf("changed %v, %v; want %v", changed, err, want)
+			t.Errorf("SetLocalCIDRs() = %v, %v; want %v", changed, err, want)
 		}
 	}
 	if changed, err := n.SetLocalCIDRs(context.Background(), nil); err != nil || changed {
-		t.Errorf("no CIDRs at all were taken over: %v, %v", changed, err)
+		t.Errorf("SetLocalCIDRs() without CIDRs = %v, %v; want no change", changed, err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package waiters has ADDs wait until a condition holds, and tells what each of them waits for.
+// Package waiters makes ADDs wait until a condition holds, and reports what each of them waits for.
 package waiters
 
 import (
@@ -13,10 +13,10 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Set is the ADDs that wait for one part of the daemon. Conditions are called with the part's lock held.
+// Set holds the ADDs that wait for one part of the daemon. Conditions are called with the part's lock held.
 type Set struct {
 	lock sync.Locker
-	all  map[*waiter]bool // guarded by lock; several may be of one key, as an ADD and the change of a NIC
+	all  map[*waiter]bool // guarded by lock; one key may have several, for an ADD and the change of a NIC
 }
 
 type waiter struct {
@@ -26,12 +26,12 @@ type waiter struct {
 	wake retry.Signal
 }
 
-// New returns an empty set of a part with a lock.
+// New returns an empty set for a part with a lock.
 func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[*waiter]bool{}} }
 
-// Until returns nil once why returns nil. Why says what is missing; it is called at once, after each
-// Wake, and by Why, but not after it returned nil: what it stored then is the caller's. When ctx ends
-// first, the error is what is missing then.
+// Until returns nil once why returns nil. why returns what is missing; it is called immediately, after each
+// Wake, and by Why, but not after it has returned nil: the state that it stored then belongs to the caller. If ctx
+// ends first, the error is what is still missing.
 func (s *Set) Until(ctx context.Context, req attachment.Request, why func() *source.Exhausted) error {
 	s.lock.Lock()
 	missing := why()
@@ -59,7 +59,7 @@ func (s *Set) Until(ctx context.Context, req attachment.Request, why func() *sou
 	}
 }
 
-// Note adds an ADD that waits for something else than Until, until done is called.
+// Note adds an ADD that waits for something outside of Until, until done is called.
 func (s *Set) Note(req attachment.Request, why func() *source.Exhausted) (done func()) {
 	_, done = s.add(req, why)
 	return done
@@ -77,7 +77,7 @@ func (s *Set) add(req attachment.Request, why func() *source.Exhausted) (w *wait
 	}
 }
 
-// Why returns what an ADD waits for, and nil if it does not wait.
+// Why returns what an ADD waits for, or nil if it does not wait.
 func (s *Set) Why(key attachment.Key) *source.Exhausted {
 	s.lock.Lock()
 	defer s.lock.Unlock()
@@ -89,7 +89,7 @@ func (s *Set) Why(key attachment.Key) *source.Exhausted {
 	return nil
 }
 
-// Wake has the ADDs of some pods look at their conditions again; nil: those of all pods. The lock is held.
+// Wake makes the ADDs of some pods re-evaluate their conditions; nil means all pods. The lock is held.
 func (s *Set) Wake(of func(attachment.Pod) bool) {
 	for w := range s.all {
 		if of == nil || of(w.pod) {
@@ -98,10 +98,10 @@ func (s *Set) Wake(of func(attachment.Pod) bool) {
 	}
 }
 
-// Len is how many wait. The lock is held.
+// Len returns the number of waiting ADDs. The lock is held.
 func (s *Set) Len() int { return len(s.all) }
 
-// Describe adds to a snapshot the ADDs that wait for a part, its conditions and details, and the error of the API
+// Describe adds to a snapshot the ADDs that wait for a part, the part's conditions and details, and the error of the API
 // server, if there is one. The lock is held.
 func (s *Set) Describe(snap *source.Snapshot, api error, detail source.Detail, conditions ...source.Condition) {
 	snap.Waiting += len(s.all)
@@ -112,12 +112,12 @@ func (s *Set) Describe(snap *source.Snapshot, api error, detail source.Detail, c
 	}
 }
 
-// Missing returns why an ADD waits.
+// Missing returns the reason for the wait of an ADD.
 func Missing(reason, format string, args ...any) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Unreachable returns why an ADD waits: for the API server if its error is not nil, as nothing else can
+// Unreachable returns the reason for the wait of an ADD: the API server if its error is not nil, because nothing else can
 // change meanwhile.
 func Unreachable(err error, why *source.Exhausted) *source.Exhausted {
 	if err == nil {

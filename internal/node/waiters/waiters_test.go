@@ -33,10 +33,10 @@ func TestUntil(t *testing.T) {
 			s.Wake(func(p attachment.Pod) bool { return p.Name == pod })
 		}
 		time.AfterFunc(time.Second, func() { wake("another") })
-		time.AfterFunc(2*time.Second, func() { wake("a") }) // in vain
+		time.AfterFunc(2*time.Second, func() { wake("a") }) // the condition does not hold yet
 		time.AfterFunc(3*time.Second, func() {
 			if why := s.Why(request("a").Key); why == nil || why.Reason != "growing" {
-				t.Errorf("it waits for %v", why)
+				t.Errorf("Why() = %v, want reason growing", why)
 			}
 			mu.Lock()
 			missing = false
@@ -45,21 +45,21 @@ func TestUntil(t *testing.T) {
 		})
 		start := time.Now()
 		if err := s.Until(t.Context(), request("a"), why); err != nil || time.Since(start) != 3*time.Second || looks != 5 {
-			t.Errorf("%v after %v and %d looks", err, time.Since(start), looks)
+			t.Errorf("Until() = %v after %v and %d evaluations, want nil after 3s and 5 evaluations", err, time.Since(start), looks)
 		}
 		missing = true
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := s.Until(ctx, request("a"), why)
 		if missing, ok := errors.AsType[*source.Exhausted](err); !ok || missing.Reason != "growing" || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("in the end: %v", err)
+			t.Errorf("Until() after the deadline = %v, want reason growing", err)
 		}
 		done := s.Note(request("b"), why)
 		if s.Len() != 1 || s.Why(request("b").Key) == nil {
-			t.Error("who waits for something else is not among them")
+			t.Error("Len() or Why() lacks the ADD added by Note")
 		}
 		if done(); s.Len() != 0 || s.Why(request("b").Key) != nil {
-			t.Error("nobody waits any more")
+			t.Error("a waiter is left")
 		}
 	})
 }
@@ -67,11 +67,11 @@ func TestUntil(t *testing.T) {
 func TestUnreachable(t *testing.T) {
 	why := &source.Exhausted{Reason: "growing", Message: "nothing yet"}
 	if Unreachable(nil, why) != why {
-		t.Error("the API server can be reached")
+		t.Error("Unreachable(nil, why) changed the reason")
 	}
 	away := errors.New("connection refused")
 	if got := Unreachable(away, why); got.Reason != "unreachable" || !errors.Is(got, away) || !strings.Contains(got.Message, "connection refused; nothing yet") {
-		t.Errorf("%+v", got)
+		t.Errorf("Unreachable() = %+v, want reason unreachable with both messages", got)
 	}
 }
 
@@ -89,8 +89,8 @@ func (u *unlocked) Unlock() {
 	}
 }
 
-// A condition is not evaluated again after it held: what it decided then is what the ADD gets.
-func TestUntilEvaluatesNoMore(t *testing.T) {
+// A condition is not evaluated again after it held: the ADD gets the result of that evaluation.
+func TestUntilStopsEvaluatingOnceTrue(t *testing.T) {
 	var mu unlocked
 	s, looks := New(&mu), 0
 	key := request("a").Key
@@ -104,12 +104,12 @@ func TestUntilEvaluatesNoMore(t *testing.T) {
 		return nil
 	}
 	if err := s.Until(t.Context(), request("a"), why); err != nil || looks != 2 {
-		t.Errorf("%v after %d looks, want 2", err, looks)
+		t.Errorf("Until() = %v after %d evaluations, want nil after 2", err, looks)
 	}
 }
 
-// Waits of the same key do not end each other: a NIC's change may still wait when an ADD of its key comes.
-func TestWaitsOfOneKey(t *testing.T) {
+// Waits with the same key are independent: the change of a NIC may still be waiting when an ADD with its key arrives.
+func TestWaitsWithTheSameKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		s, missing := New(&mu), true
@@ -130,7 +130,7 @@ func TestWaitsOfOneKey(t *testing.T) {
 			return nil
 		})
 		if err != nil {
-			t.Errorf("it was not woken: %v", err)
+			t.Errorf("the waiter was not woken: %v", err)
 		}
 	})
 }

@@ -1,5 +1,5 @@
-// Package template decides which NodeNetworkTemplate's settings a node has. It consists of
-// pure functions, which the operator and, in node mode, the daemon share.
+// Package template determines which NodeNetworkTemplate's settings apply to a node. It consists of
+// pure functions, shared by the operator and, in node mode, the daemon.
 package template
 
 import (
@@ -19,14 +19,14 @@ import (
 
 // Choice is the settings of one object for a node.
 type Choice struct {
-	Name  string // of the object, as KIND/NAME
+	Name  string // KIND/NAME of the object
 	ENI   v1alpha1.ENISpec
 	Drain bool // ENIs that differ from the settings are drained
 }
 
 // Choose returns the settings of the template that selects a Node with some labels: the one with the
-// highest priority, then the oldest, then the first by name. Nil: no template selects it. The error
-// names templates with an invalid selector; they select nothing.
+// highest priority, then the oldest, then the first by name. It returns nil if none does. The error
+// names templates with an invalid selector, which select nothing.
 func Choose(has map[string]string, all []v1alpha1.NodeNetworkTemplate) (*Choice, error) {
 	var best *v1alpha1.NodeNetworkTemplate
 	var errs []error
@@ -53,8 +53,8 @@ func before(x, y *v1alpha1.NodeNetworkTemplate) int {
 	return cmp.Or(cmp.Compare(y.Spec.Priority, x.Spec.Priority), x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
 }
 
-// Merge returns a node's own settings with those of a template in their place, as nodenetwork.Over
-// does.
+// Merge returns a node's own settings overridden by those of a template, with the rules of
+// nodenetwork.Over.
 func Merge(own, over *v1alpha1.ENISpec) *v1alpha1.ENISpec {
 	out := own.DeepCopy()
 	if len(over.SubnetIDs)+len(over.SubnetTags) > 0 {
@@ -90,12 +90,12 @@ const (
 	// ENIConfigKey is the key of the annotation, or else the label, with which a Node names
 	// its ENIConfig, unless ENI_CONFIG_ANNOTATION_DEF or ENI_CONFIG_LABEL_DEF say otherwise.
 	ENIConfigKey = "k8s.amazonaws.com/eniConfig"
-	// defaultENIConfig is the ENIConfig of Nodes with neither.
+	// defaultENIConfig is the ENIConfig of Nodes with neither of the two.
 	defaultENIConfig = "default"
 )
 
 // FromENIConfigs returns templates that replace ENIConfigs for Nodes with a label: one for each value,
-// and for the ENIConfig named default one for Nodes without the label. As with ENIConfigs, eth0 serves
+// and one for Nodes without the label from the ENIConfig named default. As with ENIConfigs, eth0 serves
 // no pods. The error names those that cannot be replaced.
 func FromENIConfigs(key string, all []ENIConfig) (out []v1alpha1.NodeNetworkTemplate, err error) {
 	var errs []error

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// made returns a template that was created some seconds ago, for Nodes with a label; empty: for all.
+// made returns a template of an age in seconds that selects Nodes by a label; empty: all Nodes.
 func made(name string, age, priority int32, label string) v1alpha1.NodeNetworkTemplate {
 	t := v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9-int64(age), 0))}}
 	t.Spec.Priority = priority
@@ -37,13 +37,13 @@ func TestChoose(t *testing.T) {
 		all  []v1alpha1.NodeNetworkTemplate
 		want string
 	}{
-		{"none there is", nil, ""},
-		{"none selects it", []v1alpha1.NodeNetworkTemplate{made("x", 9, 9, "pool=cpu")}, ""},
+		{"no templates", nil, ""},
+		{"no match", []v1alpha1.NodeNetworkTemplate{made("x", 9, 9, "pool=cpu")}, ""},
 		{"all nodes", []v1alpha1.NodeNetworkTemplate{made("x", 0, 0, "")}, "x"},
-		{"the highest priority before the oldest", []v1alpha1.NodeNetworkTemplate{made("old", 9, 0, ""), made("new", 1, 1, "pool=gpu")}, "new"},
-		{"a priority below 0", []v1alpha1.NodeNetworkTemplate{made("old", 9, -1, ""), made("new", 1, 0, "")}, "new"},
-		{"the oldest before the name", []v1alpha1.NodeNetworkTemplate{made("a", 1, 0, ""), made("b", 2, 0, "zone=a")}, "b"},
-		{"the name", []v1alpha1.NodeNetworkTemplate{made("b", 1, 0, ""), made("a", 1, 0, "")}, "a"},
+		{"highest priority before oldest", []v1alpha1.NodeNetworkTemplate{made("old", 9, 0, ""), made("new", 1, 1, "pool=gpu")}, "new"},
+		{"negative priority", []v1alpha1.NodeNetworkTemplate{made("old", 9, -1, ""), made("new", 1, 0, "")}, "new"},
+		{"oldest before first by name", []v1alpha1.NodeNetworkTemplate{made("a", 1, 0, ""), made("b", 2, 0, "zone=a")}, "b"},
+		{"first by name", []v1alpha1.NodeNetworkTemplate{made("b", 1, 0, ""), made("a", 1, 0, "")}, "a"},
 		{"In", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "In", Values: []v1alpha1.LabelValue{"b", "a"}})}, "x"},
 		{"NotIn", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "NotIn", Values: []v1alpha1.LabelValue{"a"}})}, ""},
 		{"Exists", []v1alpha1.NodeNetworkTemplate{expr("x", v1alpha1.LabelRequirement{Key: "zone", Operator: "Exists"})}, "x"},
@@ -60,7 +60,7 @@ func TestChoose(t *testing.T) {
 					name = strings.TrimPrefix(got.Name, "NodeNetworkTemplate/")
 				}
 				if name != tt.want {
-					t.Errorf("chose %q, want %q", name, tt.want)
+					t.Errorf("Choose() = %q, want %q", name, tt.want)
 				}
 				slices.Reverse(tt.all)
 			}
@@ -69,20 +69,20 @@ func TestChoose(t *testing.T) {
 }
 
 // A template with an invalid selector is reported, and the others are used.
-func TestChooseBesideNonsense(t *testing.T) {
+func TestChooseWithInvalidTemplate(t *testing.T) {
 	bad := made("bad", 9, 9, "")
 	bad.Spec.NodeSelector.MatchExpressions = []v1alpha1.LabelRequirement{{Key: "a", Operator: "Near"}}
 	got, err := Choose(nil, []v1alpha1.NodeNetworkTemplate{bad, made("good", 0, 0, "")})
 	if err == nil || !strings.HasPrefix(err.Error(), "NodeNetworkTemplate bad: spec.nodeSelector: ") {
-		t.Errorf("error %v", err)
+		t.Errorf("Choose() error = %v, want it to name the invalid template", err)
 	}
 	if got == nil || got.Name != "NodeNetworkTemplate/good" {
-		t.Errorf("chose %+v", got)
+		t.Errorf("Choose() = %+v, want good", got)
 	}
 }
 
-// A field that a template sets replaces the fields that exclude it, and the others stay; the same goes
-// for nodenetwork.Over in node mode.
+// A field of a template replaces the fields that exclude it, and the others stay; nodenetwork.Over has
+// the same result in node mode.
 func TestMerge(t *testing.T) {
 	n := func(i int32) *int32 { return &i }
 	own := v1alpha1.ENISpec{
@@ -128,7 +128,7 @@ func TestMerge(t *testing.T) {
 				t.Fatal(err)
 			}
 			if over, err := nodenetwork.Over(ownFirst, &tt.over); err != nil || !cmp.Equal(merged, over) {
-				t.Errorf("node mode has it otherwise: %v\n%s", err, cmp.Diff(merged, over))
+				t.Errorf("Over() in node mode differs: %v\n%s", err, cmp.Diff(merged, over))
 			}
 		})
 	}
@@ -150,7 +150,7 @@ func TestFromENIConfigs(t *testing.T) {
 	want := "ENIConfig no-subnet: spec.subnet is empty: expected a subnet ID such as subnet-0123456789abcdef0\n" +
 		"ENIConfig a.name.of.more.than.63.characters.cannot.be.the.value.of.a.label: its name cannot be the value of a label: must be no more than 63"
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v\nwant %s", err, want)
+		t.Errorf("FromENIConfigs() error = %v\nwant %s", err, want)
 	}
 	for name, want := range map[string]*Choice{
 		"zone-a": {"NodeNetworkTemplate/zone-a", v1alpha1.ENISpec{FirstInterfaceIndex: new(int32(1)), SubnetIDs: []string{"subnet-0a"}, SecurityGroups: []string{"sg-1", "sg-2"}}, false},
@@ -167,7 +167,7 @@ func TestFromENIConfigs(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s: %s", name, d)
+			t.Errorf("label %q: choice (-want +got):\n%s", name, d)
 		}
 	}
 }

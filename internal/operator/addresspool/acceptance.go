@@ -18,20 +18,19 @@ import (
 )
 
 const (
-	// recheckRefused is how often a subnet that was refused is checked again. Most of
-	// what may change the answer is an event as well.
+	// recheckRefused is how often a refused subnet is checked again. Most changes that affect the
+	// answer also trigger a reconcile.
 	recheckRefused = 30 * time.Second
-	// overlapGrace is how long two pools are seen with the same accepted subnet
-	// before one loses it. By then the operator that accepted the second of them
-	// has revoked it, unless it crashed.
+	// overlapGrace is how long two pools may share an accepted subnet before one loses it. By then
+	// the operator that accepted it last has revoked it, unless that operator crashed.
 	overlapGrace = 5 * time.Second
 )
 
-// acceptance accepts the subnets of pools. A subnet is accepted in the pool's status, and all
-// pools are read again before a block is cut from it: of two operators that accept
-// overlapping subnets at once, the one that writes later sees the other's subnet, and revokes
-// its own. An operator cuts no subnet that it has not read so itself, however it was accepted.
-// The one worker of pools uses it.
+// acceptance accepts the subnets of pools by recording them in the pool's status. All pools are
+// read again before a block is cut: of two operators that accept overlapping subnets
+// concurrently, the one that writes last sees the other's subnet and revokes its own. An
+// operator cuts blocks only from subnets that it has verified itself, whoever accepted them.
+// Only the single pool worker uses it.
 type acceptance struct {
 	api         *api
 	queue       *queue.Queue // of pools
@@ -40,20 +39,20 @@ type acceptance struct {
 	states map[string]*poolState
 }
 
-// poolState is what is known of a pool's subnets.
+// poolState is the acceptance state of a pool's subnets.
 type poolState struct {
 	uid      types.UID
-	verified int // how many of the accepted subnets, from the first on, are no other pool's; only they are cut
+	verified int // length of the prefix of accepted subnets that no other pool has; blocks are cut only from these
 
 	seen int64 // generation of the spec with which refused requests were last reconciled
 
 	why           *refusal // why no further subnet is accepted
 	generation    int64    // of the spec that was refused
 	until         time.Time
-	conflictSince time.Time // since when an accepted subnet is another pool's too; zero: it is not
+	conflictSince time.Time // since when another pool has an accepted subnet too; zero: no overlap
 }
 
-// isDecided reports whether nothing needs to be found out about a pool now.
+// isDecided reports whether the state of a pool is up to date, so that no check is needed now.
 func (s *poolState) isDecided(p *v1alpha1.AddressPool, now time.Time) bool {
 	if s.uid != p.UID || s.verified != accepted(p) && s.why == nil {
 		return false
@@ -61,12 +60,12 @@ func (s *poolState) isDecided(p *v1alpha1.AddressPool, now time.Time) bool {
 	return s.verified == len(p.Spec.Subnets) || s.why != nil && s.generation == p.Generation && now.Before(s.until)
 }
 
-// refuse sets why a subnet is not cut, and until when that is not checked again.
+// refuse records why a subnet is refused, and until when the refusal is not rechecked.
 func (s *poolState) refuse(p *v1alpha1.AddressPool, why *refusal, until time.Time) {
 	s.why, s.generation, s.until = why, p.Generation, until
 }
 
-// stateOf returns the state of a pool, which is new if another pool has the name now.
+// stateOf returns the state of a pool. It is reset if the pool was recreated.
 func (a *acceptance) stateOf(p *v1alpha1.AddressPool) *poolState {
 	s := a.states[p.Name]
 	if s == nil || s.uid != p.UID {
@@ -76,7 +75,7 @@ func (a *acceptance) stateOf(p *v1alpha1.AddressPool) *poolState {
 	return s
 }
 
-// forget drops a pool that is gone, and reports whether it was known.
+// forget drops a deleted pool and reports whether it was known.
 func (a *acceptance) forget(name string) (known bool) {
 	if _, known = a.states[name]; known {
 		delete(a.states, name)
@@ -85,8 +84,8 @@ func (a *acceptance) forget(name string) (known bool) {
 	return known
 }
 
-// reconsider reconciles the pools that were refused a subnet, except one that has fewer
-// subnets now, or is gone.
+// reconsider queues the pools that were refused a subnet, because the changed pool has fewer
+// subnets now or is gone.
 func (a *acceptance) reconsider(changed string) {
 	for name, s := range a.states {
 		if name != changed && s.why != nil {
@@ -96,8 +95,8 @@ func (a *acceptance) reconsider(changed string) {
 	}
 }
 
-// accept finds out which subnets of a pool may be cut: those that were accepted before and are
-// no other pool's, and those that it accepts now. It returns the pool as it is then; nil: it is
+// accept determines which subnets of a pool may be cut: those accepted earlier that no other
+// pool has, and those that it accepts now. It returns the pool as updated, or nil if the pool is
 // gone.
 func (a *acceptance) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1alpha1.AddressPool, *poolState, error) {
 	s, now := a.stateOf(p), a.api.clock.Now()
@@ -109,7 +108,7 @@ func (a *acceptance) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1al
 		return nil, nil, err
 	}
 	own, other, why := conflict(p.Name, pools)
-	s.verified = max(s.verified, own) // the count shrinks only where this operator has not verified it
+	s.verified = max(s.verified, own) // subnets that this operator has verified stay verified
 	if s.verified = min(s.verified, accepted(p)); other != nil && s.verified < accepted(p) {
 		return p, s, a.resolveOverlap(ctx, p, other, own, why, s)
 	}
@@ -125,7 +124,7 @@ func (a *acceptance) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1al
 	return p, s, a.grant(ctx, p, n, s)
 }
 
-// readPools reads all pools from the API server, and p as it is among them; nil: it is gone.
+// readPools reads all pools and p from the API server. p is nil if the pool is gone.
 func (a *acceptance) readPools(ctx context.Context, p *v1alpha1.AddressPool) ([]v1alpha1.AddressPool, *v1alpha1.AddressPool, error) {
 	pools, err := objects.List[v1alpha1.AddressPoolList](ctx, a.api.live)
 	if err != nil {
@@ -139,8 +138,8 @@ func (a *acceptance) readPools(ctx context.Context, p *v1alpha1.AddressPool) ([]
 	return nil, nil, nil
 }
 
-// decide is the decision of that name. Blocks are read from the API server only where the
-// cache's would change it.
+// decide calls the function decide with cached blocks. It reads blocks from the API server only
+// if the cached ones would change the outcome.
 func (a *acceptance) decide(ctx context.Context, p *v1alpha1.AddressPool, pools []v1alpha1.AddressPool) (int, *refusal, error) {
 	orphansOf := orphanRanges(pools)
 	servicesKnown := a.withholding.readServices(ctx)
@@ -172,7 +171,7 @@ func (a *acceptance) decide(ctx context.Context, p *v1alpha1.AddressPool, pools 
 }
 
 // grant accepts the first n subnets of a pool, and revokes them if another pool turns out to
-// have one as well.
+// have one of them.
 func (a *acceptance) grant(ctx context.Context, p *v1alpha1.AddressPool, n int, s *poolState) error {
 	before := accepted(p)
 	if err := failpoint.Hit("operator.pool.accept.before"); err != nil {
@@ -198,8 +197,8 @@ func (a *acceptance) grant(ctx context.Context, p *v1alpha1.AddressPool, n int, 
 	return nil
 }
 
-// resolveOverlap ends that two pools have the same subnet accepted. No block is cut from it
-// until one of them has lost it: the pool without a block of it, or else the younger.
+// resolveOverlap handles two pools with the same accepted subnet. No block is cut from it until
+// one pool has lost it: the pool that has no block in it, otherwise the younger one.
 func (a *acceptance) resolveOverlap(ctx context.Context, p, other *v1alpha1.AddressPool, own int, why *refusal, s *poolState) error {
 	now := a.api.clock.Now()
 	if s.conflictSince.IsZero() {
@@ -213,13 +212,13 @@ func (a *acceptance) resolveOverlap(ctx context.Context, p, other *v1alpha1.Addr
 	s.until = now.Add(recheckRefused)
 	if byAge(*p, *other) < 0 {
 		if cut, err := a.hasBlocks(ctx, other.Name, 0); err != nil || !cut {
-			return err // the other pool loses it
+			return err // the other pool loses the subnet
 		}
 	}
 	return a.revoke(ctx, p, own, s)
 }
 
-// revoke accepts only the first n subnets of a pool, unless a block was cut from the others.
+// revoke reduces a pool to its first n subnets, unless a block was cut from one of the others.
 func (a *acceptance) revoke(ctx context.Context, p *v1alpha1.AddressPool, n int, s *poolState) error {
 	l, err := layout(p, n)
 	if err != nil {
@@ -228,7 +227,7 @@ func (a *acceptance) revoke(ctx context.Context, p *v1alpha1.AddressPool, n int,
 	if cut, err := a.hasBlocks(ctx, p.Name, l.Blocks()); err != nil || cut {
 		return err
 	}
-	a.api.log.Warn("revoking a subnet that another pool has too", "pool", p.Name, "because", s.why.message)
+	a.api.log.Warn("revoking a subnet that overlaps another pool's", "pool", p.Name, "because", s.why.message)
 	s.conflictSince, s.verified = time.Time{}, min(s.verified, n)
 	if err := a.writeAccepted(ctx, p, n); err != nil {
 		return err
@@ -237,7 +236,7 @@ func (a *acceptance) revoke(ctx context.Context, p *v1alpha1.AddressPool, n int,
 	return nil
 }
 
-// hasBlocks asks the API server whether there is a block of a pool from an index on.
+// hasBlocks asks the API server whether a pool has blocks with this index or a higher one.
 func (a *acceptance) hasBlocks(ctx context.Context, pool string, from int64) (bool, error) {
 	for b, err := range a.api.allBlocks(ctx, client.MatchingFields{"poolName": pool}) {
 		if err != nil {
@@ -250,8 +249,8 @@ func (a *acceptance) hasBlocks(ctx context.Context, pool string, from int64) (bo
 	return false, nil
 }
 
-// writeAccepted writes how many subnets of a pool are accepted. The error is a conflict if
-// somebody wrote to the pool meanwhile.
+// writeAccepted writes the number of accepted subnets of a pool. It returns a conflict if the
+// pool has changed since it was read.
 func (a *acceptance) writeAccepted(ctx context.Context, p *v1alpha1.AddressPool, n int) error {
 	before := p.DeepCopy()
 	p.Status.AcceptedSubnets = int32(n)

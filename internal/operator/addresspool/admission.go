@@ -24,11 +24,11 @@ import (
 type admission struct {
 	api     *api
 	quotas  *quotas
-	maxPods int // of a node that count; 0: nodes get what they ask for
+	maxPods int // maximum number of pods counted per node; 0: no quotas
 }
 
-// admit tells why a request gets no block because of what its node has; drop: it is not even
-// kept. Without a refusal the quota counts a block for it, until it is canceled or confirmed.
+// admit returns the reason if the node's quota forbids another block; drop means that the
+// request is to be deleted. An admitted request is counted until it is canceled or confirmed.
 func (a *admission) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *refusal, drop bool, err error) {
 	if a.maxPods <= 0 {
 		return nil, false, nil
@@ -53,7 +53,7 @@ func (a *admission) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *r
 	}
 	p, err := objects.Get[v1alpha1.AddressPool](ctx, a.api.cached, client.ObjectKey{Name: r.Spec.PoolName}, objects.Shared)
 	if err != nil || p == nil {
-		return nil, false, err // of a pool that does not exist, the allocator has the refusal
+		return nil, false, err // if the pool does not exist, the allocator refuses the request
 	}
 	s := share{size: int64(1) << min(max(blockSizeBits(p), 0), 16), open: p.Name == v1alpha1.DefaultPool}
 	if p.Spec.MaxBlocksPerNode != nil {
@@ -63,8 +63,8 @@ func (a *admission) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *r
 		return nil, false, err
 	}
 	blocks := func() ([]v1alpha1.AddressBlock, error) { return BlocksOf(ctx, a.api.cached, r.Spec.NodeName) }
-	// The first block of a node that starts does not depend on its pods: all nodes may ask
-	// for theirs at once.
+	// The first block of a starting node does not depend on its pods. All nodes may request
+	// theirs at the same time, so the pods are not listed for it.
 	if s.open {
 		if why, err = a.quotas.reserve(r, s, a.api.clock.Now(), blocks); why == nil || err != nil {
 			return nil, false, err
@@ -77,8 +77,8 @@ func (a *admission) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *r
 	return why, false, err
 }
 
-// maxPodsOf is how many pods a node can have: what the kubelet says, which berthd's token cannot
-// change, up to the operator's setting.
+// maxPodsOf returns how many pods a node can have: the kubelet's figure, which berthd's token
+// cannot change, limited by the operator's setting.
 func (a *admission) maxPodsOf(ctx context.Context, node string) (int, error) {
 	n, err := objects.Get[corev1.Node](ctx, a.api.cached, client.ObjectKey{Name: node}, objects.Shared)
 	if err != nil || n == nil {
@@ -90,10 +90,10 @@ func (a *admission) maxPodsOf(ctx context.Context, node string) (int, error) {
 	return a.maxPods, nil
 }
 
-// podsOf counts the addresses of a pool that the pods of a node may have. Ended pods count until
-// they are deleted, since their addresses may be cooling. It reads the pods' metadata from the
-// API server, because a pod is bound before its node asks for a block. API servers answer that
-// from memory, by the index that kubelets use.
+// podsOf counts the addresses of a pool that the pods of a node may use. Ended pods count until
+// they are deleted, since their addresses may be cooling down. It reads pod metadata from the
+// API server, because a pod is bound before its node requests a block. API servers answer from
+// memory, using the index that serves kubelets.
 func (a *admission) podsOf(ctx context.Context, node string, p *v1alpha1.AddressPool) (n int, err error) {
 	pods := &metav1.PartialObjectMetadataList{}
 	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
@@ -111,7 +111,7 @@ func (a *admission) podsOf(ctx context.Context, node string, p *v1alpha1.Address
 			return 0, fmt.Errorf("read Namespace %s: %w", o.Namespace, err)
 		}
 		if err != nil {
-			n++ // the cache does not have a namespace that was created a moment ago
+			n++ // the cache may not have a newly created namespace yet
 			continue
 		}
 		n += addresses(p, o.Namespace, namespace.Annotations[v1alpha1.AnnotationPool], o.Annotations)
@@ -119,9 +119,9 @@ func (a *admission) podsOf(ctx context.Context, node string, p *v1alpha1.Address
 	return n, nil
 }
 
-// addresses is how many addresses a pod may get from a pool. The pool of a further network is in
-// its configuration, which the operator does not read: such an address counts for every pool
-// that it may be of.
+// addresses returns how many addresses of a pool a pod may use. The pool of an additional network
+// is set in the network's configuration, which the operator does not read: such an address counts
+// towards every pool that it could come from.
 func addresses(p *v1alpha1.AddressPool, namespace, ofNamespace string, ofPod map[string]string) (n int) {
 	if uses(p, namespace, ofNamespace, ofPod[v1alpha1.AnnotationPool]) {
 		n = 1
@@ -132,7 +132,7 @@ func addresses(p *v1alpha1.AddressPool, namespace, ofNamespace string, ofPod map
 	return n
 }
 
-// uses reports whether a pod gets its address from a pool, by the rules of the node's daemon
+// uses reports whether a pod gets its address from a pool, by the same rules as the node's daemon
 // (package source/pool).
 func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 	given := cmp.Or(ofNamespace, v1alpha1.DefaultPool)
@@ -143,17 +143,16 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 }
 
 const (
-	// annotationNetworks lists the further networks of a pod, as
-	// Multus and others read it (Kubernetes Network Custom Resource Definition
-	// De-facto Standard, version 1.3, section 3.1): names separated by commas, or a
-	// JSON list of objects.
+	// annotationNetworks lists the additional networks of a pod, as read by Multus and others
+	// (Kubernetes Network Custom Resource Definition De-facto Standard, version 1.3, section 3.1):
+	// comma-separated names or a JSON list of objects.
 	annotationNetworks = "k8s.v1.cni.cncf.io/networks"
-	// maxFurtherNetworks is how many of a pod's further networks count, so that the
-	// annotation of one pod does not get its node a whole pool.
+	// maxFurtherNetworks limits how many additional networks of a pod count, so that one pod's
+	// annotation cannot get its node a whole pool.
 	maxFurtherNetworks = 8
 )
 
-// furtherNetworks counts what annotationNetworks lists.
+// furtherNetworks counts the networks in the value of annotationNetworks.
 func furtherNetworks(list string) int {
 	if list == "" {
 		return 0
@@ -162,7 +161,7 @@ func furtherNetworks(list string) int {
 	if strings.HasPrefix(strings.TrimSpace(list), "[") {
 		var objects []json.RawMessage
 		if json.Unmarshal([]byte(list), &objects) != nil {
-			return 0 // Multus refuses the pod
+			return 0 // Multus rejects the pod
 		}
 		n = len(objects)
 	}

@@ -15,29 +15,29 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// allocator knows which blocks of each pool are allocated, and which requests got a block or
-// wait for one. It does no I/O.
+// allocator tracks the allocated blocks of each pool, and the requests that got a block or are
+// waiting for one. It does no I/O.
 type allocator struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	pools   map[string]*poolBlocks
-	pending map[string]*pending // by the request's name
+	pending map[string]*pending // by request name
 }
 
 // poolBlocks are the blocks of one pool. The allocator's lock guards them.
 type poolBlocks struct {
 	name        string
-	uid         types.UID    // of the pool; empty: it does not exist
+	uid         types.UID    // of the pool; empty if the pool does not exist
 	layout      block.Layout // of the subnets that may be cut
-	closed      *refusal     // why no block is allocated at all; nil: blocks are
+	closed      *refusal     // why the pool allocates no blocks; nil if it does
 	carver      *block.Carver
-	unconfirmed map[int64]time.Time // indexes that are allocated and whose block no watch has shown yet, and since when
-	unusable    map[int64]bool      // indexes without a block, since others have all of their addresses
-	waiting     []*pending          // the oldest first
+	unconfirmed map[int64]time.Time // allocation time of indexes whose block no watch has shown yet
+	unusable    map[int64]bool      // indexes skipped because all of their addresses are in use elsewhere
+	waiting     []*pending          // oldest first
 	offered     int                 // requests that were offered a free block and have not taken it yet
-	making      int                 // blocks that are being made
+	making      int                 // blocks that are being created
 }
 
-// refusal is why a request gets no block, or a subnet is not accepted.
+// refusal is the reason why a request gets no block, or a subnet is not accepted.
 type refusal struct{ reason, message string }
 
 func notFound(name string) *refusal {
@@ -52,7 +52,7 @@ func newAllocator() *allocator {
 	return &allocator{pools: map[string]*poolBlocks{}, pending: map[string]*pending{}}
 }
 
-// pool returns a pool, which may be known by its blocks alone. a.mu is held.
+// pool returns a pool, creating the entry if needed: blocks can arrive before their pool. a.mu is held.
 func (a *allocator) pool(name string) *poolBlocks {
 	p := a.pools[name]
 	if p == nil {
@@ -62,16 +62,15 @@ func (a *allocator) pool(name string) *poolBlocks {
 	return p
 }
 
-// forgetIfUnused drops a pool that was deleted, once it has neither blocks nor requests. a.mu
-// is held.
+// forgetIfUnused drops a deleted pool once it has neither blocks nor requests. a.mu is held.
 func (a *allocator) forgetIfUnused(p *poolBlocks) {
 	if a.pools[p.name] == p && p.uid == "" && p.allocated() == 0 && len(p.waiting)+p.offered+p.making == 0 {
 		delete(a.pools, p.name)
 	}
 }
 
-// setPool takes a pool as it is now, with the layout of the subnets that may be cut, and why
-// no block is allocated, if so. It returns the requests to reconcile again.
+// setPool updates a pool, the layout of its usable subnets, and the reason why it allocates no
+// blocks, if any. It returns the requests to reconcile again.
 func (a *allocator) setPool(o *v1alpha1.AddressPool, l block.Layout, closed *refusal) (again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -85,8 +84,8 @@ func (a *allocator) setPool(o *v1alpha1.AddressPool, l block.Layout, closed *ref
 	return p.setClosed(closed)
 }
 
-// removePool forgets a pool that was deleted, but not the blocks that outlived it, and
-// returns the requests that wait for it.
+// removePool forgets a deleted pool but keeps the blocks that outlived it. It returns the
+// requests that are waiting for the pool.
 func (a *allocator) removePool(name string) (again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -100,8 +99,8 @@ func (a *allocator) removePool(name string) (again []string) {
 	return again
 }
 
-// setClosed sets why no block is allocated, and returns the requests to reconcile again: all
-// that wait if the reason is another one than before.
+// setClosed sets why no blocks are allocated. If the reason changed, it returns all waiting
+// requests, which are to be reconciled again.
 func (p *poolBlocks) setClosed(closed *refusal) (again []string) {
 	same := (p.closed == nil) == (closed == nil) && (closed == nil || *p.closed == *closed)
 	p.closed = closed
@@ -114,14 +113,14 @@ func (p *poolBlocks) setClosed(closed *refusal) (again []string) {
 	return again
 }
 
-// allocated counts the blocks that exist, or may exist.
+// allocated counts the blocks that exist or may exist.
 func (p *poolBlocks) allocated() int64 { return p.carver.Taken() - int64(len(p.unusable)) }
 
-// free counts the blocks that nobody has.
+// free counts the unallocated blocks.
 func (p *poolBlocks) free() int64 { return max(0, p.layout.Blocks()-p.carver.Taken()) }
 
-// offerFree offers the free blocks to the requests that wait longest. A block that was
-// offered is kept for its request: later requests do not get it.
+// offerFree offers the free blocks to the requests that have waited longest. An offered block
+// is reserved: later requests cannot take it.
 func (p *poolBlocks) offerFree() (names []string) {
 	for p.closed == nil && len(p.waiting) > 0 && int64(p.offered) < p.free() {
 		r := p.waiting[0]
@@ -133,7 +132,7 @@ func (p *poolBlocks) offerFree() (names []string) {
 	return names
 }
 
-// observe takes a block that a watch showed.
+// observe records a block that a watch has shown.
 func (a *allocator) observe(pool string, index int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -143,8 +142,8 @@ func (a *allocator) observe(pool string, index int64) {
 	delete(p.unusable, index)
 }
 
-// observeListed takes a block of a list that was read from the API server at now. The watch
-// may or may not have shown it.
+// observeListed records a block from a list that was read from the API server at now. The watch
+// may not have shown it yet.
 func (a *allocator) observeListed(pool string, index int64, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -155,7 +154,7 @@ func (a *allocator) observeListed(pool string, index int64, now time.Time) {
 	}
 }
 
-// blocksWith lists the blocks, allocated or not, that have an address.
+// blocksWith returns the blocks, allocated or not, that contain an address.
 func (a *allocator) blocksWith(addr netip.Addr) (list []slot) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -167,8 +166,8 @@ func (a *allocator) blocksWith(addr netip.Addr) (list []slot) {
 	return list
 }
 
-// release takes that a block does not exist any more, and returns the requests that may
-// have one now.
+// release frees the index of a block that no longer exists, and returns the requests that may
+// get a block now.
 func (a *allocator) release(pool string, index int64) (again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -179,7 +178,7 @@ func (a *allocator) release(pool string, index int64) (again []string) {
 	return a.releaseIndex(p, index)
 }
 
-// releaseIndex is release. a.mu is held.
+// releaseIndex works like release with a.mu held.
 func (a *allocator) releaseIndex(p *poolBlocks, index int64) (again []string) {
 	p.carver.Free(index)
 	delete(p.unconfirmed, index)
@@ -189,7 +188,7 @@ func (a *allocator) releaseIndex(p *poolBlocks, index int64) (again []string) {
 	return again
 }
 
-// freeUnusable frees the indexes that were passed over because others had their addresses.
+// freeUnusable frees the indexes that were skipped because their addresses were in use.
 func (p *poolBlocks) freeUnusable() {
 	for index := range p.unusable {
 		p.carver.Free(index)
@@ -197,8 +196,8 @@ func (p *poolBlocks) freeUnusable() {
 	clear(p.unusable)
 }
 
-// recheckUnusable frees the indexes that were passed over and whose blocks are usable now. It
-// returns the requests that may have one.
+// recheckUnusable frees the skipped indexes whose blocks are usable now. It returns the requests
+// that may get one.
 func (a *allocator) recheckUnusable(usable func(block.Block) bool) (again []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -212,14 +211,14 @@ func (a *allocator) recheckUnusable(usable func(block.Block) bool) (again []stri
 	return again
 }
 
-// slot is the index of a block in a pool.
+// slot identifies a block by its pool and its index.
 type slot struct {
 	pool  string
 	index int64
 }
 
-// unconfirmedBefore lists the blocks that were allocated before a time and that no watch
-// has shown since, except those that are being made.
+// unconfirmedBefore returns the blocks that were allocated before a given time and not shown by a
+// watch since, except blocks whose creation is in flight.
 func (a *allocator) unconfirmedBefore(before time.Time) (list []slot) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -239,14 +238,14 @@ func (a *allocator) unconfirmedBefore(before time.Time) (list []slot) {
 	return list
 }
 
-// counts are those of one pool.
+// counts are the counts of one pool.
 type counts struct {
 	blocks, addresses v1alpha1.PoolCounts
-	next              int64 // the index that is allocated next
+	next              int64 // the index to allocate next
 	making            int
 }
 
-// counts returns those of a pool; zero if it is not known.
+// counts returns the counts of a pool, or zero if the pool is unknown.
 func (a *allocator) counts(pool string) (c counts) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -267,7 +266,7 @@ func (p *poolBlocks) counts() counts {
 	}
 }
 
-// times multiplies, up to the largest number that fits.
+// times multiplies and saturates at the maximum.
 func times(a, b int64) int64 {
 	if b != 0 && a > math.MaxInt64/b {
 		return math.MaxInt64
@@ -275,22 +274,22 @@ func times(a, b int64) int64 {
 	return a * b
 }
 
-// Usage is how much of a pool is allocated.
+// Usage describes how much of a pool is allocated.
 type Usage struct {
 	Pool      string
 	Blocks    v1alpha1.PoolCounts
 	Addresses v1alpha1.PoolCounts
-	Waiting   int // requests that failed and wait for a block
+	Waiting   int // failed requests that are waiting for a block
 }
 
-// usage lists the pools by name.
+// usage returns the usage of all pools, ordered by name.
 func (a *allocator) usage() (list []Usage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(a.pools)) {
 		p := a.pools[name]
 		if p.uid == "" {
-			continue // it does not exist
+			continue // the pool does not exist
 		}
 		n := p.counts()
 		list = append(list, Usage{Pool: name, Blocks: n.blocks, Addresses: n.addresses, Waiting: len(p.waiting)})

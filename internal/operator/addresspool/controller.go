@@ -34,47 +34,46 @@ var _ = failpoint.Register(
 	"operator.pool.release.deleted", "operator.pool.release.after",
 )
 
-// Options configure a Controller. A duration of zero stands for the default named, except
-// DownAfter; the other fields may be zero.
+// Options configure a Controller. A zero duration means the default given below, except for
+// DownAfter; the other fields are optional.
 type Options struct {
 	Clock  clock.Clock
 	Logger *slog.Logger
 
-	// Grace is how long a Node must have been missing, and the node's daemon
-	// silent, before the node's blocks are released; 2 min.
+	// Grace is how long a Node must be missing, and its daemon silent, before the node's blocks
+	// are released; default 2 min.
 	Grace time.Duration
-	// DownAfter is how long a Node that is tainted as out of service must not
-	// have been ready before its blocks are released; 0: never.
+	// DownAfter is how long a Node tainted as out of service must have been not ready before
+	// its blocks are released; 0: never.
 	DownAfter time.Duration
-	// Sweep is how often all objects are reconciled; 10 min.
+	// Sweep is the interval at which all objects are reconciled; default 10 min.
 	Sweep time.Duration
 
-	// MaxPods bounds the pods of a node that count towards its quota of blocks;
-	// 0: there are no quotas.
+	// MaxPods limits how many pods of a node count towards its block quota; 0 disables quotas.
 	MaxPods int
 
-	// RequestRefused is called with the reason when a request is refused because of what its
-	// node has or asks for already. It must not block.
+	// RequestRefused is called with the reason when a request is refused because of its node's
+	// quota. It must not block.
 	RequestRefused func(reason string)
-	// RequestServed is called with the time from a request's creation, which is a whole
-	// second, to its answer with a block. It must not block.
+	// RequestServed is called with the time from a request's creation, which has a resolution of
+	// one second, to its answer with a block. It must not block.
 	RequestServed func(time.Duration)
 }
 
 const (
-	// requestWorkers is how many requests are answered, and blocks deleted, at once. A
-	// request takes two writes of some milliseconds each. An API server queues the calls
-	// of a client that makes many more than ten at a time.
+	// requestWorkers is how many requests are answered, and blocks deleted, concurrently. A request
+	// takes two writes of some milliseconds each. API servers queue the calls of a client that
+	// makes many more than ten at a time.
 	requestWorkers = 16
-	// nodeWorkers is how many nodes, or blocks, are reconciled at once. Few of them lead
-	// to a write.
+	// nodeWorkers is how many nodes, or blocks, are reconciled concurrently. Few of them cause a
+	// write.
 	nodeWorkers = 4
-	// unconfirmedFor is how long an index stays allocated while no watch shows its block.
-	// Then the block is read from the API server.
+	// unconfirmedFor is how long an index stays allocated without a watch event for its block.
+	// After that, the block is read from the API server.
 	unconfirmedFor = time.Minute
 )
 
-// api is what all controllers of this package reach the Kubernetes API and the outside by.
+// api is the shared access of this package's controllers to the Kubernetes API, clock and log.
 type api struct {
 	cached client.Client // reads from the cache
 	live   client.Reader // reads from the API server
@@ -83,7 +82,7 @@ type api struct {
 	log    *slog.Logger
 }
 
-// queues are those of the four controllers.
+// queues are the workqueues of the four controllers.
 type queues struct{ pools, requests, nodes, blocks queue.Queue }
 
 // Controller accepts pools, allocates their blocks to nodes, and releases blocks.
@@ -99,8 +98,8 @@ type Controller struct {
 	nodes       *nodes
 }
 
-// Setup adds the controllers to mgr, whose cache must have been made with
-// Watches. They work while mgr leads.
+// Setup adds the controllers to mgr, whose cache must have been created with Watches. They run
+// while mgr leads.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Grace = cmp.Or(o.Grace, 2*time.Minute)
 	o.Sweep = cmp.Or(o.Sweep, 10*time.Minute)
@@ -111,8 +110,8 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	byNode := func(of func(client.Object) string) handler.EventHandler { return queue.Named(of) }
 	err := errors.Join(
 		indexFields(ctx, mgr.GetFieldIndexer()),
-		// One worker: pools are accepted one after the other. It starts once the
-		// allocator has all blocks, and opens the pools; no block is allocated before.
+		// One worker: pools are accepted one at a time. It starts, and opens the pools, only when the
+		// allocator knows all blocks; no block is allocated before that.
 		c.queues.pools.Complete(ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
 			Watches(&v1alpha1.AddressBlock{}, queue.OnChange(c.blockChanged)), 1, c.pools.reconcile),
 		c.queues.requests.Complete(ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
@@ -128,7 +127,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { return c.sweepEvery(ctx, o.Sweep) })),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("controllers of address pools: %w", err)
+		return nil, fmt.Errorf("set up address pool controllers: %w", err)
 	}
 	return c, nil
 }
@@ -148,8 +147,7 @@ func newController(a *api, o Options) *Controller {
 	}
 }
 
-// blockChanged tells the allocator which blocks exist, and reconciles the pools whose blocks
-// come and go.
+// blockChanged passes created and deleted blocks to the allocator and queues their pools.
 func (c *Controller) blockChanged(_ context.Context, before, after client.Object, q queue.Adder) {
 	if after != nil {
 		b := after.(*v1alpha1.AddressBlock)
@@ -165,8 +163,8 @@ func (c *Controller) blockChanged(_ context.Context, before, after client.Object
 	q.Add(queue.Request(b.PoolName))
 }
 
-// refusedRequests are reconciled again when the annotations of a namespace change, which may
-// give a node's pods another pool.
+// refusedRequests queues refused requests when the annotations of a namespace change: its pods
+// may use another pool now.
 func (c *Controller) refusedRequests(context.Context, client.Object) (out []client.ObjectKey) {
 	for _, name := range c.quotas.refusedFor(func(string, string) bool { return true }) {
 		out = append(out, client.ObjectKey{Name: name})
@@ -174,7 +172,7 @@ func (c *Controller) refusedRequests(context.Context, client.Object) (out []clie
 	return out
 }
 
-// sweepEvery reconciles all objects at an interval, in case an event was missed.
+// sweepEvery reconciles all objects periodically, in case an event was missed.
 func (c *Controller) sweepEvery(ctx context.Context, interval time.Duration) error {
 	for {
 		select {
@@ -183,7 +181,7 @@ func (c *Controller) sweepEvery(ctx context.Context, interval time.Duration) err
 		case <-c.api.clock.After(interval):
 		}
 		if err := c.sweep(ctx); err != nil {
-			c.api.log.Warn("sweep of all blocks failed, will try again", "err", err)
+			c.api.log.Warn("block sweep failed, will try again", "err", err)
 		}
 	}
 }
@@ -217,10 +215,10 @@ func (c *Controller) sweep(ctx context.Context) error {
 	return err
 }
 
-// Usage lists how much of each pool is allocated, by name. It does not block.
+// Usage returns the usage of all pools, ordered by name. It does not block.
 func (c *Controller) Usage() []Usage { return c.allocator.usage() }
 
-// Watches are the kinds that the cache of a manager with Setup keeps.
+// Watches returns the kinds that the cache of a manager used with Setup must watch.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{
 		watched.Nodes, watched.Namespaces,
@@ -230,7 +228,7 @@ func Watches() []*watched.Kind {
 	}
 }
 
-// The fields by which the cache finds objects.
+// Index fields of the cache.
 const (
 	byPool    = "pool"
 	byNode    = "node"
@@ -247,8 +245,8 @@ func indexFields(ctx context.Context, ix client.FieldIndexer) error {
 	)
 }
 
-// BlocksOf are the blocks of a node, read from the cache of a manager with Setup. The caller
-// must not change them.
+// BlocksOf returns the blocks of a node from the cache of a manager used with Setup. The caller
+// must not modify them.
 func BlocksOf(ctx context.Context, r client.Reader, node string) ([]v1alpha1.AddressBlock, error) {
 	list, err := objects.List[v1alpha1.AddressBlockList](ctx, r, client.MatchingFields{byNode: node})
 	if err != nil {
@@ -257,7 +255,7 @@ func BlocksOf(ctx context.Context, r client.Reader, node string) ([]v1alpha1.Add
 	return list.Items, nil
 }
 
-// requestsOf are the requests of a node, which the caller must not change.
+// requestsOf returns the requests of a node from the cache. The caller must not modify them.
 func (a *api) requestsOf(ctx context.Context, node string) ([]v1alpha1.BlockRequest, error) {
 	list, err := objects.List[v1alpha1.BlockRequestList](ctx, a.cached, client.MatchingFields{byNode: node})
 	if err != nil {
@@ -266,15 +264,15 @@ func (a *api) requestsOf(ctx context.Context, node string) ([]v1alpha1.BlockRequ
 	return list.Items, nil
 }
 
-// pageSize is how many blocks are read from the API server at a time.
+// pageSize is how many blocks are read from the API server per page.
 const pageSize = 500
 
-// allBlocks reads blocks from the API server, a page at a time. An error ends the sequence.
+// allBlocks reads all blocks from the API server, page by page. An error ends the sequence.
 func (a *api) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
 	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
 		next := ""
 		for {
-			// A new list for each page: objects in a used one would keep fields that the page leaves out.
+			// A new list for each page: decoding into a used one would keep fields absent from the page.
 			list, err := objects.List[v1alpha1.AddressBlockList](ctx, a.live, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...)
 			if err != nil {
 				yield(nil, err)

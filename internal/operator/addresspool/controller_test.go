@@ -32,9 +32,9 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// Blocks are cut in index order over all subnets, both families by the same
-// index, and one that was given back is not the next. Exhaustion is reported, and
-// heals by a block that is given back, or a subnet that is appended.
+// Blocks are allocated in index order across all subnets, with the same index in both families,
+// and a released block is reused last. Exhaustion is reported, and ends when a block is released
+// or a subnet appended.
 func TestBlocksInOrder(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
@@ -46,18 +46,18 @@ func TestBlocksInOrder(t *testing.T) {
 	} {
 		b := given(t, fmt.Sprintf("r%d", i), "n", "p")
 		if got := b.IPv4 + " " + b.IPv6; b.Name != fmt.Sprintf("p-%d", i) || got != want || b.Index != int64(i) {
-			t.Errorf("block %s: %s, want p-%d: %s", b.Name, got, i, want)
+			t.Errorf("block %s = %s, want p-%d = %s", b.Name, got, i, want)
 		}
 		if len(b.OwnerReferences) != 1 || !*b.OwnerReferences[0].Controller || !*b.OwnerReferences[0].BlockOwnerDeletion ||
 			b.Labels[v1alpha1.LabelPool] != "p" || b.Labels[v1alpha1.LabelNode] != "n" || !slices.Equal(b.Finalizers, []string{v1alpha1.FinalizerBlock}) {
-			t.Errorf("block %+v", b.ObjectMeta)
+			t.Errorf("block metadata = %+v, want pool as controller, labels and finalizer", b.ObjectMeta)
 		}
 	}
 	poolIs(t, "p", "counts", counted(6, 5))
 	giveBack(t, "p-1")
 	harness.OK(t, controllers.Same("the block after p-1 was given back", given(t, "r5", "n", "p").Name, "p-5"))
 	harness.OK(t, controllers.Same("the block after that", given(t, "r6", "n", "p").Name, "p-1"))
-	poolIs(t, "p", "it is exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
+	poolIs(t, "p", "Exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
 	ask(t, "r7", "n", "p")
 	failed(t, "r7", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
 	controllers.AwaitEvent(t, poolNamed("p"), v1alpha1.ReasonPoolExhausted)
@@ -69,7 +69,7 @@ func TestBlocksInOrder(t *testing.T) {
 	harness.OK(t, c.Patch(t.Context(), poolNamed("p"), client.RawPatch(types.JSONPatchType,
 		[]byte(`[{"op":"add","path":"/spec/subnets/-","value":{"ipv4":"10.4.0.0/31","ipv6":"fd02::400/127"}}]`))))
 	if b := answered(t, "r8"); b.Name != "p-6" || b.IPv4 != "10.4.0.0/31" {
-		t.Errorf("r8 got %s %s", b.Name, b.IPv4)
+		t.Errorf("block of r8 = %s %s, want p-6 10.4.0.0/31", b.Name, b.IPv4)
 	}
 	poolIs(t, "p", "counts", counted(7, 7))
 	poolIs(t, "p", "addresses", controllers.If(func(p *v1alpha1.AddressPool) bool {
@@ -81,9 +81,9 @@ func TestBlocksInOrder(t *testing.T) {
 	answered(t, "r9")
 }
 
-// Another operator goes on where one stopped: a block that was given back is
-// still not the next, and the blocks that there are stay whose they are.
-func TestNextOperatorGoesOn(t *testing.T) {
+// A new operator continues where the old one stopped: released blocks are still reused last, and
+// allocated blocks keep their owners.
+func TestNextOperatorContinues(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	_, end := start(t, Options{})
@@ -94,36 +94,36 @@ func TestNextOperatorGoesOn(t *testing.T) {
 	giveBack(t, "p-0")
 	poolIs(t, "p", "counts", func(p *v1alpha1.AddressPool) error {
 		if p.Status.NextIndex != 2 {
-			return fmt.Errorf("next is %d", p.Status.NextIndex)
+			return fmt.Errorf("status.nextIndex = %d, want 2", p.Status.NextIndex)
 		}
 		return counted(4, 1)(p)
 	})
 	end()
 	start(t, Options{})
 	for i, want := range []string{"p-2", "p-3", "p-0"} {
-		harness.OK(t, controllers.Same("the block", given(t, fmt.Sprintf("again-%d", i), "n", "p").Name, want))
+		harness.OK(t, controllers.Same("name of the block", given(t, fmt.Sprintf("again-%d", i), "n", "p").Name, want))
 	}
 }
 
-// Replies that are lost and requests that are not sent neither repeat a block
-// nor lose one, for a hundred requests at once and an operator that is replaced
-// in the middle, but for what that had under way.
+// Lost replies and lost requests neither allocate a block twice nor leak one, with a hundred
+// concurrent requests and an operator that is replaced halfway. Only calls in flight at the time
+// of the replacement may leave additional blocks.
 func TestLostReplies(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	makePool(t, "p", 0, "10.2.0.0/24")
 	var n atomic.Int64
 	through := harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
-		<-time.After(rand.N(50 * time.Millisecond)) // what is injected, not a wait for anything
+		<-time.After(rand.N(50 * time.Millisecond)) // injected latency, not a wait for a condition
 		write := r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/berth.dev/")
 		i := n.Add(1)
 		if write && i%5 == 0 {
-			return nil, errors.New("the test does not send this")
+			return nil, errors.New("request dropped by the test")
 		}
 		reply, err := next.RoundTrip(r)
 		if err == nil && write && i%3 == 0 {
 			_ = reply.Body.Close()
-			return nil, errors.New("the test lost the reply")
+			return nil, errors.New("reply dropped by the test")
 		}
 		return reply, err
 	})
@@ -145,14 +145,14 @@ func TestLostReplies(t *testing.T) {
 	returnLate(t, "p", 256, names)
 }
 
-// Of two pools that overlap and are made in the same moment one is accepted, also
-// by two operators that both lead; the other is when the first is gone.
+// If two overlapping pools are created at the same moment, one is accepted, even with two leading
+// operators. The other pool is accepted when the first is deleted.
 func TestOverlapRace(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	start(t, Options{})
 	start(t, Options{})
-	// Without the policy that refuses most of such pairs at once.
+	// Without the policy, which rejects most such pairs at admission.
 	c := harness.KubeClient(t)
 	withoutPolicy(t, "berth-pools-do-not-overlap")
 	for i := range 5 {
@@ -161,7 +161,7 @@ func TestOverlapRace(t *testing.T) {
 			makeOverlapping(t, name, 2, fmt.Sprintf("10.%d.0.0/%d", i, 24+k))
 		}
 		var winner, loser string
-		eventually(t, "one of the two is accepted", func(c client.Client) error {
+		eventually(t, "one of two overlapping pools accepted", func(c client.Client) error {
 			list := &v1alpha1.AddressPoolList{}
 			if err := c.List(t.Context(), list); err != nil {
 				return err
@@ -184,12 +184,12 @@ func TestOverlapRace(t *testing.T) {
 		ask(t, "r-"+loser, "n", loser)
 		failed(t, "r-"+loser, v1alpha1.ReasonPoolOverlaps, winner)
 		harness.OK(t, c.Delete(t.Context(), poolNamed(winner)))
-		poolIs(t, loser, "the other is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, "Ready"))
+		poolIs(t, loser, "accepted after the other pool is deleted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, "Ready"))
 		answered(t, "r-"+loser)
 	}
 }
 
-// policyBinding reads the name and kind of a policy's binding.
+// policyBinding returns an empty ValidatingAdmissionPolicyBinding of this name.
 func policyBinding(t *testing.T, name string) client.Object {
 	t.Helper()
 	var o metav1.PartialObjectMetadata
@@ -197,8 +197,8 @@ func policyBinding(t *testing.T, name string) client.Object {
 	return &o
 }
 
-// A pool that is being deleted gives no block, its blocks are deleted and keep
-// their addresses until their nodes let them go, and it goes after the last.
+// A pool being deleted allocates no blocks. Its blocks are deleted, keep their addresses until
+// their nodes have drained them, and the pool disappears after the last one.
 func TestPoolDeletion(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
@@ -215,7 +215,7 @@ func TestPoolDeletion(t *testing.T) {
 	controllers.AwaitGone(t, poolNamed("p"))
 	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
 
-	// Again, with the finalizer taken off by hand: the block drains all the same.
+	// Again, with the finalizer removed by hand: the block is drained nevertheless.
 	makePool(t, "p", 0, "10.2.0.0/30")
 	answered(t, "r1")
 	controllers.DropFinalizers(t, poolNamed("p"))
@@ -223,13 +223,12 @@ func TestPoolDeletion(t *testing.T) {
 	awaitDeletion(t, "p-0")
 }
 
-// Blocks and requests of a node whose Node is gone are released, unless its
-// daemon renews its claim; those of one that is down only by the policy, and when
-// it is fenced off.
-func TestNodesThatGo(t *testing.T) {
+// Blocks and requests of a missing Node are released unless its daemon keeps renewing its claim.
+// Those of a Node that is down are released only by policy, and only once the node is fenced.
+func TestMissingNodesAreReleased(t *testing.T) {
 	harness.KubeClean(t)
 	const grace = 2 * time.Second
-	now := clock.NewFake(time.Now()) // so that no claim lapses before the test has made it
+	now := clock.NewFake(time.Now()) // so that no claim lapses before the test makes one
 	o, _ := start(t, Options{Clock: now, Grace: grace, DownAfter: time.Second})
 	makePool(t, "p", 0, "10.2.0.0/28")
 	c := harness.KubeClient(t)
@@ -254,37 +253,37 @@ func TestNodesThatGo(t *testing.T) {
 	}
 	noticed(t, o, "gone", func(s *liveness) bool { return true })
 	noticed(t, o, "claims", func(s *liveness) bool { return true })
-	for range 2 { // the second time, the grace of what is silent is over
+	for range 2 { // after the second step, the grace period of silent nodes has passed
 		now.Advance(grace * 3 / 4)
 		claim()
 		noticed(t, o, "claims", func(s *liveness) bool { return s.alive.Equal(now.Now()) })
 	}
-	controllers.AwaitValue(t, "the others are released", func() []string { return blocksNow(t) }, slices.Sorted(slices.Values([]string{blocks["claims"], blocks["down"]})))
+	controllers.AwaitValue(t, "remaining blocks", func() []string { return blocksNow(t) }, slices.Sorted(slices.Values([]string{blocks["claims"], blocks["down"]})))
 	if err := c.Get(t.Context(), client.ObjectKey{Name: "r-gone"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the request of a node that is gone: %v", err)
+		t.Errorf("get request of a deleted node: %v, want not found", err)
 	}
 	now.Advance(grace)
-	controllers.AwaitValue(t, "the claim lapses", func() []string { return blocksNow(t) }, []string{blocks["down"]})
+	controllers.AwaitValue(t, "blocks after the claim has lapsed", func() []string { return blocksNow(t) }, []string{blocks["down"]})
 	poolIs(t, "p", "counts", func(p *v1alpha1.AddressPool) error {
 		now.Advance(reportEvery)
 		return counted(16, 1)(p)
 	})
 }
 
-// noticed waits until an operator has seen something of a node without a Node.
+// noticed waits until the operator's liveness state of a node without a Node satisfies what.
 func noticed(t *testing.T, o *Controller, node string, what func(*liveness) bool) {
 	t.Helper()
-	harness.Eventually(t, controllers.Limit, "the operator notices "+node, func() error {
+	harness.Eventually(t, controllers.Limit, "liveness of node "+node, func() error {
 		o.nodes.mu.Lock()
 		defer o.nodes.mu.Unlock()
 		if s := o.nodes.liveness[node]; s == nil || !what(s) {
-			return fmt.Errorf("it knows %+v", s)
+			return fmt.Errorf("liveness = %+v", s)
 		}
 		return nil
 	})
 }
 
-// A node's name may be longer than a label.
+// A node's name may be longer than a label value.
 func TestLongNodeName(t *testing.T) {
 	harness.KubeClean(t)
 	name := strings.Repeat("node.", 40) + "example"
@@ -293,16 +292,16 @@ func TestLongNodeName(t *testing.T) {
 	makePool(t, "p", 0, "10.2.0.0/32")
 	b := given(t, "r", name, "p")
 	if l := b.Labels[v1alpha1.LabelNode]; b.NodeName != name || l != v1alpha1.NodeLabel(name) || len(l) > 63 {
-		t.Errorf("block %+v", b)
+		t.Errorf("block = %+v, want node name %s and its label", b, name)
 	}
 	list := &v1alpha1.AddressBlockList{}
 	harness.OK(t, harness.KubeClient(t).List(t.Context(), list, client.MatchingFields{"nodeName": name}))
 	if len(list.Items) != 1 {
-		t.Errorf("found %d blocks by the node's name", len(list.Items))
+		t.Errorf("found %d blocks by node name, want 1", len(list.Items))
 	}
 }
 
-// A request of a node that never was is removed.
+// A request of a node that never existed is deleted.
 func TestOrphanedRequest(t *testing.T) {
 	harness.KubeClean(t)
 	start(t, Options{Grace: time.Second})
@@ -310,7 +309,7 @@ func TestOrphanedRequest(t *testing.T) {
 	controllers.AwaitGone(t, requestNamed("orphan"))
 }
 
-// before has something done before each request of an operator is sent.
+// before calls do before each request that an operator sends.
 func before(do func(*http.Request)) transport.WrapperFunc {
 	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		do(r)
@@ -318,12 +317,12 @@ func before(do func(*http.Request)) transport.WrapperFunc {
 	})
 }
 
-// trailing is a cache that no block has arrived in yet.
+// trailing is a client whose cache has no blocks yet.
 type trailing struct{ client.Client }
 
 func (trailing) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
 
-// pages are those of a list, as an API server sends them.
+// pages is a paginated list as an API server sends it.
 type pages struct {
 	client.Reader
 	json []string
@@ -335,8 +334,8 @@ func (p *pages) List(_ context.Context, list client.ObjectList, _ ...client.List
 	return json.Unmarshal([]byte(page), list)
 }
 
-// A block has nothing of the block at the same place of the page before.
-func TestAllBlocks(t *testing.T) {
+// A block has no fields left over from the block at the same position of the previous page.
+func TestPagesShareNoFields(t *testing.T) {
 	a := &api{live: &pages{json: []string{
 		`{"metadata":{"continue":"c"},"items":[{"metadata":{"name":"p-0","deletionTimestamp":"2026-01-01T00:00:00Z"},"ipv4":"10.2.0.0/32","ipv6":"fd02::/128",
 			"requestUID":"u","withheld":[{"cidr":"10.2.0.0/32","owner":"Node n"}]}]}`,
@@ -346,17 +345,17 @@ func TestAllBlocks(t *testing.T) {
 	for b, err := range a.allBlocks(t.Context()) {
 		harness.OK(t, err)
 		if names = append(names, b.Name); b.Name == "p-1" && (b.IPv6 != "" || b.RequestUID != "" || b.DeletionTimestamp != nil || b.Withheld != nil) {
-			t.Errorf("block %+v", b)
+			t.Errorf("block p-1 = %+v, has fields of p-0", b)
 		}
 	}
 	if !slices.Equal(names, []string{"p-0", "p-1"}) {
-		t.Errorf("blocks %v", names)
+		t.Errorf("blocks = %v, want [p-0 p-1]", names)
 	}
 }
 
-// A leader whose cache does not have its predecessor's last blocks answers those
-// requests with them, and cuts no others.
-func TestTrailingCache(t *testing.T) {
+// A leader whose cache lacks its predecessor's last blocks answers the requests with these blocks
+// and creates no second ones.
+func TestStaleCacheOfNewLeader(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	_, end := start(t, Options{})
@@ -383,34 +382,34 @@ func TestTrailingCache(t *testing.T) {
 		}
 	}
 	look("untold")
-	harness.OK(t, controllers.Same("the block that was cut for untold", answered(t, "untold").Name, "p-5"))
+	harness.OK(t, controllers.Same("block that the previous leader created for request untold", answered(t, "untold").Name, "p-5"))
 	ask(t, "new", "n", "p")
 	look("new")
 	look("new") // the cache may trail the answer as well
-	harness.OK(t, controllers.Same("the block of new, as p-0 is taken", answered(t, "new").Name, "p-1"))
+	harness.OK(t, controllers.Same("block of request new, with p-0 allocated", answered(t, "new").Name, "p-1"))
 	sound(t)
 }
 
-// A taken index that no watch ever tells of is looked up by the sweep: a block
-// that went while a watch was broken does not stay taken.
+// The sweep looks up an allocated index that no watch has confirmed: a block that was deleted
+// while a watch was broken does not stay allocated.
 func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	now := clock.NewFake(time.Now())
 	c, _ := start(t, Options{Clock: now, Sweep: time.Second})
 	makePool(t, "p", 0, "10.2.0.0/31")
-	poolIs(t, "p", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	poolIs(t, "p", "accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	given(t, "r0", "n", "p")
 	c.allocator.observeListed("p", 1, now.Now())
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
-	controllers.AwaitValue(t, "the sweep waits", now.Waiting, 1)
+	controllers.AwaitValue(t, "timers of the sweep", now.Waiting, 1)
 	now.Advance(2 * unconfirmedFor)
-	harness.OK(t, controllers.Same("the block of r1", answered(t, "r1").Name, "p-1"))
+	harness.OK(t, controllers.Same("block of r1", answered(t, "r1").Name, "p-1"))
 }
 
-// A claim that is renewed in the moment of its release keeps the block.
-func TestRenewalInTheMomentOfRelease(t *testing.T) {
+// A claim renewed at the moment of its release keeps the block.
+func TestRenewalDuringRelease(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
 	makeNode(t, "n")
@@ -423,7 +422,7 @@ func TestRenewalInTheMomentOfRelease(t *testing.T) {
 		if err := c.Status().Patch(context.Background(), blockNamed("p-0"), client.RawPatch(types.MergePatchType, body)); err != nil {
 			t.Error(err)
 		}
-		// So that it is not the next look, but the precondition that counts.
+		// With its Node back, only the precondition of the delete decides, not the next reconcile.
 		if err := c.Create(context.Background(), nodeNamed("n")); err != nil {
 			t.Error(err)
 		}
@@ -431,38 +430,38 @@ func TestRenewalInTheMomentOfRelease(t *testing.T) {
 	makePool(t, "p", 0, "10.2.0.0/31")
 	given(t, "r0", "n", "p")
 	harness.OK(t, c.Delete(t.Context(), nodeNamed("n")))
-	controllers.AwaitValue(t, "its request is removed, then its block would be", func() bool { return deletes.Load() > 0 }, true)
+	controllers.AwaitValue(t, "deletion of the block attempted", func() bool { return deletes.Load() > 0 }, true)
 	given(t, "r1", "n", "p") // time has passed
 	b := controllers.Get[v1alpha1.AddressBlock](t, client.ObjectKey{Name: "p-0"})
 	if b.DeletionTimestamp != nil {
-		t.Error("it was deleted")
+		t.Error("block p-0 was deleted although its claim was renewed")
 	}
 }
 
-// Blocks of a pool that was refused a subnet cost no more than those of another.
+// Allocating from a pool with a refused subnet costs no more API calls than from any other pool.
 func TestRefusedSubnetCostsNothing(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	var lists atomic.Int32
-	now := clock.NewFake(time.Now()) // so that the refused subnet is not checked again by time
+	now := clock.NewFake(time.Now()) // so that the refused subnet is not rechecked
 	start(t, Options{Clock: now}, before(func(r *http.Request) {
-		// The cache says from when on it lists.
+		// The cache's list has a resourceVersion parameter.
 		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/addresspools") && r.URL.RawQuery == "" {
 			lists.Add(1)
 		}
 	}))
 	withoutPolicy(t, "berth-pools-do-not-overlap")
 	makePool(t, "a", 0, "10.1.0.0/24")
-	poolIs(t, "a", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	poolIs(t, "a", "accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	makeOverlapping(t, "b", 0, "10.2.0.0/24", "10.1.0.0/28")
-	poolIs(t, "b", "it gives what is its own", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
+	poolIs(t, "b", "ready with its own subnet", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
 	controllers.AwaitEvent(t, poolNamed("b"), v1alpha1.ReasonPoolOverlaps)
 	before := lists.Load()
 	for i := range 20 {
 		given(t, fmt.Sprintf("r%d", i), "n", "b")
 	}
 	if n := lists.Load() - before; n > 2 {
-		t.Errorf("%d lists of pools for 20 blocks", n)
+		t.Errorf("%d pool lists for 20 blocks, want at most 2", n)
 	}
 	poolIs(t, "b", "counts", func(p *v1alpha1.AddressPool) error {
 		now.Advance(reportEvery)
@@ -470,11 +469,11 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 	})
 }
 
-// withoutPolicy takes a policy's binding away until the test ends. It takes the
-// API server a moment to act on that.
+// withoutPolicy removes a policy's binding until the test ends. The API server takes a moment to
+// apply the change.
 func withoutPolicy(t *testing.T, name string) {
 	t.Helper()
-	operatorConfig(t) // applies it, once
+	operatorConfig(t) // applies the policies once
 	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), policyBinding(t, name)))
 	t.Cleanup(func() {
 		if err := harness.ApplyAccess(context.Background(), deploy.PoolMode); err != nil {
@@ -483,7 +482,7 @@ func withoutPolicy(t *testing.T, name string) {
 	})
 }
 
-// pieceOf is a block of one address.
+// pieceOf returns a block with one CIDR.
 func pieceOf(t *testing.T, cidr string) block.Block {
 	t.Helper()
 	c, err := netip.ParsePrefix(cidr)
@@ -491,9 +490,9 @@ func pieceOf(t *testing.T, cidr string) block.Block {
 	return block.Block{IPv4: c}
 }
 
-// Two pools that two operators accepted at once, and died: one loses the subnet, and not
-// the one of which there is a block.
-func TestClashIsResolved(t *testing.T) {
+// If two operators accepted overlapping pools concurrently and died, the pool without a block
+// loses the subnet.
+func TestOverlapIsResolved(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	withoutPolicy(t, "berth-pools-do-not-overlap")
@@ -517,14 +516,14 @@ func TestClashIsResolved(t *testing.T) {
 		if wins {
 			want = condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady)
 		}
-		poolIs(t, name, "it stays or gives way", func(p *v1alpha1.AddressPool) error {
+		poolIs(t, name, "accepted subnets", func(p *v1alpha1.AddressPool) error {
 			if got := p.Status.AcceptedSubnets == 1; got != wins {
 				return fmt.Errorf("%d subnets accepted", p.Status.AcceptedSubnets)
 			}
 			return want(p)
 		})
 	}
-	harness.OK(t, controllers.Same("the block of r", answered(t, "r").Name, "d-3"))
+	harness.OK(t, controllers.Same("block of r", answered(t, "r").Name, "d-3"))
 	ask(t, "r-b", "n", "b")
 	failed(t, "r-b", v1alpha1.ReasonPoolOverlaps, "pool a")
 	given(t, "r-a", "n", "a")

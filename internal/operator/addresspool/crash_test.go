@@ -12,13 +12,13 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// An operator that is killed at any step leaves nothing that the next one does
-// not finish: every request has one block, nobody else's, what a node that is
-// gone had is free again, and a pool that is deleted goes.
+// An operator killed at any step leaves nothing that its successor does not complete: every
+// request has exactly one block, the blocks of a deleted node are free, and a deleted pool
+// disappears.
 func TestKillAtEveryFailpoint(t *testing.T) {
 	names := controllers.Failpoints(t, "operator.pool.", 9)
 	if all := failpoint.Names(); len(all) != len(names) {
-		t.Errorf("of %v nothing kills but %v", all, names)
+		t.Errorf("failpoints = %v, but only %v are killed", all, names)
 	}
 	for _, name := range harness.Sample(t, 9, names) {
 		t.Run(name, func(t *testing.T) {
@@ -37,20 +37,20 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			b := given(t, "of-q", "n", "q")
 			harness.OK(t, c.Delete(t.Context(), poolNamed("q")))
 			awaitDeletion(t, b.Name)
-			controllers.DropFinalizers(t, b) // its pods have left it
+			controllers.DropFinalizers(t, b) // the block has no pods left
 			controllers.AwaitGone(t, poolNamed("q"))
 			names := map[string]bool{}
 			for i := range 5 {
 				names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
 			}
-			returnLate(t, "p", 8, names) // what is gone is free, too
-			controllers.AwaitValue(t, "operators that died", deaths, 1)
+			returnLate(t, "p", 8, names) // including the block of node gone, which is released
+			controllers.AwaitValue(t, "killed operators", deaths, 1)
 			sound(t)
 		})
 	}
 }
 
-// An operator that dies amid a hundred requests loses none and answers none twice.
+// An operator killed amid a hundred requests loses none and answers none twice.
 func TestKillAmidRequests(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
@@ -65,17 +65,16 @@ func TestKillAmidRequests(t *testing.T) {
 		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
 	}
 	if len(names) != requests || deaths() != 1 {
-		t.Errorf("%d blocks for %d requests, %d deaths", len(names), requests, deaths())
+		t.Errorf("%d blocks for %d requests and %d kills, want one block each and 1 kill", len(names), requests, deaths())
 	}
 	returnLate(t, "p", 256, names)
 	sound(t)
 }
 
-// returnLate waits until a pool counts the blocks that requests were answered
-// with and no other, and returns the others: what an operator had under way when
-// it ended may take effect long after the next one has looked. Such a block is the
-// node's, whose daemon returns it. What a node named gone has is the operator's to
-// release.
+// returnLate waits until a pool counts exactly the blocks that answer requests, and releases all
+// others: a call in flight when an operator was killed may take effect long after its successor
+// has listed the blocks. Such a block belongs to the node, whose daemon releases it. Blocks of the
+// node called gone are released by the operator.
 func returnLate(t *testing.T, pool string, total int64, answers map[string]bool) {
 	t.Helper()
 	late := map[types.UID]bool{}
@@ -93,12 +92,12 @@ func returnLate(t *testing.T, pool string, total int64, answers map[string]bool)
 		return counted(total, int64(len(answers)))(p)
 	})
 	if len(late) > requestWorkers {
-		t.Errorf("%d blocks too many, at most %d were under way", len(late), requestWorkers)
+		t.Errorf("%d surplus blocks, want at most %d, the number of workers", len(late), requestWorkers)
 	}
 }
 
-// sound checks what is true of blocks at any time: no address is two blocks',
-// each block has its pool's addresses for its index, and no request has two.
+// sound checks invariants of blocks: no two share an address, each has its pool's addresses for
+// its index, and no request has two.
 func sound(t *testing.T) {
 	t.Helper()
 	c, pools, list := harness.KubeClient(t), &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
@@ -109,16 +108,16 @@ func sound(t *testing.T) {
 	byRequest := map[types.UID]string{}
 	for _, b := range list.Items {
 		if s := orphansOf(&b); len(s) > 0 {
-			t.Errorf("%v: not what its pool has for index %d", s, b.Index)
+			t.Errorf("addresses %v are not those of the pool's index %d", s, b.Index)
 		}
 		if other, twice := byRequest[b.RequestUID]; twice {
-			t.Errorf("request %s has %s and %s", b.RequestUID, other, b.Name)
+			t.Errorf("request %s has two blocks, %s and %s", b.RequestUID, other, b.Name)
 		}
 		byRequest[b.RequestUID] = b.Name
 		for _, mine := range cidrs(&b) {
 			for _, h := range held {
 				if h.Overlaps(mine) {
-					t.Errorf("%s of %s is %s", mine, b.Name, h)
+					t.Errorf("%s of block %s overlaps %s", mine, b.Name, h)
 				}
 			}
 			held = append(held, ownedRange{Prefix: mine, block: b.Name})

@@ -14,8 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// poolAt makes a pool that was created after so many seconds, with CIDRs that
-// nobody has accepted.
+// poolAt returns a pool that was created after this many seconds and has no accepted subnets.
 func poolAt(name string, after int, bits int32, cidrs ...string) v1alpha1.AddressPool {
 	p := v1alpha1.AddressPool{
 		ObjectMeta: metav1.ObjectMeta{
@@ -53,28 +52,28 @@ func TestDecide(t *testing.T) {
 		pools  []v1alpha1.AddressPool
 		blocks []v1alpha1.AddressBlock
 		want   int
-		why    string // reason and a word of the message
+		why    string // reason and a part of the message
 	}{
-		"alone":                                 {of: "a", pools: []v1alpha1.AddressPool{a}, want: 1},
-		"unknown":                               {of: "x", pools: []v1alpha1.AddressPool{a}, want: 0},
-		"the earlier of two":                    {of: "a", pools: []v1alpha1.AddressPool{b, a}, want: 1},
-		"the later of two":                      {of: "b", pools: []v1alpha1.AddressPool{b, a}, why: "PoolOverlaps 10.0.0.0/24 of pool a"},
-		"the later was accepted first":          {of: "a", pools: []v1alpha1.AddressPool{a, has(b, 1)}, why: "PoolOverlaps 10.0.0.128/25 of pool b"},
-		"and keeps it":                          {of: "b", pools: []v1alpha1.AddressPool{a, has(b, 1)}, want: 1},
-		"of the same second, by name":           {of: "b", pools: []v1alpha1.AddressPool{poolAt("b", 1, 2, "10.0.0.0/25"), a}, why: "PoolOverlaps pool a"},
-		"the earlier is being deleted":          {of: "b", pools: []v1alpha1.AddressPool{deleted(a), b}, want: 1},
-		"deleted, with what it had":             {of: "b", pools: []v1alpha1.AddressPool{deleted(has(a, 1)), b}, why: "PoolOverlaps pool a"},
-		"nothing more for a deleted one":        {of: "a", pools: []v1alpha1.AddressPool{deleted(a)}, want: 0},
-		"appended":                              {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/24", "10.1.0.0/24"), 1), b}, want: 2},
-		"appended, the second overlaps":         {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.1.0.0/24", "10.0.0.0/24", "10.2.0.0/24"), 1), has(b, 1)}, want: 1, why: "PoolOverlaps spec.subnets[1]"},
-		"the other family overlaps":             {of: "b", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24+fd01::/120"), poolAt("b", 2, 2, "10.9.0.0/24+fd01::/120")}, why: "PoolOverlaps fd01::/120"},
-		"the earlier one cannot have it":        {of: "c", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/16"), 1), poolAt("b", 2, 2, "10.0.0.0/8"), poolAt("c", 3, 2, "10.9.0.0/16")}, want: 1},
-		"a block of a pool that is gone":        {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "old-3"}, PoolName: "old", IPv4: "10.0.0.12/30"}}, why: "PoolOverlaps block old-3"},
-		"its own block":                         {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", Index: 3, IPv4: "10.0.0.12/30"}}, want: 1},
-		"a block of an earlier one of its name": {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", Index: 3, IPv4: "10.0.0.24/29"}}, why: "PoolOverlaps block a-3"},
-		"what makes no sense":                   {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24", "10.0.0.5/24")}, want: 1, why: "PoolInvalid subnets[1].ipv4"},
-		"what is no CIDR":                       {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "ten")}, why: "PoolInvalid subnets[0].ipv4"},
-		"more accepted than there is any":       {of: "a", pools: []v1alpha1.AddressPool{has(a, 7)}, want: 1},
+		"alone":                         {of: "a", pools: []v1alpha1.AddressPool{a}, want: 1},
+		"unknown":                       {of: "x", pools: []v1alpha1.AddressPool{a}, want: 0},
+		"older of two":                  {of: "a", pools: []v1alpha1.AddressPool{b, a}, want: 1},
+		"younger of two":                {of: "b", pools: []v1alpha1.AddressPool{b, a}, why: "PoolOverlaps 10.0.0.0/24 of pool a"},
+		"younger pool accepted first":   {of: "a", pools: []v1alpha1.AddressPool{a, has(b, 1)}, why: "PoolOverlaps 10.0.0.128/25 of pool b"},
+		"younger pool keeps its subnet": {of: "b", pools: []v1alpha1.AddressPool{a, has(b, 1)}, want: 1},
+		"same second, ordered by name":  {of: "b", pools: []v1alpha1.AddressPool{poolAt("b", 1, 2, "10.0.0.0/25"), a}, why: "PoolOverlaps pool a"},
+		"older pool being deleted":      {of: "b", pools: []v1alpha1.AddressPool{deleted(a), b}, want: 1},
+		"older pool being deleted with accepted subnet": {of: "b", pools: []v1alpha1.AddressPool{deleted(has(a, 1)), b}, why: "PoolOverlaps pool a"},
+		"no subnet for a pool being deleted":            {of: "a", pools: []v1alpha1.AddressPool{deleted(a)}, want: 0},
+		"appended subnet":                               {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/24", "10.1.0.0/24"), 1), b}, want: 2},
+		"overlap in the second of three subnets":        {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.1.0.0/24", "10.0.0.0/24", "10.2.0.0/24"), 1), has(b, 1)}, want: 1, why: "PoolOverlaps spec.subnets[1]"},
+		"IPv6 overlap":                                  {of: "b", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24+fd01::/120"), poolAt("b", 2, 2, "10.9.0.0/24+fd01::/120")}, why: "PoolOverlaps fd01::/120"},
+		"overlaps only a refused subnet":                {of: "c", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/16"), 1), poolAt("b", 2, 2, "10.0.0.0/8"), poolAt("c", 3, 2, "10.9.0.0/16")}, want: 1},
+		"block of a deleted pool":                       {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "old-3"}, PoolName: "old", IPv4: "10.0.0.12/30"}}, why: "PoolOverlaps block old-3"},
+		"own block":                                     {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", Index: 3, IPv4: "10.0.0.12/30"}}, want: 1},
+		"block of an earlier pool of the same name":     {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", Index: 3, IPv4: "10.0.0.24/29"}}, why: "PoolOverlaps block a-3"},
+		"host bits set":                                 {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24", "10.0.0.5/24")}, want: 1, why: "PoolInvalid subnets[1].ipv4"},
+		"not a CIDR":                                    {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "ten")}, why: "PoolInvalid subnets[0].ipv4"},
+		"status accepts more subnets than the spec has": {of: "a", pools: []v1alpha1.AddressPool{has(a, 7)}, want: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var orphans []ownedRange
@@ -84,19 +83,18 @@ func TestDecide(t *testing.T) {
 			}
 			n, why := decide(tc.of, tc.pools, orphans)
 			if n != tc.want {
-				t.Errorf("%d subnets, want %d", n, tc.want)
+				t.Errorf("decide() = %d subnets, want %d", n, tc.want)
 			}
 			reason, word, _ := strings.Cut(tc.why, " ")
 			if (why == nil) != (tc.why == "") || why != nil && (why.reason != reason || !strings.Contains(why.message, word)) {
-				t.Errorf("refused because %+v, want %q", why, tc.why)
+				t.Errorf("decide() refused with %+v, want %q", why, tc.why)
 			}
 		})
 	}
 }
 
-// Whatever order pools are decided in, each from what the others have by then:
-// no two ever have an address in common, and with time nothing is refused that
-// nobody else has.
+// Whatever the order of decisions, each based on the subnets accepted so far, no two pools ever
+// share an address, and no pool loses a subnet.
 func TestDecisionsNeverOverlap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var pools []v1alpha1.AddressPool
@@ -113,7 +111,7 @@ func TestDecisionsNeverOverlap(t *testing.T) {
 			i := rapid.IntRange(0, len(pools)-1).Draw(t, "next")
 			n, _ := decide(pools[i].Name, pools, nil)
 			if n < accepted(&pools[i]) {
-				t.Fatalf("%s had %d subnets, has %d", pools[i].Name, accepted(&pools[i]), n)
+				t.Fatalf("pool %s has lost subnets: %d before, %d now", pools[i].Name, accepted(&pools[i]), n)
 			}
 			pools[i].Status.AcceptedSubnets = int32(n)
 			for _, p := range pools {
@@ -130,10 +128,10 @@ func TestConflict(t *testing.T) {
 	for n, want := range []int{0, 1, 1} {
 		own, other, why := conflict("b", []v1alpha1.AddressPool{a, has(b, int32(n))})
 		if own != want || (other != nil) != (n == 2) {
-			t.Errorf("of %d subnets %d are its own, %v", n, own, other)
+			t.Errorf("conflict() with %d accepted subnets = %d, %v", n, own, other)
 		}
 		if other != nil && (other.Name != "a" || !strings.Contains(why.message, "spec.subnets[1]: 10.0.0.0/25 overlaps 10.0.0.0/24 of pool a")) {
-			t.Errorf("with %s: %+v", other.Name, why)
+			t.Errorf("conflict() = pool %s, %+v, want pool a and the overlapping subnets", other.Name, why)
 		}
 	}
 }
@@ -144,7 +142,7 @@ func TestLiveness(t *testing.T) {
 	block := func(name string, renewed int) v1alpha1.AddressBlock {
 		b := v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if renewed > 0 {
-			b.Status.RenewTime = &metav1.MicroTime{Time: time.Unix(int64(renewed), 0)} // another clock's
+			b.Status.RenewTime = &metav1.MicroTime{Time: time.Unix(int64(renewed), 0)} // written by the node's clock
 		}
 		return b
 	}
@@ -155,23 +153,23 @@ func TestLiveness(t *testing.T) {
 		return list
 	}
 	type look struct {
-		after    time.Duration // since the last
+		after    time.Duration // since the last observation
 		blocks   []v1alpha1.AddressBlock
 		requests []v1alpha1.BlockRequest
 		left     time.Duration
 	}
 	one := []v1alpha1.AddressBlock{block("b", 0)}
 	for name, looks := range map[string][]look{
-		"from the first look on":       {{blocks: one, left: grace}, {after: grace, blocks: one, left: 0}},
-		"an old renewal is no sign":    {{blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}, {after: grace, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: 0}},
-		"a renewal is":                 {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}},
-		"of a clock that goes back":    {{blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("b", 3)}, left: grace}},
-		"one of two blocks is enough":  {{blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 1)}, left: grace}},
-		"a block less is none":         {{blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0)}, left: 10 * time.Second}},
-		"a block more is none":         {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: 10 * time.Second}},
-		"a block more is, if claimed":  {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 7), block("b", 0)}, left: grace}},
-		"a request is one":             {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: one, requests: asks("r"), left: grace}},
-		"a request that was there not": {{requests: asks("r"), left: grace}, {after: 50 * time.Second, requests: asks("r"), left: 10 * time.Second}},
+		"grace starts at first observation": {{blocks: one, left: grace}, {after: grace, blocks: one, left: 0}},
+		"old renewal does not count":        {{blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}, {after: grace, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: 0}},
+		"renewal restarts the grace":        {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}},
+		"renewal by a clock set back":       {{blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("b", 3)}, left: grace}},
+		"renewal of one of two blocks":      {{blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 1)}, left: grace}},
+		"released block does not count":     {{blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0)}, left: 10 * time.Second}},
+		"new block does not count":          {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: 10 * time.Second}},
+		"new block that is claimed":         {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 7), block("b", 0)}, left: grace}},
+		"new request restarts the grace":    {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: one, requests: asks("r"), left: grace}},
+		"old request does not count":        {{requests: asks("r"), left: grace}, {after: 50 * time.Second, requests: asks("r"), left: 10 * time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, at := &liveness{}, now
@@ -179,7 +177,7 @@ func TestLiveness(t *testing.T) {
 				at = at.Add(l.after)
 				s.observe(at, l.blocks, l.requests)
 				if left := s.left(at, grace); left != l.left {
-					t.Errorf("look %d: %v left, want %v", i, left, l.left)
+					t.Errorf("observation %d: left() = %v, want %v", i, left, l.left)
 				}
 			}
 		})
@@ -202,15 +200,15 @@ func TestFenced(t *testing.T) {
 		left  time.Duration
 		known bool
 	}{
-		"no policy":           {node: node(corev1.ConditionUnknown, time.Hour, corev1.TaintNodeOutOfService)},
-		"down, not fenced":    {node: node(corev1.ConditionUnknown, time.Hour, corev1.TaintNodeUnreachable), after: time.Minute},
-		"fenced, and ready":   {node: node(corev1.ConditionTrue, time.Hour, corev1.TaintNodeOutOfService), after: time.Minute},
-		"fenced, for a while": {node: node(corev1.ConditionFalse, 20*time.Second, corev1.TaintNodeOutOfService), after: time.Minute, left: 40 * time.Second, known: true},
-		"fenced, for long":    {node: node(corev1.ConditionUnknown, time.Minute, corev1.TaintNodeOutOfService), after: time.Minute, known: true},
-		"never reported":      {node: &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}}}, after: time.Minute},
+		"no policy":                    {node: node(corev1.ConditionUnknown, time.Hour, corev1.TaintNodeOutOfService)},
+		"down but not fenced":          {node: node(corev1.ConditionUnknown, time.Hour, corev1.TaintNodeUnreachable), after: time.Minute},
+		"fenced but ready":             {node: node(corev1.ConditionTrue, time.Hour, corev1.TaintNodeOutOfService), after: time.Minute},
+		"fenced, grace period running": {node: node(corev1.ConditionFalse, 20*time.Second, corev1.TaintNodeOutOfService), after: time.Minute, left: 40 * time.Second, known: true},
+		"fenced, grace period over":    {node: node(corev1.ConditionUnknown, time.Minute, corev1.TaintNodeOutOfService), after: time.Minute, known: true},
+		"no Ready condition":           {node: &corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}}}, after: time.Minute},
 	} {
 		if left, known := fenced(tc.node, now, tc.after); left != tc.left || known != tc.known {
-			t.Errorf("%s: %v, %t, want %v, %t", name, left, known, tc.left, tc.known)
+			t.Errorf("%s: fenced() = %v, %t, want %v, %t", name, left, known, tc.left, tc.known)
 		}
 	}
 }

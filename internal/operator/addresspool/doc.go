@@ -1,28 +1,28 @@
-// Package addresspool is the operator's side of address pools (as in Coil's design): it
-// accepts pools, cuts them into blocks for the nodes that ask, and releases
-// blocks that outlived their pool or their node.
+// Package addresspool is the operator's side of address pools (as in Coil's design). It accepts
+// pools, cuts them into blocks for the nodes that request them, and releases blocks that outlived
+// their pool or their node.
 //
-//	controller.go   the controllers: what each watches and caches, and which parts work together
-//	inherited.go    the blocks that the previous leader made last
-//	allocator.go    which blocks of each pool are allocated
-//	pending.go      requests without an answer: which gets which block, and which wait
-//	requests.go     a request: a block, or the reason why not
+//	controller.go   setup of the controllers: what each watches and caches
+//	inherited.go    the last blocks of the previous leader
+//	allocator.go    the allocated blocks of each pool
+//	pending.go      unanswered requests: their blocks and their order
+//	requests.go     answers a request with a block, or with the reason for a refusal
 //	admission.go    whether a node may have another block
-//	quota.go        how many blocks a node may have: a decision
-//	pools.go        a pool: opened, closed, deleted
+//	quota.go        how many blocks a node may have (a pure decision)
+//	pools.go        opening, closing and deletion of a pool
 //	acceptance.go   accepting the subnets of a pool
-//	layout.go       which subnets of which pool may be cut: a decision
+//	layout.go       which subnets of which pool may be cut (a pure decision)
 //	status.go       conditions and Events of a pool, and the metrics
-//	nodes.go        a node: whether it has given up its blocks, and their release
-//	withholding.go  keeping addresses of Nodes and Services from pods
-//	occupied.go     which addresses these are: decisions
+//	nodes.go        whether a node has given up its blocks, and their release
+//	withholding.go  withholding addresses of Nodes and Services from pods
+//	occupied.go     which addresses are withheld (pure decisions)
 //
-// A block's name is its pool's and its index, so that the API server refuses a
-// second owner even to an operator that is wrong. One with a stale cache, or a
-// leader that was replaced, finds the name taken and goes on to the next index.
+// A block is named after its pool and its index, so the API server rejects a second owner even if
+// an operator is wrong. An operator with a stale cache, or a replaced leader, finds the name taken
+// and moves on to the next index.
 package addresspool
 
-// What it may do in the Kubernetes API. An admission policy narrows it to fields
+// Permissions in the Kubernetes API. An admission policy restricts them to fields
 // (deploy/chart/templates/admission/pools.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=addresspools,verbs=get;list;watch;patch

@@ -31,9 +31,9 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// start runs the controllers as an operator does: under its service account, with
-// the generated role and the admission policies. Requests pass through the given
-// transports. The returned function stops the controllers.
+// start runs the controllers as in an operator: with its service account, the generated role and
+// the admission policies. API requests pass through the given transports. The returned function
+// stops the controllers.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) (c *Controller, end func()) {
 	t.Helper()
 	if o.Logger == nil {
@@ -56,15 +56,15 @@ func makePool(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.
 	return controllers.Create(t, newPool(name, bits, cidrs...))
 }
 
-// makeOverlapping creates a pool as soon as no policy rejects it.
+// makeOverlapping creates a pool, retrying until the overlap policy no longer rejects it.
 func makeOverlapping(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	t.Helper()
 	p := newPool(name, bits, cidrs...)
-	eventually(t, "the policy is off", func(c client.Client) error { return client.IgnoreAlreadyExists(c.Create(t.Context(), p)) })
+	eventually(t, "pool admitted without the overlap policy", func(c client.Client) error { return client.IgnoreAlreadyExists(c.Create(t.Context(), p)) })
 	return p
 }
 
-// newPool returns a pool to create.
+// newPool returns a pool that has not been created.
 func newPool(name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	p := poolAt(name, 0, bits, cidrs...)
 	p.UID, p.CreationTimestamp = "", metav1.Time{}
@@ -94,13 +94,13 @@ func given(t *testing.T, name, node, pool string) *v1alpha1.AddressBlock {
 // answered waits until a request has its block, and returns the block.
 func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 	t.Helper()
-	r := controllers.Await(t, client.ObjectKey{Name: name}, "is answered", controllers.If(func(r *v1alpha1.BlockRequest) bool {
+	r := controllers.Await(t, client.ObjectKey{Name: name}, "answered with a block", controllers.If(func(r *v1alpha1.BlockRequest) bool {
 		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete)
 	}))
 	b := blockNamed(r.Status.AddressBlockName)
 	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(b), b))
 	if meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionFailed) || b.RequestUID != r.UID || b.NodeName != r.Spec.NodeName {
-		t.Errorf("request %+v got block %+v", r, b)
+		t.Errorf("request %+v was answered with block %+v of another request or node", r, b)
 	}
 	return b
 }
@@ -117,7 +117,7 @@ func eventually(t *testing.T, what string, is func(client.Client) error) {
 	harness.Eventually(t, controllers.Limit, what, func() error { return is(c) })
 }
 
-// giveBack returns a block as a node's daemon does.
+// giveBack deletes and drains a block as a node's daemon does.
 func giveBack(t *testing.T, name string) {
 	t.Helper()
 	b := blockNamed(name)
@@ -128,11 +128,11 @@ func giveBack(t *testing.T, name string) {
 // awaitDeletion waits until a block is being deleted or is gone.
 func awaitDeletion(t *testing.T, name string) {
 	t.Helper()
-	eventually(t, name+" is deleted", func(c client.Client) error {
+	eventually(t, name+" being deleted", func(c client.Client) error {
 		b := blockNamed(name)
 		err := c.Get(t.Context(), client.ObjectKeyFromObject(b), b)
 		if err == nil && b.DeletionTimestamp == nil {
-			err = errors.New("it is not")
+			err = errors.New("no deletionTimestamp")
 		}
 		return client.IgnoreNotFound(err)
 	})
@@ -169,7 +169,7 @@ var condition = controllers.Has[*v1alpha1.AddressPool]
 func counted(total, allocated int64) func(*v1alpha1.AddressPool) error {
 	return func(p *v1alpha1.AddressPool) error {
 		if want := (v1alpha1.PoolCounts{Total: total, Allocated: allocated, Free: total - allocated}); p.Status.Blocks != want {
-			return fmt.Errorf("want blocks %+v", want)
+			return fmt.Errorf("status.blocks is not %+v", want)
 		}
 		return nil
 	}

@@ -17,12 +17,11 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// inheritRetry is the wait between attempts to read what the previous leader left.
+// inheritRetry is the wait between attempts to read the state left by the previous leader.
 const inheritRetry = time.Second
 
-// inherited are the blocks that the previous leader made last. The cache may trail the
-// API server and not have them yet: a request that such a block was made for, and that was
-// not answered, must get no other.
+// inherited tracks the last blocks that the previous leader created. The cache may not have them
+// yet: an unanswered request with such a block must not get another one.
 type inherited struct {
 	api         *api
 	allocator   *allocator
@@ -30,11 +29,11 @@ type inherited struct {
 	withholding *withholding
 
 	ready     chan struct{} // closed once run has read all blocks
-	byRequest sync.Map      // names of blocks by the request's UID
+	byRequest sync.Map      // block names by request UID
 }
 
-// run reads all blocks from the API server when this operator begins to lead, and which
-// addresses Nodes and Services have, so that none of these is handed out.
+// run reads all blocks and the addresses of Nodes and Services when this operator becomes leader,
+// so that no address already in use is allocated.
 func (h *inherited) run(ctx context.Context) error {
 	err := retry.Until(ctx, h.api.clock, retry.Policy{First: inheritRetry, Most: inheritRetry}, func(ctx context.Context) error {
 		err := errors.Join(h.withholding.readAll(ctx), h.read(ctx))
@@ -49,7 +48,7 @@ func (h *inherited) run(ctx context.Context) error {
 	return nil
 }
 
-// before has reconciliations wait until all blocks were read.
+// before delays reconciliations until all blocks have been read.
 func (h *inherited) before(next reconcile.Func) reconcile.Func {
 	return func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 		select {
@@ -89,7 +88,7 @@ func (h *inherited) read(ctx context.Context) error {
 	return nil
 }
 
-// blockOf is the name of the block that was made for a request; empty: none is known.
+// blockOf returns the name of the block that was created for a request, or "".
 func (h *inherited) blockOf(ctx context.Context, request types.UID) (string, error) {
 	list, err := objects.List[v1alpha1.AddressBlockList](ctx, h.api.cached, client.MatchingFields{byRequest: string(request)})
 	if err != nil {

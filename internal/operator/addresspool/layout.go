@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// layout is how the first n subnets of a pool, which must have as many, are cut.
+// layout returns the layout of the first n subnets of a pool, which must have at least n.
 func layout(p *v1alpha1.AddressPool, n int) (block.Layout, error) {
 	if n == 0 {
 		return block.Layout{}, nil
@@ -50,17 +50,17 @@ func subnets(p *v1alpha1.AddressPool, n int) (out []block.Subnet, err error) {
 	return out, errors.Join(errs...)
 }
 
-// accepted is how many of a pool's subnets are accepted by its status.
+// accepted returns the number of accepted subnets in a pool's status, within the bounds of its spec.
 func accepted(p *v1alpha1.AddressPool) int {
 	return min(max(int(p.Status.AcceptedSubnets), 0), len(p.Spec.Subnets))
 }
 
-// ownedRange is a range of addresses with its owner.
+// ownedRange is an address range and its owner.
 type ownedRange struct {
 	netip.Prefix
-	owner string // a pool; empty: no pool has it
-	block string // a block without a pool, if so
-	other string // neither, such as Node node-2, if so
+	owner string // name of the pool, if a pool has it
+	block string // name of the block, if a block without a pool has it
+	other string // any other owner, such as "Node node-2"
 }
 
 func (h ownedRange) String() string {
@@ -76,11 +76,10 @@ func (h ownedRange) String() string {
 	return fmt.Sprintf("%s of pool %s", h.Prefix, h.owner)
 }
 
-// decide returns how many subnets of the pool called name may be cut, and why not
-// more. Pools get subnets in the order of their age. A pool keeps what it has, and gets
-// its next subnet if that overlaps nothing that another pool has or just got, nor one of
-// others: addresses of Services, and of blocks that no pool has any more. A pool that is
-// being deleted gets no further subnet.
+// decide returns how many subnets of the named pool may be cut, and why no more. Pools are served
+// in order of age. A pool keeps its accepted subnets, and gets the next one if that overlaps no
+// subnet that another pool has or was just granted, and nothing in others: addresses of Services
+// and of blocks without a pool. A pool being deleted gets no further subnets.
 func decide(name string, pools []v1alpha1.AddressPool, others []ownedRange) (n int, why *refusal) {
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, byAge)
@@ -103,7 +102,7 @@ func byAge(a, b v1alpha1.AddressPool) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
-// grant adds to what a pool has the subnets that nobody else holds.
+// grant extends a pool's accepted subnets by those that overlap nobody else's.
 func grant(p *v1alpha1.AddressPool, held []ownedRange) (n int, why *refusal) {
 	n = accepted(p)
 	if p.DeletionTimestamp != nil {
@@ -128,9 +127,9 @@ func overlaps(subnet int, mine, other ownedRange) *refusal {
 	return &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", subnet, mine.Prefix, other)}
 }
 
-// ownedRanges are the first n subnets of a pool, without invalid ones.
+// ownedRanges returns the first n subnets of a pool, except invalid ones.
 func ownedRanges(p *v1alpha1.AddressPool, n int) (out []ownedRange) {
-	list, _ := subnets(p, n) // an invalid one has no addresses
+	list, _ := subnets(p, n) // an invalid subnet has no addresses
 	for _, s := range list {
 		for _, c := range []netip.Prefix{s.IPv4, s.IPv6} {
 			if c.IsValid() {
@@ -141,8 +140,8 @@ func ownedRanges(p *v1alpha1.AddressPool, n int) (out []ownedRange) {
 	return out
 }
 
-// orphanRanges returns a function for the addresses of a block that its pool, as it is now, would not
-// give a block of that index: the pool is gone, or another one has its name.
+// orphanRanges returns a function that lists the addresses of a block that its pool would not
+// assign to a block of that index today: the pool is gone or was recreated.
 func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []ownedRange {
 	layouts := map[string]block.Layout{}
 	for i := range pools {
@@ -153,7 +152,7 @@ func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []o
 	return func(b *v1alpha1.AddressBlock) (out []ownedRange) {
 		var proper block.Block
 		if l, ok := layouts[b.PoolName]; ok {
-			proper, _ = l.Block(b.Index) // none, if it is outside
+			proper, _ = l.Block(b.Index) // zero if the index is out of range
 		}
 		for _, c := range cidrs(b) {
 			if c != proper.IPv4 && c != proper.IPv6 {
@@ -164,9 +163,9 @@ func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []o
 	}
 }
 
-// conflict returns how many of the accepted subnets of a pool, from the first on, overlap no other
-// pool's, and which pool the next one overlaps; other is nil without a conflict. Two operators that
-// accept subnets at the same time can cause one.
+// conflict returns how many of a pool's accepted subnets, from the first on, overlap no other
+// pool's, and the pool that the next one overlaps; other is nil without a conflict. Conflicts
+// arise when two operators accept subnets concurrently.
 func conflict(name string, pools []v1alpha1.AddressPool) (own int, other *v1alpha1.AddressPool, why *refusal) {
 	i := slices.IndexFunc(pools, func(p v1alpha1.AddressPool) bool { return p.Name == name })
 	if i < 0 {
@@ -187,7 +186,7 @@ func conflict(name string, pools []v1alpha1.AddressPool) (own int, other *v1alph
 	return all, nil, nil
 }
 
-// cidrs are the addresses of a block, IPv4 first.
+// cidrs returns the CIDRs of a block, IPv4 first.
 func cidrs(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
 	for _, text := range [...]string{b.IPv4, b.IPv6} {
 		if c, err := netip.ParsePrefix(text); err == nil {

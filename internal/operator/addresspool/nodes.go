@@ -19,8 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// nodeEvents passes on changes of Nodes, which are updated often, only where reconcile
-// uses what changed.
+// nodeEvents filters the frequent updates of Nodes down to changes that reconcile depends on.
 func nodeEvents() builder.ForOption {
 	type state struct {
 		ready     corev1.ConditionStatus
@@ -36,8 +35,8 @@ func nodeEvents() builder.ForOption {
 	})
 }
 
-// nodes releases the blocks and requests of nodes that have given them up (Coil's design,
-// "Garbage Collection").
+// nodes releases the blocks and requests that nodes have given up (Coil's design, "Garbage
+// Collection").
 type nodes struct {
 	api         *api
 	withholding *withholding
@@ -45,11 +44,11 @@ type nodes struct {
 	grace, downAfter time.Duration
 
 	mu       sync.Mutex           // guards liveness
-	liveness map[string]*liveness // of nodes that have blocks and no Node
+	liveness map[string]*liveness // of nodes that have blocks but no Node object
 }
 
-// reconcile keeps a node's addresses from pods, and releases what the node has given
-// up. Its work does not grow with the cluster.
+// reconcile withholds a node's addresses from pods, and releases the blocks that the node has
+// given up. Its work does not grow with the cluster.
 func (c *nodes) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	wait, err := c.withholding.observeNode(ctx, q.Name)
 	if err != nil {
@@ -59,8 +58,8 @@ func (c *nodes) reconcile(ctx context.Context, q reconcile.Request) (reconcile.R
 	return reconcile.Result{RequeueAfter: queue.Sooner(wait, left)}, err
 }
 
-// releaseAbandoned releases what a node has if the node has given it up. Else it returns when
-// to look again; zero: when something changes.
+// releaseAbandoned releases a node's blocks and requests if the node has given them up. Otherwise
+// it returns when to check again; zero means on the next change.
 func (c *nodes) releaseAbandoned(ctx context.Context, name string) (wait time.Duration, err error) {
 	n, err := objects.Get[corev1.Node](ctx, c.api.cached, client.ObjectKey{Name: name}, objects.Shared)
 	if err != nil {
@@ -69,7 +68,7 @@ func (c *nodes) releaseAbandoned(ctx context.Context, name string) (wait time.Du
 	if n != nil {
 		if _, down := fenced(n, c.api.clock.Now(), c.downAfter); !down {
 			c.forget(name)
-			return 0, nil // nearly all nodes
+			return 0, nil // true of nearly all nodes
 		}
 	}
 	blocks, err := BlocksOf(ctx, c.api.cached, name)
@@ -99,8 +98,8 @@ func (c *nodes) forget(name string) {
 	delete(c.liveness, name)
 }
 
-// left is how long it is until a node has given up, or lost, its blocks. n is its Node; nil: it
-// is missing.
+// left returns how long it is until a node has given up, or loses, its blocks. n is nil if the
+// Node is missing.
 func (c *nodes) left(name string, n *corev1.Node, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) time.Duration {
 	now := c.api.clock.Now()
 	c.mu.Lock()
@@ -119,7 +118,7 @@ func (c *nodes) left(name string, n *corev1.Node, blocks []v1alpha1.AddressBlock
 	return s.left(now, c.grace)
 }
 
-// confirm asks the API server whether a node really is gone, or down: a release cannot be
+// confirm asks the API server whether a node really is gone or down, because a release cannot be
 // undone.
 func (c *nodes) confirm(ctx context.Context, name string, gone bool) (bool, error) {
 	n, err := objects.Get[corev1.Node](ctx, c.api.live, client.ObjectKey{Name: name})
@@ -135,8 +134,8 @@ func (c *nodes) confirm(ctx context.Context, name string, gone bool) (bool, erro
 	return down && left <= 0, nil
 }
 
-// release releases a node's blocks, each only as it was read: a block stays if the node's daemon
-// renews it at this moment.
+// release releases a node's blocks, each only in the version that was read: a block stays if the
+// daemon renews it concurrently.
 func (c *nodes) release(ctx context.Context, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
 	why := "the Node is out of service"
 	if gone {
@@ -155,8 +154,8 @@ func (c *nodes) release(ctx context.Context, gone bool, blocks []v1alpha1.Addres
 	return nil
 }
 
-// releaseBlock takes one of two steps: a block is deleted, whose event brings its node back
-// here, and then its finalizer is removed.
+// releaseBlock performs the next of two steps: it deletes the block, whose event queues the node
+// again, and then removes the finalizer.
 func (c *nodes) releaseBlock(ctx context.Context, b *v1alpha1.AddressBlock, why string) error {
 	if b.DeletionTimestamp == nil {
 		if err := objects.DeleteUnchanged(ctx, c.api.cached, b); err != nil {
@@ -172,16 +171,16 @@ func (c *nodes) releaseBlock(ctx context.Context, b *v1alpha1.AddressBlock, why 
 	return failpoint.Hit("operator.pool.release.after")
 }
 
-// liveness is what this operator has seen of a node whose Node is missing. Of a time that another
-// clock wrote only a change counts, since clocks differ.
+// liveness is this operator's view of a node whose Node is missing. Timestamps written by other
+// clocks are only compared for changes, since clocks differ.
 type liveness struct {
-	gone    time.Time            // since when the Node is missing
-	alive   time.Time            // when the daemon was last seen to renew a block or make a request
-	renewed map[string]time.Time // RenewTime by block, as last seen; nil: nothing was seen yet
-	asked   map[types.UID]bool   // requests, as last seen
+	gone    time.Time            // since when the Node has been missing
+	alive   time.Time            // when the daemon last renewed a block or made a request
+	renewed map[string]time.Time // last seen RenewTime by block; nil before the first observation
+	asked   map[types.UID]bool   // last seen requests
 }
 
-// observe takes a node's blocks and requests at now.
+// observe records a node's blocks and requests at now.
 func (s *liveness) observe(now time.Time, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) {
 	first := s.renewed == nil
 	if first {
@@ -211,9 +210,9 @@ func (s *liveness) observe(now time.Time, blocks []v1alpha1.AddressBlock, reques
 	s.renewed, s.asked = renewed, asked
 }
 
-// left is how long it is until the node has given up its blocks: it has once, for the grace
-// period, the Node was missing and the daemon neither renewed a block nor made a request. Not
-// above 0: it has.
+// left returns how long it is until the node has given up its blocks, which is when, for a whole
+// grace period, the Node was missing and the daemon neither renewed a block nor made a request.
+// It is 0 or less if that has happened.
 func (s *liveness) left(now time.Time, grace time.Duration) time.Duration {
 	since := s.gone
 	if s.alive.After(since) {
@@ -222,10 +221,10 @@ func (s *liveness) left(now time.Time, grace time.Duration) time.Duration {
 	return since.Add(grace).Sub(now)
 }
 
-// fenced is how long it is until a node that exists and is down loses its blocks, if the policy
-// says so after some time; not known: it does not lose them. The node must have the taint by which
-// an administrator confirms that it is shut down (Kubernetes documentation, "Non-graceful node
-// shutdown handling").
+// fenced returns how long it is until an existing node that is down loses its blocks; known is
+// false if it does not lose them. The node loses them after the time set by policy, provided it
+// has the taint by which an administrator confirms that it is shut down (Kubernetes
+// documentation, "Non-graceful node shutdown handling").
 func fenced(n *corev1.Node, now time.Time, after time.Duration) (left time.Duration, known bool) {
 	if after <= 0 || !watched.OutOfService(n) {
 		return 0, false

@@ -17,32 +17,32 @@ import (
 )
 
 const (
-	// maxNodeAddresses is how many addresses a node keeps from pods at most: the node's
-	// kubelet writes them, and may lie. Nodes have one or two of each family and type.
+	// maxNodeAddresses limits how many addresses a node can withhold from pods: its kubelet reports
+	// them and may lie. Nodes have one or two of each family and type.
 	maxNodeAddresses = 8
-	// maxNamed is how many addresses a pool's condition names.
+	// maxNamed is how many addresses a pool's condition lists.
 	maxNamed = 5
 )
 
-// addressesEvery is how often the addresses of a node may change at most: a change may lead
-// to as many writes of blocks as the node has addresses.
+// addressesEvery is the minimum interval between changes of a node's addresses: a change may
+// cause as many block writes as the node has addresses.
 const addressesEvery = 10 * time.Second
 
-// The owners of withheld addresses begin with these, and a name follows.
+// Prefixes of the owners of withheld addresses; a name follows.
 const (
 	ownerNode     = "Node "
 	ownerServices = "ServiceCIDR "
 )
 
-// occupied are the addresses that Nodes and Services have. A change of one node costs
-// work for its own addresses alone.
+// occupied tracks the addresses of Nodes and Services. A change of one node costs work only for
+// that node's addresses.
 type occupied struct {
-	mu     sync.Mutex              // guards all below
-	nodes  map[string]nodeState    // by name
-	owners map[netip.Addr][]string // names of nodes, in order
+	mu     sync.Mutex              // guards the fields below
+	nodes  map[string]nodeState    // by node name
+	owners map[netip.Addr][]string // sorted node names
 	sorted []netip.Addr            // the keys of owners
 	ranges []ownedRange            // of Services
-	unread bool                    // the last attempt to read ranges failed
+	unread bool                    // whether the last attempt to read ranges failed
 }
 
 type nodeState struct {
@@ -54,7 +54,7 @@ func newOccupied() *occupied {
 	return &occupied{nodes: map[string]nodeState{}, owners: map[netip.Addr][]string{}}
 }
 
-// set takes a node's addresses, and returns those that are new or gone. o.mu is held.
+// set records a node's addresses, and returns those that were added or removed. o.mu is held.
 func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (changed []netip.Addr) {
 	before := o.nodes[node].addresses
 	for _, a := range before {
@@ -73,8 +73,8 @@ func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (chan
 	return changed
 }
 
-// wait is how long it is until a node may have these addresses. It may lose addresses at
-// any time. o.mu is held.
+// wait returns how long a node must wait before it may add these addresses. It may remove
+// addresses at any time. o.mu is held.
 func (o *occupied) wait(node string, addresses []netip.Addr, now time.Time) time.Duration {
 	had := o.nodes[node]
 	if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return !slices.Contains(had.addresses, a) }) {
@@ -104,7 +104,7 @@ func (o *occupied) remove(node string, a netip.Addr) {
 	}
 }
 
-// within are the occupied addresses in some prefixes, those of Services first.
+// within returns the occupied addresses within some prefixes, those of Services first.
 func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -125,7 +125,7 @@ func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
 	return out
 }
 
-// withheldOf are the addresses of a block that are occupied.
+// withheldOf returns the occupied addresses of a block.
 func (o *occupied) withheldOf(b block.Block) []v1alpha1.WithheldAddresses {
 	var prefixes []netip.Prefix
 	for _, p := range [...]netip.Prefix{b.IPv4, b.IPv6} {
@@ -136,15 +136,15 @@ func (o *occupied) withheldOf(b block.Block) []v1alpha1.WithheldAddresses {
 	return withheld(b, o.within(prefixes...))
 }
 
-// services are the ranges of Services.
+// services returns the address ranges of Services.
 func (o *occupied) services() []ownedRange {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.ranges
 }
 
-// nodeAddresses are the first addresses of a Node to which other machines can send
-// packets, without duplicates.
+// nodeAddresses returns the first addresses of a Node to which other machines can send packets,
+// without duplicates.
 func nodeAddresses(n *corev1.Node) (out []netip.Addr) {
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
@@ -158,7 +158,7 @@ func nodeAddresses(n *corev1.Node) (out []netip.Addr) {
 	return out
 }
 
-// serviceRanges are the ranges of which the cluster's Services have their addresses.
+// serviceRanges returns the ranges from which the cluster's Services get their addresses.
 func serviceRanges(list *networkingv1.ServiceCIDRList) (out []ownedRange) {
 	for i := range list.Items {
 		o := &list.Items[i]
@@ -171,7 +171,7 @@ func serviceRanges(list *networkingv1.ServiceCIDRList) (out []ownedRange) {
 	return out
 }
 
-// withheld are the addresses of a block that others have. If they are too many to be
+// withheld returns the addresses of a block that are in use elsewhere. If they are too many to be
 // listed, the whole block is withheld.
 func withheld(b block.Block, others []ownedRange) (out []v1alpha1.WithheldAddresses) {
 	for _, o := range others {
@@ -195,10 +195,10 @@ func withheld(b block.Block, others []ownedRange) (out []v1alpha1.WithheldAddres
 	return []v1alpha1.WithheldAddresses{{CIDR: all.String(), Owner: fmt.Sprintf("more than %d others", v1alpha1.MaxWithheld)}}
 }
 
-// hasRoom reports whether a pod can have an address of a block: some place in it has an address
-// of each family that is not withheld.
+// hasRoom reports whether a block has an address left for a pod: some position in the block whose
+// addresses, one of each family, are not withheld.
 func hasRoom(b block.Block, out []v1alpha1.WithheldAddresses) bool {
-	// Places are compared as IPv6 prefixes: two CIDRs are disjoint, or one contains the other.
+	// Positions are compared as IPv6 prefixes: two CIDRs are disjoint, or one contains the other.
 	var places []netip.Prefix
 	size := 0
 	for _, w := range out {
@@ -224,7 +224,7 @@ func hasRoom(b block.Block, out []v1alpha1.WithheldAddresses) bool {
 	return taken == 0 || taken < size
 }
 
-// placeOf is the place of addresses in a block with so many host bits.
+// placeOf returns the position of a CIDR within a block that has this many host bits.
 func placeOf(c netip.Prefix, host int) netip.Prefix {
 	a := c.Addr().As16()
 	for i := range a {
@@ -237,7 +237,7 @@ func placeOf(c netip.Prefix, host int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(a), 128-(c.Addr().BitLen()-c.Bits()))
 }
 
-// explain is a condition's message on which addresses of a pool are withheld; empty: none.
+// explain returns a condition's message about the withheld addresses of a pool, or "" if there are none.
 func explain(others []ownedRange) string {
 	if len(others) == 0 {
 		return ""

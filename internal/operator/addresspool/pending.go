@@ -15,16 +15,16 @@ import (
 type pending struct {
 	name  string
 	uid   types.UID
-	since time.Time // when the request was created
+	since time.Time // creation time of the request
 	pool  *poolBlocks
 	place place
 
 	index int64  // of the block, if tried
-	tried bool   // a block was chosen, and it is not known yet whether it was created
+	tried bool   // a block was chosen but may not have been created
 	block string // name of the created block; the informer cache may not have it yet
 }
 
-// place is where a request waits.
+// place is the queue in which a request waits.
 type place int
 
 const (
@@ -33,7 +33,7 @@ const (
 	offered       // counted in poolBlocks.offered
 )
 
-// offer is a block for a request: one that was created before, or one to create.
+// offer is a block for a request: an existing one or one to create.
 type offer struct {
 	block string // name of the existing block; if empty, create the block described below
 	index int64
@@ -41,10 +41,10 @@ type offer struct {
 	pool  types.UID
 }
 
-// allocate chooses a block for a request: the one that was created or tried for it before, or the
-// next free one. If the block is to be created, the caller must try to create the block and then
-// call finish. A refused request waits: setPool, release, finish and forget return it once the
-// answer may have changed.
+// allocate chooses a block for a request: the one created or tried for it before, or the next free
+// one. If the block is to be created, the caller must try to create it and then call finish. A
+// refused request waits: setPool, release, finish and forget return it once the answer may have
+// changed.
 func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -77,7 +77,7 @@ func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
 	return p != nil && p.uid == r.UID && (p.block != "" || p.tried)
 }
 
-// offer does allocate's work for a request that is not queued.
+// offer implements allocate for a request that is not queued.
 func (p *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
 	if p.closed != nil {
 		return o, p.closed
@@ -154,7 +154,7 @@ func (a *allocator) finish(r *v1alpha1.BlockRequest, how outcome, block string) 
 		p.tried = false
 	case unusable:
 		p.tried = false
-		if _, ok := p.pool.unconfirmed[p.index]; ok { // otherwise an earlier attempt created the block
+		if _, ok := p.pool.unconfirmed[p.index]; ok { // otherwise an earlier attempt has created the block
 			delete(p.pool.unconfirmed, p.index)
 			p.pool.unusable[p.index] = true
 		}

@@ -15,11 +15,11 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// deleteInterval is how often a pool that is being deleted is reconciled. Each block that goes
-// reconciles it as well.
+// deleteInterval is how often a pool being deleted is reconciled, in addition to the reconciles
+// triggered by its blocks.
 const deleteInterval = 10 * time.Second
 
-// pools reconciles AddressPools. One worker does, so that it needs no lock.
+// pools reconciles AddressPools. It has a single worker and therefore no lock.
 type pools struct {
 	api        *api
 	queues     *queues
@@ -31,8 +31,8 @@ type pools struct {
 	reported map[string]time.Time // when a pool's status was last written
 }
 
-// reconcile accepts a pool's subnets, passes them to the allocator, and writes
-// the pool's status; or follows its deletion.
+// reconcile accepts a pool's subnets, passes them to the allocator and writes the pool's status,
+// or drains a pool that is being deleted.
 func (p *pools) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	o, err := objects.Get[v1alpha1.AddressPool](ctx, p.api.cached, q.NamespacedName)
 	switch {
@@ -46,7 +46,7 @@ func (p *pools) reconcile(ctx context.Context, q reconcile.Request) (reconcile.R
 	if added, err := objects.AddFinalizer(ctx, p.api.cached, o, v1alpha1.FinalizerPool); err != nil {
 		return reconcile.Result{}, err
 	} else if added {
-		return reconcile.Result{}, failpoint.Hit("operator.pool.finalizer.after") // its event brings the pool back here
+		return reconcile.Result{}, failpoint.Hit("operator.pool.finalizer.after") // the update event queues the pool again
 	}
 	o, s, err := p.acceptance.accept(ctx, o)
 	if err != nil || o == nil {
@@ -60,11 +60,11 @@ func (p *pools) reconcile(ctx context.Context, q reconcile.Request) (reconcile.R
 	return reconcile.Result{RequeueAfter: wait}, err
 }
 
-// open passes the subnets of a pool that may be cut to the allocator. No block is allocated
-// while there are none.
+// open passes the usable subnets of a pool to the allocator. No block is allocated while there
+// are none.
 func (p *pools) open(o *v1alpha1.AddressPool, s *poolState) {
 	l, err := layout(o, s.verified)
-	if err != nil { // somebody wrote another status
+	if err != nil { // the status was written by somebody else
 		s.refuse(o, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}, p.api.clock.Now().Add(recheckRefused))
 	}
 	var closed *refusal
@@ -72,24 +72,24 @@ func (p *pools) open(o *v1alpha1.AddressPool, s *poolState) {
 		closed = s.why
 	}
 	p.queues.requests.Add(p.allocator.setPool(o, l, closed)...)
-	if s.seen != o.Generation { // the spec says who may use it, and how much
+	if s.seen != o.Generation { // the spec determines quotas
 		s.seen = o.Generation
 		p.queues.requests.Add(p.quotas.refusedFor(func(_, pool string) bool { return pool == o.Name })...)
 	}
 }
 
-// drain closes a pool and has its blocks deleted, which nodes then drain. The pool's
-// finalizer goes after the last block.
+// drain closes a pool and deletes its blocks, which nodes then drain. The pool's finalizer is
+// removed after the last block.
 func (p *pools) drain(ctx context.Context, o *v1alpha1.AddressPool) (reconcile.Result, error) {
 	why := &refusal{v1alpha1.ReasonPoolDeleted, fmt.Sprintf("AddressPool %s is being deleted", o.Name)}
 	s := p.acceptance.stateOf(o)
 	s.verified = accepted(o)
 	s.refuse(o, why, time.Time{})
-	l, _ := layout(o, s.verified) // for counts only
+	l, _ := layout(o, s.verified) // only for the counts
 	p.queues.requests.Add(p.allocator.setPool(o, l, why)...)
 
-	// From here on no further block is made. One whose creation has started is in the list
-	// below, or counts as being made.
+	// From here on no further block is created. One whose creation has started is either listed below
+	// or counted as in creation.
 	making := p.allocator.counts(o.Name).making
 	left, err := p.deleteBlocks(ctx, o.Name)
 	if err != nil {
@@ -116,7 +116,7 @@ func (p *pools) removeFinalizer(ctx context.Context, o *v1alpha1.AddressPool) er
 	return err
 }
 
-// deleteBlocks has all blocks of a pool deleted, and returns how many there are.
+// deleteBlocks deletes all blocks of a pool, and returns how many still exist.
 func (p *pools) deleteBlocks(ctx context.Context, name string) (left int, err error) {
 	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, p.api.cached, client.MatchingFields{byPool: name})
 	if err != nil {
@@ -132,8 +132,8 @@ func (p *pools) deleteBlocks(ctx context.Context, name string) (left int, err er
 	return len(blocks.Items), group.Wait()
 }
 
-// gone forgets a pool. Blocks outlive it only if somebody removed its finalizer: they are
-// deleted, and nodes drain them.
+// gone forgets a deleted pool. Blocks outlive it only if its finalizer was removed by hand: they
+// are deleted, and nodes drain them.
 func (p *pools) gone(ctx context.Context, name string) error {
 	p.queues.requests.Add(p.allocator.removePool(name)...)
 	if p.acceptance.forget(name) {
@@ -145,7 +145,7 @@ func (p *pools) gone(ctx context.Context, name string) error {
 	}
 	o, err := objects.Get[v1alpha1.AddressPool](ctx, p.api.live, client.ObjectKey{Name: name})
 	if err != nil || o != nil {
-		return err // it exists, and its event comes
+		return err // it was recreated, and an event follows
 	}
 	_, err = p.deleteBlocks(ctx, name)
 	return err

@@ -13,35 +13,34 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// A node gets no more of a pool than the pods that are bound to it can use. A token that was
-// stolen from one node then takes neither a pool that no pod of the node may use, nor
-// all of a pool that some may use.
+// A node gets no more blocks of a pool than the pods bound to it can use. A token stolen from one
+// node can therefore take neither blocks of a pool that none of its pods may use, nor all of a
+// pool that some of them may use.
 
 const (
-	// maxOpen is how many requests of a node for one pool are answered at
-	// once. The daemon makes no more (package source/pool, maxOutstanding).
+	// maxOpen is how many requests of a node for one pool are processed at a time. The daemon
+	// makes no more (package source/pool, maxOutstanding).
 	maxOpen = 8
-	// maxKept is how many open requests of a node are kept at all.
+	// maxKept is how many open requests of a node are kept; further ones are deleted.
 	maxKept = 256
 
-	// A request that was refused because the node's pods do not need the block is
-	// reconciled again after recheckFirst, as pods are not watched. The wait doubles up to
-	// recheckLast.
+	// A request refused because the node's pods do not need the block is retried after
+	// recheckFirst, as pods are not watched. The wait doubles up to recheckLast.
 	recheckFirst = 3 * time.Second
 	recheckLast  = 20 * time.Second
 )
 
-// share is what a node's quota of a pool depends on.
+// share determines a node's quota of a pool.
 type share struct {
-	size    int64 // addresses of a block
-	pods    int   // bound to the node whose addresses are of this pool
-	maxPods int   // of the node
+	size    int64 // addresses per block
+	pods    int   // pods of the node that use this pool
+	maxPods int   // maximum number of pods of the node
 	limit   int   // spec.maxBlocksPerNode; 0: none
-	open    bool  // it is the pool of pods that choose none: each node keeps a block of it
+	open    bool  // the default pool, of which each node keeps a block
 }
 
-// blocks is how many blocks the node may have. Each pod has an address and may have another
-// one that cools, and one block more is kept in reserve.
+// blocks returns how many blocks the node may have. Each pod needs an address and may have another
+// one cooling down; one more block is kept in reserve.
 func (s share) blocks() int {
 	pods := min(s.pods, s.maxPods)
 	if pods == 0 && !s.open {
@@ -54,15 +53,15 @@ func (s share) blocks() int {
 	return n
 }
 
-// possession is what a node has of a pool.
+// possession counts the blocks of a pool that a node has.
 type possession struct {
-	live     int // blocks that give addresses, those that are being made included
-	draining int // blocks that are being deleted, of which pods may still have addresses
+	live     int // usable blocks, including those in creation
+	draining int // blocks being deleted, whose addresses pods may still use
 }
 
-// refuse tells why the node gets no further block; nil: it gets one. Draining blocks do not
-// count, so that a node can replace them, but only up to as many again: a node that drains
-// every block it gets cannot get the whole pool.
+// refuse returns the reason if the node gets no further block, otherwise nil. Draining blocks do
+// not count, so that a node can replace them, but only up to the same number again: a node that
+// drains every block it gets cannot take the whole pool.
 func (s share) refuse(node, pool string, have possession) *refusal {
 	all := have.live + have.draining
 	switch n := s.blocks(); {
@@ -78,13 +77,13 @@ func (s share) refuse(node, pool string, have possession) *refusal {
 	return nil
 }
 
-// tooMany refuses a request that is behind others of its node, and reports whether
-// it is not even kept.
+// tooMany refuses a request that is too far behind others of its node; drop reports whether it is
+// to be deleted.
 func tooMany(r *v1alpha1.BlockRequest, ahead, aheadOfPool int) (why *refusal, drop bool) {
 	if ahead < maxKept && aheadOfPool < maxOpen {
 		return nil, false
 	}
-	return &refusal{v1alpha1.ReasonTooManyRequests, fmt.Sprintf("node %s has %d older requests for pool %s without an answer, and %d at a time are looked at", r.Spec.NodeName, aheadOfPool, r.Spec.PoolName, maxOpen)},
+	return &refusal{v1alpha1.ReasonTooManyRequests, fmt.Sprintf("node %s has %d older unanswered requests for pool %s, and at most %d are processed at a time", r.Spec.NodeName, aheadOfPool, r.Spec.PoolName, maxOpen)},
 		ahead >= maxKept
 }
 
@@ -93,29 +92,29 @@ func precedes(x, y *v1alpha1.BlockRequest) bool {
 	return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name)) < 0
 }
 
-// reservation is a block that the cache may not have yet: made, or being made, for a node.
+// reservation is a block created, or in creation, for a node that the cache may not have yet.
 type reservation struct {
 	node, pool string
 	since      time.Time
 }
 
-// refusedRequest is one that gets no block because of what its node has.
+// refusedRequest is a request refused because of its node's quota.
 type refusedRequest struct {
 	uid        types.UID
 	node, pool string
 	since      time.Time
 }
 
-// quotas counts the blocks that nodes got a moment ago, which the cache may not have yet, and
-// remembers which requests were refused. It does no I/O.
+// quotas counts recently allocated blocks, which the cache may not have yet, and remembers the
+// refused requests. It does no I/O.
 type quotas struct {
-	mu      sync.Mutex                // guards all below
-	making  map[requestID]reservation // by request
-	made    map[string]reservation    // by block
-	refused map[string]refusedRequest // by the request's name
+	mu      sync.Mutex                // guards the fields below
+	making  map[requestID]reservation // blocks in creation
+	made    map[string]reservation    // created blocks, by name
+	refused map[string]refusedRequest // by request name
 }
 
-// requestID tells a request from an earlier one of its name.
+// requestID distinguishes a request from an earlier one of the same name.
 type requestID struct {
 	name string
 	uid  types.UID
@@ -127,9 +126,9 @@ func newQuotas() *quotas {
 	return &quotas{making: map[requestID]reservation{}, made: map[string]reservation{}, refused: map[string]refusedRequest{}}
 }
 
-// reserve counts one more block for a request, until cancel or confirm, or tells why not.
-// Cached lists the node's blocks of the pool. It is called under the lock, so that no block is
-// counted twice or not at all.
+// reserve counts one more block for a request, until cancel or confirm, or returns why the node
+// may not have it. cached lists the node's blocks. It is called with the lock held, so that every
+// block is counted exactly once.
 func (q *quotas) reserve(r *v1alpha1.BlockRequest, s share, now time.Time, cached func() ([]v1alpha1.AddressBlock, error)) (*refusal, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -144,8 +143,8 @@ func (q *quotas) reserve(r *v1alpha1.BlockRequest, s share, now time.Time, cache
 	return why, nil
 }
 
-// possession counts what a request's node has of its pool, without the request itself. q.mu
-// is held.
+// possession counts the blocks that a request's node has of its pool, not counting the request
+// itself. q.mu is held.
 func (q *quotas) possession(r *v1alpha1.BlockRequest, blocks []v1alpha1.AddressBlock) (have possession) {
 	cached := map[string]bool{}
 	for i := range blocks {
@@ -187,22 +186,22 @@ func (q *quotas) confirm(r *v1alpha1.BlockRequest, block string, now time.Time) 
 	q.made[block] = reservation{r.Spec.NodeName, r.Spec.PoolName, now}
 }
 
-// inherit counts a block that the previous leader made.
+// inherit counts a block that the previous leader created.
 func (q *quotas) inherit(b *v1alpha1.AddressBlock, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.made[b.Name] = reservation{b.NodeName, b.PoolName, now}
 }
 
-// observe takes that the cache has, or had, a block.
+// observe notes that the cache has, or had, a block.
 func (q *quotas) observe(block string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.made, block)
 }
 
-// refuse remembers that a request was refused, and returns when to reconcile it again: the
-// longer it has been refused, the later.
+// refuse remembers a refused request, and returns when to retry it. The wait grows with the time
+// since the first refusal.
 func (q *quotas) refuse(r *v1alpha1.BlockRequest, now time.Time) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -214,8 +213,8 @@ func (q *quotas) refuse(r *v1alpha1.BlockRequest, now time.Time) time.Duration {
 	return min(max(now.Sub(c.since), recheckFirst), recheckLast)
 }
 
-// forget drops the refusal of a request that was admitted, answered or is gone, and the
-// reservations of its name, except that of the UID keep.
+// forget drops the refusal of a request that was admitted, answered or deleted, and the
+// reservations for its name, except the one with UID keep.
 func (q *quotas) forget(name string, keep types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -223,7 +222,7 @@ func (q *quotas) forget(name string, keep types.UID) {
 	maps.DeleteFunc(q.making, func(id requestID, _ reservation) bool { return id.name == name && id.uid != keep })
 }
 
-// refusedFor lists the refused requests whose node and pool is selects.
+// refusedFor returns the refused requests whose node and pool is selects.
 func (q *quotas) refusedFor(is func(node, pool string) bool) (names []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -235,7 +234,7 @@ func (q *quotas) refusedFor(is func(node, pool string) bool) (names []string) {
 	return names
 }
 
-// expire drops the reservations from before a moment: the cache must have those blocks by now.
+// expire drops reservations made before a given time: the cache must have their blocks by now.
 func (q *quotas) expire(before time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -24,21 +24,21 @@ func TestShare(t *testing.T) {
 		name   string
 		share  share
 		have   possession
-		reason string // empty: one more
+		reason string // of the refusal; empty if another block is allowed
 	}{
-		{"a node that starts", share{size: 32, maxPods: 110, open: true}, possession{}, ""},
-		{"no pods need no second", share{size: 32, maxPods: 110, open: true}, possession{live: 1}, v1alpha1.ReasonNodeQuota},
-		{"a pool that no pod of the node may use", share{size: 32, maxPods: 110}, possession{}, v1alpha1.ReasonNoPods},
-		{"one pod: two addresses and a block", share{size: 1, pods: 1, maxPods: 110}, possession{live: 2}, ""},
-		{"one pod has that", share{size: 1, pods: 1, maxPods: 110}, possession{live: 3}, v1alpha1.ReasonNodeQuota},
-		{"a full node", share{size: 32, pods: 110, maxPods: 110}, possession{live: 7}, ""},
-		{"a full node has enough", share{size: 32, pods: 110, maxPods: 110}, possession{live: 8}, v1alpha1.ReasonNodeQuota},
-		{"more pods than the node can have", share{size: 1, pods: 5000, maxPods: 10}, possession{live: 21}, v1alpha1.ReasonNodeQuota},
-		{"draining ones give nothing", share{size: 32, pods: 20, maxPods: 110}, possession{live: 2, draining: 3}, ""},
-		{"draining all that one gets", share{size: 32, pods: 20, maxPods: 110}, possession{draining: 6}, v1alpha1.ReasonNodeQuota},
-		{"the pool's limit", share{size: 1, pods: 50, maxPods: 110, limit: 2}, possession{live: 1, draining: 1}, v1alpha1.ReasonNodeQuota},
-		{"below the pool's limit", share{size: 1, pods: 50, maxPods: 110, limit: 2}, possession{live: 1}, ""},
-		{"a huge block", share{size: 1 << 16, pods: 110, maxPods: 110}, possession{live: 2}, v1alpha1.ReasonNodeQuota},
+		{"starting node", share{size: 32, maxPods: 110, open: true}, possession{}, ""},
+		{"no second block without pods", share{size: 32, maxPods: 110, open: true}, possession{live: 1}, v1alpha1.ReasonNodeQuota},
+		{"pool that no pod of the node may use", share{size: 32, maxPods: 110}, possession{}, v1alpha1.ReasonNoPods},
+		{"one pod needs two addresses and a reserve", share{size: 1, pods: 1, maxPods: 110}, possession{live: 2}, ""},
+		{"quota of one pod reached", share{size: 1, pods: 1, maxPods: 110}, possession{live: 3}, v1alpha1.ReasonNodeQuota},
+		{"full node", share{size: 32, pods: 110, maxPods: 110}, possession{live: 7}, ""},
+		{"quota of a full node reached", share{size: 32, pods: 110, maxPods: 110}, possession{live: 8}, v1alpha1.ReasonNodeQuota},
+		{"more pods than the node can run", share{size: 1, pods: 5000, maxPods: 10}, possession{live: 21}, v1alpha1.ReasonNodeQuota},
+		{"draining blocks do not count", share{size: 32, pods: 20, maxPods: 110}, possession{live: 2, draining: 3}, ""},
+		{"node that drains every block", share{size: 32, pods: 20, maxPods: 110}, possession{draining: 6}, v1alpha1.ReasonNodeQuota},
+		{"limit of the pool", share{size: 1, pods: 50, maxPods: 110, limit: 2}, possession{live: 1, draining: 1}, v1alpha1.ReasonNodeQuota},
+		{"below the limit of the pool", share{size: 1, pods: 50, maxPods: 110, limit: 2}, possession{live: 1}, ""},
+		{"huge block", share{size: 1 << 16, pods: 110, maxPods: 110}, possession{live: 2}, v1alpha1.ReasonNodeQuota},
 	} {
 		why := tc.share.refuse("n", "p", tc.have)
 		got := ""
@@ -46,7 +46,7 @@ func TestShare(t *testing.T) {
 			got = why.reason
 		}
 		if got != tc.reason {
-			t.Errorf("%s: %+v with %+v: %q, want %q", tc.name, tc.share, tc.have, got, tc.reason)
+			t.Errorf("%s: %+v.refuse(%+v) = %q, want %q", tc.name, tc.share, tc.have, got, tc.reason)
 		}
 	}
 }
@@ -60,36 +60,36 @@ func TestAddresses(t *testing.T) {
 		{"team", "", "", "", 0},
 		{"team", "public", "", "", 1},
 		{"team", "public", "public", "", 1},
-		{"team", "public", "inner", "", 0}, // gets none
-		{"team", "", "public", "", 0},      // may not
+		{"team", "public", "inner", "", 0}, // uses another pool
+		{"team", "", "public", "", 0},      // namespace not allowed
 		{"shop", "", "public", "", 1},
 		{"shop", "", "", "", 0},
-		{"shop", "", "", "storage", 1}, // by its second interface
+		{"shop", "", "", "storage", 1}, // for its second interface
 		{"shop", "", "public", "storage, backup@net2", 3},
 		{"shop", "", "", `[{"name": "storage"}, {"name": "storage"}]`, 2},
 		{"shop", "", "", `[{"name": "storage"`, 0},
 		{"shop", "", "", strings.Repeat("a,", 1000), 8},
-		{"team", "", "", "storage", 0},       // may not
-		{"team", "public", "", "storage", 2}, // a network that names no pool
+		{"team", "", "", "storage", 0},       // namespace not allowed
+		{"team", "public", "", "storage", 2}, // the network may use the namespace's pool
 	} {
 		ofPod := map[string]string{annotationNetworks: tc.networks}
 		if tc.ofPod != "" {
 			ofPod[v1alpha1.AnnotationPool] = tc.ofPod
 		}
 		if got := addresses(p, tc.namespace, tc.ofNamespace, ofPod); got != tc.want {
-			t.Errorf("%+v: %v", tc, got)
+			t.Errorf("addresses(%+v) = %v", tc, got)
 		}
 	}
 }
 
-// makeNamespace makes one whose pods get their addresses from a pool.
+// makeNamespace creates a namespace whose pods get their addresses from a pool.
 func makeNamespace(t *testing.T, name, pool string) {
 	t.Helper()
 	o := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}}}
 	harness.OK(t, client.IgnoreAlreadyExists(harness.KubeClient(t).Create(t.Context(), o)))
 }
 
-// bind makes a pod that is bound to a node.
+// bind creates a pod that is bound to a node.
 func bind(t *testing.T, namespace, name, node string, changes ...func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()
 	no := false
@@ -100,7 +100,7 @@ func bind(t *testing.T, namespace, name, node string, changes ...func(*corev1.Po
 	for _, change := range changes {
 		change(p)
 	}
-	harness.Eventually(t, controllers.Limit, "a pod", func() error { return harness.KubeClient(t).Create(t.Context(), p) })
+	harness.Eventually(t, controllers.Limit, "pod created", func() error { return harness.KubeClient(t).Create(t.Context(), p) })
 	return p
 }
 
@@ -110,7 +110,7 @@ type thief struct {
 	client.Client
 }
 
-// newThief makes the node, which can run so many pods.
+// newThief creates the node thief, with the given number of allocatable pods.
 func newThief(t *testing.T, pods string) thief {
 	t.Helper()
 	makeNode(t, "thief")
@@ -118,18 +118,18 @@ func newThief(t *testing.T, pods string) thief {
 	return thief{t, harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "thief"))}
 }
 
-// asks makes the requests for a pool from one number up to, but not including, another.
+// asks creates requests for a pool, numbered from from up to but not including to.
 func (c thief) asks(pool string, from, to int) {
 	c.t.Helper()
 	for i := from; i < to; i++ {
 		r := requestNamed(fmt.Sprintf("%s-%03d", pool, i))
 		r.Spec = v1alpha1.BlockRequestSpec{NodeName: "thief", PoolName: pool}
-		harness.Eventually(c.t, controllers.Limit, "a request", func() error { return c.Create(c.t.Context(), r) })
+		harness.Eventually(c.t, controllers.Limit, "request created", func() error { return c.Create(c.t.Context(), r) })
 	}
 }
 
-// A block that comes back is kept for the request that has waited longest. If the
-// pods of that one's node are gone by then, the next has it.
+// A released block is reserved for the request that has waited longest. If that node's pods are
+// gone by then, the next request gets the block.
 func TestRefusedRequestKeepsNoBlock(t *testing.T) {
 	harness.KubeClean(t)
 	for _, node := range []string{"holder", "leaver", "needy"} {
@@ -153,8 +153,8 @@ func TestRefusedRequestKeepsNoBlock(t *testing.T) {
 	answered(t, "w2")
 }
 
-// has waits until every request for a pool has an answer, and checks how many blocks
-// the node has, and why it gets no more.
+// has waits until every request for a pool is answered, and checks the number of the node's blocks
+// and the reason why it gets no more.
 func (c thief) has(pool string, want int, reason string) {
 	c.t.Helper()
 	eventually(c.t, fmt.Sprintf("%d blocks of %s", want, pool), func(admin client.Client) error {
@@ -172,18 +172,18 @@ func (c thief) has(pool string, want int, reason string) {
 			switch {
 			case r.Spec.PoolName != pool:
 			case f == nil:
-				return fmt.Errorf("%s has no answer", r.Name)
+				return fmt.Errorf("request %s is not answered", r.Name)
 			case f.Status != metav1.ConditionTrue || !strings.Contains(f.Message, "node thief has"):
-				return fmt.Errorf("%s: %+v", r.Name, f)
+				return fmt.Errorf("condition Failed of request %s = %+v", r.Name, f)
 			default:
 				refused = refused || f.Reason == reason
 			}
 		}
 		if open > maxKept {
-			return fmt.Errorf("%d open requests are kept, want %d at most", open, maxKept)
+			return fmt.Errorf("%d open requests are kept, want at most %d", open, maxKept)
 		}
 		if have := blocksOf(c.t, "thief", pool); have != want || !refused {
-			return fmt.Errorf("%d blocks, refused for %s: %v", have, reason, refused)
+			return fmt.Errorf("%d blocks, refused with reason %s: %v", have, reason, refused)
 		}
 		return nil
 	})
@@ -201,12 +201,12 @@ func blocksOf(t *testing.T, node, pool string) (n int) {
 	return n
 }
 
-// Who has stolen one node's token, and may make pods, binds them to the node by
-// hand: more than it can run, some with the host's network, one for a moment. He
-// asks for all there is of a pool that any pod may use, of one that is reserved for
-// a namespace of which the node has no pod, and of that of the one pod. The node
-// counts as one that is full, and not as more, and another node gets its block.
-func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
+// An attacker with one node's token who may create pods binds them to the node by hand: more than
+// it can run, some with hostNetwork, one only for a moment. He requests all blocks of a pool open
+// to every pod, of a pool reserved for a namespace without pods on the node, and of the pool of
+// the short-lived pod. The node gets at most the quota of a full node, and another node still gets
+// its block.
+func TestStolenNodeTokenIsLimitedByQuota(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
 	thief := newThief(t, "5")
@@ -227,18 +227,18 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	for i, name := range []string{v1alpha1.DefaultPool, "reserved", "passing"} {
 		makePool(t, name, 0, fmt.Sprintf("10.%d.0.0/24", 2+i))
 	}
-	var reasons sync.Map // that were counted
+	var reasons sync.Map // reasons reported to RequestRefused
 	start(t, Options{MaxPods: 110, RequestRefused: func(reason string) { reasons.Store(reason, true) }})
 	given(t, "first", "honest", "reserved")
 
-	thief.asks("passing", 0, 5) // two addresses, and one before it is needed
+	thief.asks("passing", 0, 5) // two addresses and one in reserve
 	thief.has("passing", 3, v1alpha1.ReasonNodeQuota)
 	harness.OK(t, admin.Delete(t.Context(), passing, client.GracePeriodSeconds(0)))
 	thief.asks("passing", 5, 8)
 	thief.has("passing", 3, v1alpha1.ReasonNoPods)
 	thief.asks(v1alpha1.DefaultPool, 0, 150)
 	thief.asks("reserved", 0, 150)
-	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonNodeQuota) // of five pods
+	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonNodeQuota) // the quota of five pods
 	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonTooManyRequests)
 	thief.has("reserved", 0, v1alpha1.ReasonNoPods)
 	harness.OK(t, controllers.Same("blocks of the honest node", blocksOf(t, "honest", "reserved"), 1))
@@ -246,11 +246,11 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	controllers.AwaitEvent(t, poolNamed("reserved"), v1alpha1.ReasonNoPods)
 	for _, reason := range []string{v1alpha1.ReasonNodeQuota, v1alpha1.ReasonNoPods, v1alpha1.ReasonTooManyRequests} {
 		if _, counted := reasons.Load(reason); !counted {
-			t.Errorf("%s was not counted", reason)
+			t.Errorf("RequestRefused was not called with reason %s", reason)
 		}
 	}
 
-	// A namespace that is given the pool changes that.
+	// Assigning the pool to a namespace raises the quota.
 	toDefault := controllers.Named[corev1.Namespace]("default")
 	annotate := func(pool string) {
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationPool, pool)

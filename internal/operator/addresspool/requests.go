@@ -77,7 +77,7 @@ func (c *requests) reconcile(ctx context.Context, q reconcile.Request) (reconcil
 	if !c.allocator.isStarted(r) {
 		why, drop, err := c.admission.admit(ctx, r)
 		if err == nil && why != nil {
-			err = c.forget(ctx, q.Name, "") // another request gets the block that this one was offered
+			err = c.forget(ctx, q.Name, "") // the offered block goes to another request
 		}
 		switch {
 		case err != nil:
@@ -176,7 +176,7 @@ func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcom
 	got, err := objects.Get[v1alpha1.AddressBlock](ctx, c.api.live, client.ObjectKeyFromObject(b))
 	switch {
 	case err != nil:
-		return unknown, fmt.Errorf("%w; looking at it: %w", cause, err)
+		return unknown, fmt.Errorf("%w; reading it back: %w", cause, err)
 	case got == nil:
 		return unknown, cause // it was deleted meanwhile
 	case got.RequestUID == request:

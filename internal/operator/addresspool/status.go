@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// reportEvery is how often the status of a pool is written at most.
+// reportEvery is the minimum interval between writes of a pool's status.
 const reportEvery = time.Second
 
 // Reasons of a pool's conditions, in addition to those of requests.
@@ -29,8 +29,8 @@ const (
 	reasonNoneWithheld  = "NoneWithheld"
 )
 
-// report writes a pool's counts and conditions if they changed and the last report is long
-// enough ago; else it returns when to come back. why is the reason why no further subnet is cut.
+// report writes a pool's counts and conditions if they changed and the last write is long enough
+// ago; otherwise it returns when to come back. why is the reason why no further subnet is cut.
 func (p *pools) report(ctx context.Context, o *v1alpha1.AddressPool, why *refusal) (time.Duration, error) {
 	before, now := o.DeepCopy(), p.api.clock.Now()
 	describe(o, p.allocator.counts(o.Name), why, explain(p.occupied.within(prefixesOf(o)...)), now)
@@ -48,7 +48,7 @@ func (p *pools) report(ctx context.Context, o *v1alpha1.AddressPool, why *refusa
 	return 0, nil
 }
 
-// prefixesOf are the accepted subnets of a pool.
+// prefixesOf returns the accepted subnets of a pool.
 func prefixesOf(p *v1alpha1.AddressPool) (out []netip.Prefix) {
 	for _, r := range ownedRanges(p, accepted(p)) {
 		out = append(out, r.Prefix)
@@ -56,8 +56,8 @@ func prefixesOf(p *v1alpha1.AddressPool) (out []netip.Prefix) {
 	return out
 }
 
-// describe sets a pool's status to what is known at now. withheld says which addresses
-// others have.
+// describe sets a pool's status as of now. withheld describes the addresses that are in use
+// elsewhere.
 func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, now time.Time) {
 	s := &p.Status
 	s.Blocks, s.Addresses, s.NextIndex = n.blocks, n.addresses, n.next
@@ -73,8 +73,8 @@ func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, 
 	}
 	switch {
 	case p.DeletionTimestamp != nil:
-		set(v1alpha1.ConditionReady, false, v1alpha1.ReasonPoolDeleted, fmt.Sprintf("%d blocks are left; each goes with the last pod that has one of its addresses", n.blocks.Allocated))
-	case why != nil: // blocks of subnets that were accepted before are still allocated
+		set(v1alpha1.ConditionReady, false, v1alpha1.ReasonPoolDeleted, fmt.Sprintf("%d blocks are left; each is released with the last pod that uses one of its addresses", n.blocks.Allocated))
+	case why != nil: // blocks are still allocated from the subnets accepted before
 		set(v1alpha1.ConditionReady, n.blocks.Total > 0, why.reason, why.message)
 	default:
 		set(v1alpha1.ConditionReady, true, reasonReady, "")
@@ -91,7 +91,7 @@ func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, 
 	}
 }
 
-// recordChanges creates Events for conditions whose reason changed.
+// recordChanges records Events for conditions whose reason changed.
 func (p *pools) recordChanges(before, o *v1alpha1.AddressPool) {
 	for kind, good := range map[string]string{v1alpha1.ConditionReady: reasonReady, v1alpha1.ConditionExhausted: reasonBlocksFree, v1alpha1.ConditionWithheld: reasonNoneWithheld} {
 		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(o.Status.Conditions, kind)
@@ -115,39 +115,39 @@ var (
 	famRefused   = metric.New("berth_operator_block_requests_refused_total", "counter", "Requests for blocks that were refused because of what their node has or asks for already, by reason: NoPods, NodeQuota or TooManyRequests.", "reason")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famBlocks, famAddresses, famWaiting, famServed, famRefused}
 
-// Metrics count requests for blocks. They are safe for concurrent use.
+// Metrics counts requests for blocks. It is safe for concurrent use.
 type Metrics struct {
 	served  *prometheus.HistogramVec
 	refused *prometheus.CounterVec
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famServed.Histogram(metric.WaitBuckets), famRefused.Counter()}
-	m.served.WithLabelValues() // so that it exists before the first request
+	m.served.WithLabelValues() // so that the series exists before the first request
 	for _, reason := range []string{v1alpha1.ReasonNoPods, v1alpha1.ReasonNodeQuota, v1alpha1.ReasonTooManyRequests} {
-		m.refused.WithLabelValues(reason) // so that an increase to 1 is one
+		m.refused.WithLabelValues(reason) // so that rate() sees the first increment
 	}
 	return m
 }
 
-// Collectors are those to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.served, m.refused}
 }
 
-// RequestServed counts a node's request for a block that was answered after so long.
+// RequestServed counts an answered request and the time until its answer.
 func (m *Metrics) RequestServed(after time.Duration) {
 	m.served.WithLabelValues().Observe(after.Seconds())
 }
 
-// RequestRefused counts a request for a block that was refused because of what its node has.
+// RequestRefused counts a request that was refused because of its node's quota.
 func (m *Metrics) RequestRefused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
-// Gauges are collected on each scrape: the usage of the pools.
+// Gauges collects the usage of the pools on each scrape.
 func (c *Controller) Gauges() prometheus.Collector { return gauges(c.Usage) }
 
 func gauges(usage func() []Usage) prometheus.Collector {

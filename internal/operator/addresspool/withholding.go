@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// withholding keeps the addresses that Nodes and Services have from pods: it watches them, and
-// writes to each block which of its addresses are withheld.
+// withholding withholds the addresses of Nodes and Services from pods: it tracks these addresses
+// and records in each block which of the block's addresses are withheld.
 type withholding struct {
 	api       *api
 	queues    *queues
@@ -28,9 +28,8 @@ type withholding struct {
 	occupied  *occupied
 }
 
-// observeNode takes the addresses of a node as the cache has it, and returns when to look
-// again. A Node that is missing keeps its addresses while it has blocks: its machine may be
-// running.
+// observeNode updates the addresses of a node from the cache, and returns when to check again. A
+// missing Node keeps its addresses while it has blocks: its machine may still be running.
 func (w *withholding) observeNode(ctx context.Context, name string) (time.Duration, error) {
 	w.occupied.mu.Lock()
 	changed, wait, err := w.readNode(ctx, name)
@@ -44,8 +43,8 @@ func (w *withholding) observeNode(ctx context.Context, name string) (time.Durati
 	return wait, err
 }
 
-// readNode is observeNode with the lock of occupied, so that no older state overwrites a newer
-// one: it reads the cache alone.
+// readNode is the part of observeNode done under the lock, so that no older state overwrites a newer
+// one. It reads only the cache.
 func (w *withholding) readNode(ctx context.Context, name string) (changed []netip.Addr, wait time.Duration, err error) {
 	n, err := objects.Get[corev1.Node](ctx, w.api.cached, client.ObjectKey{Name: name}, objects.Shared)
 	if err != nil {
@@ -74,7 +73,7 @@ func (w *withholding) readNode(ctx context.Context, name string) (changed []neti
 	return w.occupied.set(name, addresses, now), 0, nil
 }
 
-// readAll reads the addresses of all Nodes and Services, before the first block is allocated.
+// readAll reads the addresses of all Nodes and Services before the first block is allocated.
 func (w *withholding) readAll(ctx context.Context) error {
 	nodes, err := objects.List[corev1.NodeList](ctx, w.api.cached)
 	if err != nil {
@@ -88,9 +87,9 @@ func (w *withholding) readAll(ctx context.Context) error {
 	return err
 }
 
-// readServices reads the ranges of Services. If that fails, those that were read before
-// stay. Not ok: subnets must not be accepted. API servers before Kubernetes 1.33 have no
-// ServiceCIDRs: no range is known then.
+// readServices reads the ranges of Services. If that fails, it keeps the ranges read before. If it
+// returns false, no subnets must be accepted. API servers before Kubernetes 1.33 have no
+// ServiceCIDRs: no ranges are known then.
 func (w *withholding) readServices(ctx context.Context) (ok bool) {
 	list, err := objects.List[networkingv1.ServiceCIDRList](ctx, w.api.live)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
@@ -104,7 +103,7 @@ func (w *withholding) readServices(ctx context.Context) (ok bool) {
 	switch {
 	case err == nil:
 		w.occupied.ranges = serviceRanges(list)
-	case again: // it was logged
+	case again: // already logged
 	case forbidden:
 		w.api.log.Warn("ServiceCIDRs cannot be read, so pools may overlap them: apply the operator's role", "err", err)
 	default:
@@ -113,9 +112,9 @@ func (w *withholding) readServices(ctx context.Context) (ok bool) {
 	return err == nil || forbidden
 }
 
-// restore takes, when this operator begins to lead, what blocks say and nothing else does: the
-// addresses of missing Nodes that have blocks, since their machines may be running, and ranges
-// of Services if these cannot be read.
+// restore takes over, when this operator becomes leader, state recorded only in blocks: the
+// addresses of missing Nodes that have blocks, since their machines may be running, and the ranges
+// of Services if they cannot be read.
 func (w *withholding) restore(others []ownedRange, hasBlocks map[string]bool) {
 	missing := map[string][]netip.Addr{}
 	var ranges []ownedRange
@@ -136,11 +135,11 @@ func (w *withholding) restore(others []ownedRange, hasBlocks map[string]bool) {
 	}
 	for node, addresses := range missing {
 		w.occupied.set(node, addresses, w.api.clock.Now())
-		w.queues.nodes.Add(node) // it may have come back, or lost its blocks, meanwhile
+		w.queues.nodes.Add(node) // it may have returned, or lost its blocks, in the meantime
 	}
 }
 
-// reconcile writes to a block which of its addresses are withheld.
+// reconcile records in a block which of its addresses are withheld.
 func (w *withholding) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	b, err := objects.Get[v1alpha1.AddressBlock](ctx, w.api.cached, q.NamespacedName)
 	if err != nil || b == nil || b.DeletionTimestamp != nil {

@@ -25,15 +25,15 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// cacheGrace is how long the cache may take to show what was applied.
+// cacheGrace is how long the cache may take to show an applied object.
 const cacheGrace = time.Second
 
-// noVersion is a resource version that no object has, as it is etcd's before anything is
-// written. Applying an object with it creates the object, or is a conflict if there is one.
+// noVersion is a resource version that no object has, as etcd has it before anything is written.
+// Applying an object with it creates the object, or fails with a conflict if the object exists.
 const noVersion = "1"
 
-// provide brings the objects of an Egress to the desired state. The problem is the first that a
-// person has to solve. The error is retried at once. again is when to look again.
+// provide brings the objects of an Egress to the desired state. problem is the first one that needs
+// a person's attention; err is to be retried immediately; again is when to check again.
 func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *gatewayplan.Problem, err error) {
 	desired, problem := gatewayplan.Objects(e, c.o.Settings)
 	for _, kind := range gatewayplan.Kinds {
@@ -58,7 +58,7 @@ func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again tim
 	return again, problem, err
 }
 
-// ensure brings one object to the desired state. wait is when to look again.
+// ensure brings one object to the desired state. wait is when to check again.
 func (c *Controller) ensure(ctx context.Context, e *v1alpha1.Egress, kind schema.GroupVersionKind, desired *unstructured.Unstructured) (wait time.Duration, err error) {
 	key := client.ObjectKeyFromObject(e)
 	there, err := c.cached(ctx, kind, key)
@@ -75,7 +75,7 @@ func (c *Controller) ensure(ctx context.Context, e *v1alpha1.Egress, kind schema
 		return left, nil // the cache may not show it yet
 	}
 	if there == nil {
-		// It may exist without the label by which the cache selects it.
+		// It may exist without the label that the cache selects by.
 		if there, err = c.read(ctx, kind, key); err != nil {
 			return 0, err
 		}
@@ -85,17 +85,17 @@ func (c *Controller) ensure(ctx context.Context, e *v1alpha1.Egress, kind schema
 		return 0, notOurs{there}
 	}
 	if there != nil && there.GetDeletionTimestamp() != nil {
-		return 0, nil // it is created again once it is gone
+		return 0, nil // it is recreated once it is gone
 	}
 	return 0, c.apply(ctx, key, desired, there, sum)
 }
 
-// cached is an object as the cache has it; nil: it has none.
+// cached returns an object from the cache, or nil.
 func (c *Controller) cached(ctx context.Context, kind schema.GroupVersionKind, key types.NamespacedName) (client.Object, error) {
 	return get(ctx, c.client, key, emptyOf(kind), kind.Kind)
 }
 
-// read is an object as the API server has it; nil: it does not exist.
+// read returns an object from the API server, or nil if it does not exist.
 func (c *Controller) read(ctx context.Context, kind schema.GroupVersionKind, key types.NamespacedName) (client.Object, error) {
 	return get(ctx, c.live, key, metadata(kind), kind.Kind)
 }
@@ -109,8 +109,8 @@ func get(ctx context.Context, r client.Reader, key types.NamespacedName, o clien
 	return o, nil
 }
 
-// apply applies an object. One that exists is changed only if it still has the same UID, and one
-// that does not is created only if nobody else has created it meanwhile.
+// apply applies an object. An existing object is changed only if it still has the same UID, and a
+// missing one is created only if nobody else has created it in the meantime.
 func (c *Controller) apply(ctx context.Context, key types.NamespacedName, desired *unstructured.Unstructured, there client.Object, sum uint64) error {
 	kind := desired.GroupVersionKind()
 	if err := failpoint.Hit("operator.gateways.apply.before"); err != nil {
@@ -135,7 +135,7 @@ func (c *Controller) apply(ctx context.Context, key types.NamespacedName, desire
 	return nil
 }
 
-// remove deletes an object that an Egress must not have, if it is the Egress's.
+// remove deletes an object that an Egress must not have, if the Egress owns it.
 func (c *Controller) remove(ctx context.Context, e *v1alpha1.Egress, kind schema.GroupVersionKind) error {
 	key := client.ObjectKeyFromObject(e)
 	there, err := c.cached(ctx, kind, key)
@@ -160,7 +160,7 @@ func (c *Controller) remove(ctx context.Context, e *v1alpha1.Egress, kind schema
 	return failpoint.Hit("operator.gateways.remove.after")
 }
 
-// notOurs is the error of an object that is not the Egress's.
+// notOurs is the error for an object that the Egress does not own.
 type notOurs struct{ there client.Object }
 
 // Error implements error.
@@ -175,8 +175,8 @@ func (n notOurs) Error() string {
 	return fmt.Sprintf("it exists already, and belongs to %s %s: give the Egress another name", owner.Kind, owner.Name)
 }
 
-// problemOf is what a failure to write an object means for a person; nil: it needs nobody, as the
-// API server is away, or somebody else wrote at the same time.
+// problemOf translates a failed write into a problem to report. It returns nil if nobody needs to
+// act: the API server is unavailable, or the write conflicted with another one.
 func problemOf(kind schema.GroupVersionKind, name string, err error) *gatewayplan.Problem {
 	taken, isTaken := errors.AsType[notOurs](err)
 	status, isStatus := errors.AsType[*apierrors.StatusError](err)
@@ -191,7 +191,7 @@ func problemOf(kind schema.GroupVersionKind, name string, err error) *gatewaypla
 	if !apierrors.IsInvalid(err) || details == nil || len(details.Causes) == 0 {
 		return p
 	}
-	// Fields that a Deployment has from an Egress have the same paths in both.
+	// Fields that a Deployment takes from an Egress have the same path in both.
 	var causes []string
 	for _, cause := range details.Causes {
 		causes = append(causes, strings.TrimPrefix(cause.Field+": "+cause.Message, ": "))
@@ -206,31 +206,30 @@ func problemOf(kind schema.GroupVersionKind, name string, err error) *gatewaypla
 	return p
 }
 
-// isAnothers reports whether a rejection is about the UID: another object has the name than that in
-// the cache.
+// isAnothers reports whether the UID was rejected: the object was replaced since it was cached.
 func isAnothers(err *apierrors.StatusError) bool {
 	details := err.ErrStatus.Details
 	return details != nil && slices.ContainsFunc(details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
-// refuses reports whether the API server rejects a write for good.
+// refuses reports whether the API server rejected a write permanently.
 func refuses(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// applied are the objects of Egresses as they were last applied. An object that is as it was
-// then, and whose desired state is the same, needs no request. An operator that starts applies
-// every object once.
+// applied remembers the objects of Egresses as last applied. If neither an object nor its desired
+// state has changed since then, no request is needed. An operator that starts applies every object
+// once.
 type applied struct {
-	mu  sync.Mutex // guards all and the maps in it
+	mu  sync.Mutex // guards all and its maps
 	all map[types.NamespacedName]map[schema.GroupVersionKind]appliedObject
 }
 
-// appliedObject is one of them.
+// appliedObject is an object as last applied.
 type appliedObject struct {
 	uid     types.UID
 	desired uint64    // checksum of the desired state
-	version string    // of the object after that (versionOf)
+	version string    // versionOf of the applied object
 	at      time.Time // when it was applied
 }
 
@@ -260,7 +259,7 @@ func (b *applied) drop(key types.NamespacedName, kind schema.GroupVersionKind) {
 	delete(b.all[key], kind)
 }
 
-// forget drops all objects of an Egress, which is no more.
+// forget drops all objects of a deleted Egress.
 func (b *applied) forget(key types.NamespacedName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -276,8 +275,8 @@ func (b *applied) count() (n int) {
 	return n
 }
 
-// versionOf changes whenever an object does, except in its status. Where the object has a
-// generation, which counts changes of its spec, only the labels and owners of the metadata count.
+// versionOf changes whenever an object does, except in its status. If the object has a generation,
+// which counts changes of its spec, only labels and owners of the metadata count.
 func versionOf(o client.Object) string {
 	text := o.GetResourceVersion()
 	if g := o.GetGeneration(); g != 0 {
@@ -286,14 +285,14 @@ func versionOf(o client.Object) string {
 	return fmt.Sprintf("%s %x", text, sumOf(o.GetLabels(), o.GetOwnerReferences()))
 }
 
-// sumOf is a checksum of values as JSON.
+// sumOf returns a checksum of values as JSON.
 func sumOf(parts ...any) uint64 {
 	h := fnv.New64a()
 	for _, p := range parts {
 		if u, ok := p.(*unstructured.Unstructured); ok {
 			p = u.Object
 		}
-		_ = json.NewEncoder(h).Encode(p) // maps are encoded in the order of their keys
+		_ = json.NewEncoder(h).Encode(p) // maps are encoded in key order
 	}
 	return h.Sum64()
 }

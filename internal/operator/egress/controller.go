@@ -42,13 +42,13 @@ type Options struct {
 	Logger  *slog.Logger
 	Metrics *Metrics // nil: metrics that are not registered
 
-	// Retry is the time until a write is repeated that the API server rejected, as the cause
-	// may be another than the Egress's spec, such as a quota; 30 s.
+	// Retry is the delay before a write rejected by the API server is repeated, as the cause may
+	// lie outside the Egress's spec, such as a quota; default 30 s.
 	Retry time.Duration
 }
 
 const (
-	// workers is how many Egresses are reconciled at once. They mostly wait for the API server.
+	// workers is how many Egresses are reconciled concurrently. They mostly wait for the API server.
 	workers = 16
 )
 
@@ -56,18 +56,18 @@ const (
 type Controller struct {
 	o       Options
 	client  client.Client // reads from the cache
-	live    client.Reader // reads past it
+	live    client.Reader // reads from the API server
 	events  events.EventRecorder
 	applied *applied
 
 	egresses queue.Queue
 }
 
-// Setup adds the controller to mgr, whose cache must have been made with Watches and Index.
-// It works while mgr leads.
+// Setup adds the controller to mgr, whose cache must have been created with Watches and Index.
+// It runs while mgr leads.
 func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Settings.Image == "" || o.Settings.Port == 0 {
-		return nil, errors.New("controller of Egresses: the image of gateways and the port of Foo-over-UDP are needed")
+		return nil, errors.New("set up Egress controller: the gateway image and the Foo-over-UDP port are required")
 	}
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
@@ -84,12 +84,12 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		b = b.WatchesMetadata(k.Object, named)
 	}
 	if err := c.egresses.Complete(b, workers, c.reconcile); err != nil {
-		return nil, fmt.Errorf("controller of Egresses: %w", err)
+		return nil, fmt.Errorf("set up Egress controller: %w", err)
 	}
 	return c, nil
 }
 
-// egressOf is the Egress that an object's label names.
+// egressOf returns the Egress that an object's label names.
 func egressOf(_ context.Context, o client.Object) []client.ObjectKey {
 	name, has := o.GetLabels()[v1alpha1.LabelEgress]
 	if !has {
@@ -98,7 +98,7 @@ func egressOf(_ context.Context, o client.Object) []client.ObjectKey {
 	return []client.ObjectKey{{Namespace: o.GetNamespace(), Name: name}}
 }
 
-// labelled passes on what has the label of an Egress, or had it.
+// labelled passes events of objects that have, or had, the label of an Egress.
 func labelled() predicate.Predicate {
 	has := func(o client.Object) bool {
 		_, has := o.GetLabels()[v1alpha1.LabelEgress]
@@ -119,15 +119,15 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 		c.applied.forget(q.NamespacedName)
 		return reconcile.Result{}, nil
 	case e.DeletionTimestamp != nil:
-		return reconcile.Result{}, nil // Kubernetes deletes what it owns
+		return reconcile.Result{}, nil // Kubernetes deletes its objects
 	}
 	again, problem, err := c.provide(ctx, e)
-	// The status brings the gateways to nodes, whatever else fails.
+	// Nodes learn of gateways from the status, so it is written even after errors.
 	failed := c.writeStatus(ctx, e, problem)
 	return reconcile.Result{RequeueAfter: again}, errors.Join(err, failed)
 }
 
-// seen is what the cache has of an Egress.
+// seen returns the cached state of an Egress.
 func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (gatewayplan.Seen, error) {
 	var seen gatewayplan.Seen
 	key := client.ObjectKeyFromObject(e)
@@ -151,7 +151,7 @@ func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (gatewayplan.
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		// One that was a gateway stays one until it ends: its ReplicaSet may be deleted first.
+		// A pod that was a gateway stays one until it ends: its ReplicaSet may be deleted first.
 		is := slices.ContainsFunc(e.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.UID == string(p.UID) })
 		if !is {
 			if is, err = IsGateway(ctx, c.client, c.live, p); err != nil {
@@ -167,7 +167,7 @@ func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (gatewayplan.
 	return seen, nil
 }
 
-// Known is how many objects are known. It takes the lock that all work needs: if it does not
+// Known returns how many objects are known. It takes the lock that all work needs: if it does not
 // return, the controller hangs.
 func (c *Controller) Known() int { return c.applied.count() }
 

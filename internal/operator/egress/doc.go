@@ -1,21 +1,21 @@
-// Package egress is the operator's side of Egresses themselves (the design of Coil v2,
-// "On-demand NAT for egress traffics"): each gets a Deployment of gateways with all that
-// belongs to it, and a status with the gateways, by which nodes set up the
-// tunnels of clients. Package clients decides which pods are clients.
+// Package egress is the operator's side of the Egresses themselves (the design of Coil v2, "On-demand
+// NAT for egress traffics"): each gets a Deployment of gateways with the objects it needs, and a
+// status that lists the gateways, from which nodes set up the tunnels of clients. Package clients
+// decides which pods are clients.
 //
-//	controller.go  the controller: what it watches, and what it does for an Egress
+//	controller.go  the controller: its watches and its reconciliation
 //	kinds.go       what the cache keeps of each kind, and which pods are gateways
-//	apply.go       creating, restoring and deleting objects by server-side apply, once each
+//	apply.go       creating, restoring and deleting objects by server-side apply
 //	status.go      the status, Events and metrics
 //
 // Package gatewayplan decides the desired objects and the status. Only the fields that Berth needs are
-// applied, under the operator's field owner: an annotation of somebody else, such as
-// that of a rollout restart, stays, and a field that the Egress does not ask for any more is removed. An
-// object of the same name that does not belong to the Egress is left alone.
+// applied, with the operator's field owner: annotations set by others, such as that of a rollout
+// restart, stay, and fields that the Egress no longer sets are removed. An object of the same name that
+// does not belong to the Egress is left alone.
 package egress
 
-// The operator's rights for Egresses. Gateways read by a Role in their namespace, to which the
-// operator cannot give more rights than it has itself (Kubernetes documentation, "Using RBAC
+// The operator's permissions for Egresses. Gateways have a Role in their namespace, to which the
+// operator cannot grant more than it has itself (Kubernetes documentation, "Using RBAC
 // Authorization", "Privilege escalation prevention"). Events of Egresses and Pods are in any
 // namespace.
 //

@@ -36,8 +36,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// world is a namespace of its own in a cluster with Kubernetes' controllers, and an
-// operator.
+// world is a namespace in a cluster with Kubernetes' controllers, and an operator.
 type world struct {
 	t      *testing.T
 	client client.Client
@@ -55,7 +54,7 @@ func start(t *testing.T) *world {
 	return w
 }
 
-// stage is a world without an operator.
+// stage returns a world without an operator.
 func stage(t *testing.T) *world {
 	t.Helper()
 	harness.KubeClean(t)
@@ -65,8 +64,8 @@ func stage(t *testing.T) *world {
 	return w
 }
 
-// run starts an operator, under its account, with its roles and policies, each request
-// through some transports.
+// run starts an operator with its service account, roles and policies, whose API requests pass through
+// these transports.
 func (w *world) run(o Options, through ...transport.WrapperFunc) {
 	w.t.Helper()
 	o.Logger = controllers.Logger(w.t.Output())
@@ -79,7 +78,7 @@ func (w *world) run(o Options, through ...transport.WrapperFunc) {
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	r := deploy.InMode(deploy.PoolMode, "test")
-	image, tag, _ := strings.Cut(settings.Image, ":") // the policies let it be no other
+	image, tag, _ := strings.Cut(settings.Image, ":") // the policies allow no other image
 	r.Values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": image, "tag": tag}}
 	return harness.OperatorConfigOf(t, r)
 }
@@ -93,7 +92,7 @@ func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, er
 	return Setup(mgr, o)
 }
 
-// egress makes one.
+// egress creates an Egress.
 func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	w.t.Helper()
 	if spec.Destinations == nil {
@@ -103,13 +102,13 @@ func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	return e
 }
 
-// change merges fields into an object, as a person does.
+// change applies a merge patch to an object, as a user does.
 func (w *world) change(o client.Object, format string, args ...any) {
 	w.t.Helper()
 	controllers.Merge(w.t, o, format, args...)
 }
 
-// key is that of an object in the namespace.
+// key returns the key of an object in the namespace.
 func (w *world) key(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: w.ns, Name: name}
 }
@@ -131,14 +130,14 @@ func (w *world) status(name, what string, is func(v1alpha1.EgressStatus) error) 
 	return controllers.Await(w.t, w.key(name), what, func(e *v1alpha1.Egress) error { return is(e.Status) })
 }
 
-// conditionIs wants a condition to have a status, a reason, and words in its message.
+// conditionIs checks the status and reason of a condition, and words in its message.
 func conditionIs(kind string, status metav1.ConditionStatus, reason string, words ...string) func(v1alpha1.EgressStatus) error {
 	return func(st v1alpha1.EgressStatus) error {
 		return controllers.Condition(st.Conditions, kind, status, reason, words...)
 	}
 }
 
-// pods waits for so many gateways' pods, made by the Deployment's controller.
+// pods waits for n pods of a gateway Deployment, created by the Deployment's controller.
 func (w *world) pods(name string, n int) []corev1.Pod {
 	w.t.Helper()
 	list := &corev1.PodList{}
@@ -153,14 +152,14 @@ func (w *world) pods(name string, n int) []corev1.Pod {
 			}
 		}
 		if list.Items = alive; len(alive) != n {
-			return fmt.Errorf("there are %d", len(alive))
+			return fmt.Errorf("got %d pods", len(alive))
 		}
 		return nil
 	})
 	return list.Items
 }
 
-// ready says of a pod what a kubelet does, once its gateway is ready, or is not any more.
+// ready reports a pod's readiness and addresses as its kubelet does.
 func (w *world) ready(p corev1.Pod, is corev1.ConditionStatus, ips ...string) {
 	w.t.Helper()
 	body := fmt.Sprintf(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":%q}]`, is)

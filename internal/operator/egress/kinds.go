@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Egresses are all, which package clients reads too.
+// Egresses are all Egresses. Package clients uses them too.
 var Egresses = watched.Of(&v1alpha1.Egress{}, &v1alpha1.EgressList{}, trimEgress)
 
 func trimEgress(in any) (any, error) {
@@ -28,16 +28,16 @@ func trimEgress(in any) (any, error) {
 	return watched.Trim(in)
 }
 
-// Watches are the kinds that the cache of a manager with Setup keeps.
+// Watches returns the kinds that the cache of a manager used with Setup must watch.
 func Watches() []*watched.Kind {
 	return append([]*watched.Kind{Egresses, watched.EgressPods, services, accounts, roles, bindings, budgets}, Makers...)
 }
 
-// Makers are the kinds of what makes gateways' pods, which IsGateway reads.
+// Makers are the kinds of objects that create gateways' pods, which IsGateway reads.
 var Makers = []*watched.Kind{deployments, replicaSets}
 
-// Of the objects of Egresses, which their label selects, the cache keeps the metadata, and of two
-// kinds what the status needs.
+// The cache keeps only metadata of the objects of Egresses, which are selected by their label, and of
+// two kinds also what the status needs.
 var (
 	services    = labeled(watched.Of(&corev1.Service{}, &corev1.ServiceList{}, trimService))
 	deployments = labeled(watched.Of(&appsv1.Deployment{}, &appsv1.DeploymentList{}, trimDeployment))
@@ -45,11 +45,11 @@ var (
 	roles       = metadataOf(gatewayplan.Role)
 	bindings    = metadataOf(gatewayplan.RoleBinding)
 	budgets     = metadataOf(gatewayplan.Budget)
-	// ReplicaSets have the label of the pods that they make.
+	// ReplicaSets have the label of the pods that they create.
 	replicaSets = metadataOf(gatewayplan.ReplicaSet)
 )
 
-// ofEgresses selects what has the label of an Egress.
+// ofEgresses selects objects with the label of an Egress.
 var ofEgresses = func() labels.Selector {
 	s := labels.NewSelector()
 	if r, err := labels.NewRequirement(v1alpha1.LabelEgress, selection.Exists, nil); err == nil {
@@ -73,7 +73,7 @@ func metadata(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 	return o
 }
 
-// emptyOf is an empty object of a kind, of the type that the cache keeps.
+// emptyOf returns an empty object of a kind, of the Go type that the cache keeps.
 func emptyOf(kind schema.GroupVersionKind) client.Object {
 	switch kind {
 	case gatewayplan.Service:
@@ -106,11 +106,11 @@ func trimDeployment(in any) (any, error) {
 	return in, nil
 }
 
-// byEgress is the field by which the cache finds the gateways of an Egress.
+// byEgress is the index field for the gateways of an Egress.
 const byEgress = "egressOfGateway"
 
-// Index has the cache find objects by the fields that this package reads them by. It is
-// called once for a manager, before the manager starts.
+// Index adds this package's index fields to the cache. It is called once per manager, before the
+// manager starts.
 func Index(ctx context.Context, ix client.FieldIndexer) error {
 	return watched.Index(ctx, ix, watched.By(byEgress, func(p *corev1.Pod) []string {
 		if name, has := p.Labels[v1alpha1.LabelEgress]; has {
@@ -120,9 +120,9 @@ func Index(ctx context.Context, ix client.FieldIndexer) error {
 	}))
 }
 
-// IsGateway reports whether a pod is a gateway of the Egress that its label names: whether the
-// Egress's own Deployment made it, and it does not only look so. It reads the ReplicaSet and the
-// Deployment from cached, which has Makers, and from live what the cache does not have yet.
+// IsGateway reports whether a pod was created by the Deployment of the Egress that its label names, and
+// does not just look like a gateway. It reads the ReplicaSet and the Deployment from cached, which has
+// Makers, and from live if the cache does not have them yet.
 func IsGateway(ctx context.Context, cached, live client.Reader, p *corev1.Pod) (bool, error) {
 	name := p.Labels[v1alpha1.LabelEgress]
 	owner := metav1.GetControllerOf(p)
@@ -143,7 +143,7 @@ func IsGateway(ctx context.Context, cached, live client.Reader, p *corev1.Pod) (
 			return false, fmt.Errorf("find the Deployment of pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
 	}
-	// The cache lacks ReplicaSets without the label, and no Egress's Deployment makes such.
+	// The cache lacks ReplicaSets without the label, which no Egress's Deployment creates.
 	if of.Labels[v1alpha1.LabelEgress] != name {
 		return false, nil
 	}

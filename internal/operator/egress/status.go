@@ -31,7 +31,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v1alpha1.Egress, proble
 	}
 	fields, err := statusFields(st)
 	if err != nil {
-		return fmt.Errorf("status of Egress %s/%s: %w", e.Namespace, e.Name, err)
+		return fmt.Errorf("write the status of Egress %s/%s: %w", e.Namespace, e.Name, err)
 	}
 	if err := failpoint.Hit("operator.gateways.status.before"); err != nil {
 		return err
@@ -46,7 +46,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v1alpha1.Egress, proble
 	return nil
 }
 
-// says reports whether a status has the fields of another, except those that others write.
+// says reports whether a status has the fields of another one, ignoring those of other writers.
 func says(is, want v1alpha1.EgressStatus) bool {
 	for _, c := range want.Conditions {
 		if has := meta.FindStatusCondition(is.Conditions, c.Type); has == nil || !reflect.DeepEqual(*has, c) {
@@ -57,7 +57,7 @@ func says(is, want v1alpha1.EgressStatus) bool {
 	return reflect.DeepEqual(is, want)
 }
 
-// statusFields are those of a status that this controller writes.
+// statusFields returns the status fields that this controller writes.
 func statusFields(st v1alpha1.EgressStatus) (map[string]any, error) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&st)
 	if err != nil {
@@ -94,36 +94,36 @@ var (
 	famApplied   = metric.New("berth_operator_egress_applies_total", "counter", "Objects of Egresses that were sent to the API server, by kind and result: success or error. One that is as it should be is not sent.", "kind", "result")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famGateways, famCondition, famApplied}
 
-// Metrics count the work for Egresses. They are safe for concurrent use.
+// Metrics measures the work for Egresses. It is safe for concurrent use.
 type Metrics struct{ applies *prometheus.CounterVec }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famApplied.Counter()}
 	for _, kind := range gatewayplan.Kinds {
 		for _, result := range metric.Results {
-			m.applies.WithLabelValues(kind.Kind, result) // so that an increase to 1 is one
+			m.applies.WithLabelValues(kind.Kind, result) // so that rate() sees the first increment
 		}
 	}
 	return m
 }
 
-// Collectors are those to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector { return []prometheus.Collector{m.applies} }
 
 func (m *Metrics) applied(kind string, err error) {
 	m.applies.WithLabelValues(kind, metric.Result(err)).Inc()
 }
 
-// Gauges are collected on each scrape: gateways and conditions of Egresses, read from the cache.
+// Gauges collects gateways and conditions of Egresses from the cache on each scrape.
 func (c *Controller) Gauges() prometheus.Collector {
 	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
 		list, err := objects.List[v1alpha1.EgressList](context.Background(), c.client)
 		if err != nil {
-			return // before the cache is filled
+			return // the cache is not synced yet
 		}
 		for i := range list.Items {
 			e := &list.Items[i]

@@ -22,8 +22,8 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// An object of the Egress's name that is somebody's stays as it is, with the label of the
-// Egress or without; the Egress says what is in its way, and goes on once it is gone.
+// A foreign object with the Egress's name stays as it is, with or without the label of the Egress. The
+// Egress reports the conflict and continues once the object is gone.
 func TestForeignObjectsStay(t *testing.T) {
 	w := start(t)
 	for name, labels := range map[string]map[string]string{"plain": nil, "labelled": {v1alpha1.LabelEgress: "labelled"}} {
@@ -35,27 +35,27 @@ func TestForeignObjectsStay(t *testing.T) {
 		budget.ResourceVersion, budget.UID = "", ""
 		harness.OK(t, w.client.Create(t.Context(), budget))
 		w.egress(name, v1alpha1.EgressSpec{})
-		w.status(name, "says what is in the way", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service "+name, "belongs to no Egress"))
-		w.pods(name, 1) // what can be there is
-		harness.OK(t, controllers.Same("the version of somebody's Service", w.service(name, "is there", isThere).ResourceVersion, mine.ResourceVersion))
-		if b := controllers.Await(t, w.key(name), "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
-			t.Errorf("somebody's budget was written: %+v", b)
+		w.status(name, "reports the conflict", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service "+name, "belongs to no Egress"))
+		w.pods(name, 1) // the other objects are created
+		harness.OK(t, controllers.Same("resource version of the foreign Service", w.service(name, "exists", isThere).ResourceVersion, mine.ResourceVersion))
+		if b := controllers.Await(t, w.key(name), "exists", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
+			t.Errorf("foreign PodDisruptionBudget was changed: %+v", b)
 		}
 		harness.OK(t, w.client.Delete(t.Context(), mine))
 		w.status(name, "has its Service", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 		own := controllers.Get[v1alpha1.Egress](t, w.key(name))
-		w.service(name, "is the Egress's", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, own) }))
+		w.service(name, "belongs to the Egress", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, own) }))
 	}
 }
 
-// Somebody who makes an object of the name at the moment when the operator is about to, or
-// in place of one that it is about to mend, keeps it.
-func TestObjectsOfTheLastMoment(t *testing.T) {
+// A foreign object created at the moment when the operator is about to create one of the same name, or
+// to restore it, stays as it is.
+func TestForeignObjectsCreatedConcurrently(t *testing.T) {
 	w := stage(t)
 	mine := func(name string) *corev1.Service {
 		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
 	}
-	var replace sync.Map // names of Services to be somebody's before the operator's next write
+	var replace sync.Map // names of Services to replace by foreign ones before the operator's next write
 	w.run(Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		name := path.Base(r.URL.Path)
 		if r.Method != http.MethodPatch || !strings.HasSuffix(path.Dir(r.URL.Path), "/services") {
@@ -74,19 +74,19 @@ func TestObjectsOfTheLastMoment(t *testing.T) {
 	taken := conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service")
 	replace.Store("made", true)
 	w.egress("made", v1alpha1.EgressSpec{})
-	w.status("made", "finds another's Service", taken)
-	w.service("made", "is mine", isMine)
+	w.status("made", "reports the foreign Service", taken)
+	w.service("made", "is unchanged", isMine)
 
 	e := w.egress("mended", v1alpha1.EgressSpec{})
-	w.status("mended", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	w.status("mended", "is ready", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 	replace.Store("mended", true)
 	w.change(e, `{"spec":{"sessionAffinity":"None"}}`)
-	w.status("mended", "finds another's Service", taken)
-	w.service("mended", "is mine", isMine)
+	w.status("mended", "reports the foreign Service", taken)
+	w.service("mended", "is unchanged", isMine)
 }
 
-// A template that is none is said where it is wrong, by Berth and by the API server; what
-// is there stays, and all else of the Egress comes.
+// Errors in a template are reported with their field, whether found by Berth or by the API server.
+// Existing gateways stay, and the other objects of the Egress are created.
 func TestInvalidTemplates(t *testing.T) {
 	w := start(t)
 	e := w.egress("nat", v1alpha1.EgressSpec{})
@@ -101,42 +101,42 @@ func TestInvalidTemplates(t *testing.T) {
 		`{"containers":[{"name":"log","image":"log:1","ports":[{"containerPort":1,"name":"a_b"}]}]}`: "ports[0].name: Invalid value",
 	} {
 		w.change(e, `{"spec":{"template":{"spec":null}}}`)
-		w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+		w.status("nat", "is ready", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 		w.change(e, `{"spec":{"template":{"spec":%s}}}`, spec)
-		w.status("nat", "says what is wrong with "+spec, conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, want))
+		w.status("nat", "reports the error in "+spec, conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, want))
 	}
 	w.pods("nat", 1)
 	one := intstr.FromInt32(1)
 	w.egress("bad", v1alpha1.EgressSpec{
 		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"containers":[{"name":"egress","resourcs":{}}]}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
 	})
-	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
+	w.status("bad", "reports the error", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
 	controllers.AwaitValue(t, "objects of bad", func() int { return len(w.owned("bad")) }, 5)
 }
 
-// A namespace whose pods may not have NET_ADMIN says so on the Egress.
+// If a namespace's Pod Security level forbids NET_ADMIN, the Egress reports that.
 func TestPodsRefused(t *testing.T) {
 	w := start(t)
 	w.change(controllers.Named[corev1.Namespace](w.ns), `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
 	w.egress("nat", v1alpha1.EgressSpec{})
-	w.status("nat", "says that pods are refused", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressPodsRefused, "NET_ADMIN"))
+	w.status("nat", "reports that pods are rejected", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressPodsRefused, "NET_ADMIN"))
 }
 
-// An Egress that is made anew at once has objects of its own, once Kubernetes has removed
-// those of the one before.
-func TestEgressMadeAnewAtOnce(t *testing.T) {
+// An Egress recreated immediately gets its own objects once Kubernetes has removed those of its
+// predecessor.
+func TestEgressRecreatedImmediately(t *testing.T) {
 	w := start(t)
 	e := w.egress("nat", v1alpha1.EgressSpec{})
 	w.pods("nat", 1)
 	harness.OK(t, w.client.Delete(t.Context(), e))
 	again := w.egress("nat", v1alpha1.EgressSpec{})
-	w.service("nat", "is the new one's", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, again) }))
-	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	w.service("nat", "belongs to the new Egress", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, again) }))
+	w.status("nat", "is ready", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 	w.pods("nat", 1)
 }
 
-// What was seen of an Egress is not written to another one of its name, made between.
-func TestStatusIsNotAnothers(t *testing.T) {
+// A status derived from an Egress is not written to a new Egress of the same name.
+func TestStatusOfRecreatedEgress(t *testing.T) {
 	w := stage(t)
 	answers := make(chan int, 1)
 	var once sync.Once
@@ -163,16 +163,16 @@ func TestStatusIsNotAnothers(t *testing.T) {
 	select {
 	case got := <-answers:
 		if got != http.StatusConflict {
-			t.Errorf("the status of the Egress before was answered with %d, want %d", got, http.StatusConflict)
+			t.Errorf("write of the old Egress's status returned %d, want %d", got, http.StatusConflict)
 		}
 	case <-t.Context().Done():
 	}
-	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
+	w.status("nat", "is ready", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 }
 
-// A pod that has a gateway's label and another maker, such as one of before the policy that refuses it, gets nothing
-// from clients: nodes get no address of the Service while it would send packets there.
-func TestForeignPods(t *testing.T) {
+// A pod with a gateway's label but another owner, for example created before the policy that rejects it, gets no
+// client traffic: the status has no Service addresses while the Service would send packets to that pod.
+func TestForeignPodsWithGatewayLabels(t *testing.T) {
 	w := start(t)
 	w.egress("nat", v1alpha1.EgressSpec{TunnelTo: v1alpha1.TunnelToService, Template: &v1alpha1.EgressPodTemplate{}})
 	w.ready(w.pods("nat", 1)[0], corev1.ConditionTrue, "10.0.0.1")
@@ -194,18 +194,18 @@ func TestForeignPods(t *testing.T) {
 	harness.OK(t, err)
 	harness.OK(t, harness.KubeClientFor(t, cfg).Create(t.Context(), pod))
 	w.ready(*pod, corev1.ConditionTrue, "10.0.0.2")
-	st := w.status("nat", "tells nodes of no Service", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressForeignPods, "to pod posing,")).Status
+	st := w.status("nat", "reports the foreign pod", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressForeignPods, "to pod posing,")).Status
 	if err := addresses(st, 0); err != nil || len(st.Gateways) != 1 {
-		t.Errorf("%v, gateways %v", err, st.Gateways)
+		t.Errorf("with a foreign pod: %v; gateways = %v, want 1", err, st.Gateways)
 	}
 	w.change(pod, `{"metadata":{"labels":{%q:null}}}`, v1alpha1.LabelEgress)
 	w.status("nat", "is available again", served)
 }
 
-// addresses wants a status to have so many of the Service.
+// addresses checks the number of Service addresses in a status.
 func addresses(st v1alpha1.EgressStatus, n int) error {
 	if len(st.ServiceIPs) != n {
-		return fmt.Errorf("the Service's addresses are %q, want %d", st.ServiceIPs, n)
+		return fmt.Errorf("status.serviceIPs = %q, want %d addresses", st.ServiceIPs, n)
 	}
 	return nil
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 )
 
-// Sources are the sources of addresses that the process caches.
+// Sources are the address sources that the cache has.
 type Sources struct {
 	Cache client.Reader
-	// ENIs, Pools and Ports say whether NodeNetworks, AddressBlocks and PodNICs are in the cache.
+	// ENIs, Pools and Ports report whether NodeNetworks, AddressBlocks and PodNICs are in the cache.
 	ENIs, Pools, Ports bool
 }
 
-// May reports whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, have it. If
-// there are none of these, another source gives addresses, and any address is possible.
+// May reports whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, must
+// have the address. If none of these exist, addresses come from another source, and any address is possible.
 func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error) {
 	known := false
 	if s.ENIs {

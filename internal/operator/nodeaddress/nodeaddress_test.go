@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// cached has of each kind what is on a node, or of a pod.
+// cached is a reader that returns the same objects for every node and pod.
 type cached struct {
 	client.Reader
 	network *v1alpha1.NodeNetwork
@@ -54,24 +54,24 @@ func TestMay(t *testing.T) {
 		address string
 		want    bool
 	}{
-		"alone":              {all, every, "10.0.0.1", true},
-		"in a /28":           {all, every, "10.0.1.31", true},
-		"in a /80":           {all, every, "2001:db8:0:1::9", true},
-		"in a block":         {all, every, "10.2.0.63", true},
-		"in a block of IPv6": {all, every, "fd00::3f", true},
-		"of a PodNIC":        {all, every, "192.168.0.7", true},
-		"beside it":          {all, every, "192.168.0.8", false},
-		"a server":           {all, every, "203.0.113.9", false},
-		"a server in IPv6":   {all, every, "2001:db8:0:2::9", false},
-		"no address yet":     {empty, every, "10.0.0.1", false},
-		"a node of others":   {cached{}, every, "203.0.113.9", true},
-		"nothing is known":   {all, Sources{}, "203.0.113.9", true},
-		"of blocks alone":    {all, Sources{Pools: true}, "10.0.0.1", false},
+		"single address":                 {all, every, "10.0.0.1", true},
+		"IPv4 prefix":                    {all, every, "10.0.1.31", true},
+		"IPv6 prefix":                    {all, every, "2001:db8:0:1::9", true},
+		"IPv4 block":                     {all, every, "10.2.0.63", true},
+		"IPv6 block":                     {all, every, "fd00::3f", true},
+		"PodNIC":                         {all, every, "192.168.0.7", true},
+		"neighbor of a PodNIC's address": {all, every, "192.168.0.8", false},
+		"external IPv4 address":          {all, every, "203.0.113.9", false},
+		"external IPv6 address":          {all, every, "2001:db8:0:2::9", false},
+		"node without addresses":         {empty, every, "10.0.0.1", false},
+		"node of another source":         {cached{}, every, "203.0.113.9", true},
+		"no sources cached":              {all, Sources{}, "203.0.113.9", true},
+		"only blocks cached":             {all, Sources{Pools: true}, "10.0.0.1", false},
 	} {
 		tt.sources.Cache = tt.has
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
 		if got, err := tt.sources.May(t.Context(), p, netip.MustParseAddr(tt.address)); err != nil || got != tt.want {
-			t.Errorf("%s: %v, %v", name, got, err)
+			t.Errorf("%s: May() = %v, %v, want %v", name, got, err, tt.want)
 		}
 	}
 }

@@ -22,17 +22,17 @@ import (
 // nextTry separates a condition's message from the time of the next attempt.
 const nextTry = "; next try at "
 
-// Reasons of conditions. The other classes of cloud errors go by their names.
+// Reasons of conditions. Other classes of cloud errors are named after the class.
 const (
 	reasonInvalidRequest = "InvalidRequest"           // EC2 rejects a request as malformed
-	reasonNotFound       = "NotFound"                 // EC2 does not know what the spec names
+	reasonNotFound       = "NotFound"                 // EC2 does not know a resource that the spec names
 	reasonInvalidSpec    = "InvalidSpec"              // the message names the field
 	reasonLinkMissing    = v1alpha1.ReasonLinkMissing // the node lacks the link of an ENI
-	reasonTypeMismatch   = "InstanceTypeMismatch"     // the spec has another type than EC2
+	reasonTypeMismatch   = "InstanceTypeMismatch"     // the spec and EC2 disagree on the instance type
 	reasonPaced          = "MadeAgainTooOften"        // the object was recreated too often
 	reasonNotWritten     = "NotWritten"               // the API server rejects the operator's fields
 	reasonInstanceGone   = "InstanceGone"             // EC2 knows no such instance
-	reasonNotObserved    = "NotObserved"              // EC2 was not listed yet
+	reasonNotObserved    = "NotObserved"              // EC2 has not been listed yet
 	reasonAsExpected     = "AsExpected"
 	reasonAllocating     = "Allocating"
 	reasonTargetMet      = "TargetMet"
@@ -44,19 +44,19 @@ const (
 
 const instanceGone = "EC2 has no such instance, or it is terminated: is spec.instanceID right?"
 
-// outlook is what conditions depend on.
+// outlook is everything that conditions depend on.
 type outlook struct {
 	refused  refusal
 	specErr  error     // the spec is invalid
-	held     time.Time // until when the fleet does not work for the object; zero: it does
+	held     time.Time // until when the fleet does not manage the node; zero if it does
 	writeErr error     // the API server rejected a write
-	itype    string    // as the spec has it
+	itype    string    // instance type according to the spec
 	status   eni.Status
 	free     int
 	missing  []string // ENIs whose links the node lacks
 }
 
-// conditions are the node's as of now. One whose status has not changed keeps its time.
+// conditions returns the node's conditions as of now. If the status of one has not changed, it keeps its time.
 func (s *state) conditions(now time.Time) []metav1.Condition {
 	look := outlook{refused: s.eligibility.refused, specErr: s.config.err, held: s.eligibility.heldUntil, itype: s.obj.Spec.InstanceType, status: s.fleet.status, missing: s.obj.Status.IPAM.MissingLinks}
 	if refused(s.writes.retry.err) {
@@ -75,13 +75,13 @@ func (s *state) conditions(now time.Time) []metav1.Condition {
 	return list
 }
 
-// refused reports whether the API server rejected a write, so that it fails again until something
-// changes.
+// refused reports whether the API server rejected a write, so that retrying is pointless until
+// something changes.
 func refused(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// conditions are Ready, InDeficit, AtCapacity and Degraded.
+// conditions returns Ready, InDeficit, AtCapacity and Degraded.
 func (l outlook) conditions() []metav1.Condition {
 	return []metav1.Condition{l.ready(), l.inDeficit(), l.atCapacity(), l.degraded()}
 }
@@ -116,7 +116,7 @@ func (l outlook) degraded() metav1.Condition {
 		return is(reasonLinkMissing, fmt.Sprintf("the node has no link of %s: was the ENI detached, or its link moved to another network namespace or driver? "+
 			"None of its addresses is handed out until the link is back", strings.Join(l.missing, ", ")))
 	case s.InstanceType != "" && s.InstanceType != l.itype:
-		return is(reasonTypeMismatch, fmt.Sprintf("spec.instanceType is %s, and EC2 says that the instance is %s: the limits of that count; correct the spec",
+		return is(reasonTypeMismatch, fmt.Sprintf("spec.instanceType is %s, but EC2 reports %s, whose limits apply: correct the spec",
 			l.itype, s.InstanceType))
 	default:
 		return condition(v1alpha1.ConditionDegraded, false, reasonAsExpected, "")
@@ -132,7 +132,7 @@ func (l outlook) inDeficit() metav1.Condition {
 	case l.status.Shortage != "":
 		reason = camel(l.status.Shortage)
 	case l.status.AtCapacity:
-		reason = reasonAtLimit // nobody waits, and nothing is on the way
+		reason = reasonAtLimit // no pod is waiting and no request is in flight
 	}
 	message := fmt.Sprintf("%d addresses, of which %d are used, and %d more are wanted", l.status.Available, l.status.Used, l.status.Needed)
 	if l.status.Explanation != "" {
@@ -169,11 +169,11 @@ func (l outlook) ready() metav1.Condition {
 	case s.AtCapacity:
 		return not(reasonExhausted, l.atCapacity().Message)
 	default:
-		return not(reasonAllocating, "the first addresses are being asked for")
+		return not(reasonAllocating, "the first addresses are being requested")
 	}
 }
 
-// withTime adds the time of the next attempt, to the second.
+// withTime appends the time of the next attempt, rounded to seconds.
 func withTime(message string, at time.Time) string {
 	if at.IsZero() {
 		return message
@@ -181,7 +181,7 @@ func withTime(message string, at time.Time) string {
 	return message + nextTry + at.UTC().Truncate(time.Second).Format(time.RFC3339)
 }
 
-// reasonOf is a class of cloud error as a reason for people.
+// reasonOf returns the reason for a class of cloud error.
 func reasonOf(c cloud.Class) string {
 	switch c {
 	case cloud.Bug:
@@ -193,7 +193,7 @@ func reasonOf(c cloud.Class) string {
 	}
 }
 
-// camel makes a reason of "subnet-full".
+// camel converts a reason such as "subnet-full" to camel case.
 func camel(text string) string {
 	var b strings.Builder
 	for word := range strings.SplitSeq(text, "-") {
@@ -209,11 +209,11 @@ func camel(text string) string {
 	}, b.String())
 }
 
-// noteLimit is the longest note that an Event may have, in bytes (API reference, events.k8s.io/v1).
+// noteLimit is the maximum length of an Event's note in bytes (API reference, events.k8s.io/v1).
 const noteLimit = 1024
 
-// problemOf is what a person should know of a node, by its conditions: why it is
-// degraded, or else why it cannot have the addresses that it lacks. Addresses that cool are
+// problemOf returns the problem of a node to report to users, based on its conditions: why it is
+// degraded, or else why it cannot get the addresses it lacks. Addresses that are cooling down become
 // available in a moment, and a full node whose pods all have addresses has no problem.
 func problemOf(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == metav1.ConditionTrue {
@@ -230,19 +230,19 @@ func problemOf(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	return c.Reason, c.Message, true
 }
 
-// reportedProblem is the problem of a node that the last event was about.
+// reportedProblem is the problem of a node that the last Event reported.
 type reportedProblem struct {
-	reason string // empty: of none
+	reason string // "" if none was reported
 	note   string
 }
 
-// recordProblem records an Event on the Node if its object has another problem
-// than that of the last Event, or none any more.
+// recordProblem records an Event on the Node if its problem differs from the one last reported, or is
+// solved.
 func (n *node) recordProblem(ctx context.Context) {
 	n.mu.Lock()
 	was := n.state.problem
 	is, note, bad := problemOf(n.state.obj)
-	if is == reasonNoNode { // no object to record an Event on
+	if is == reasonNoNode { // no Node to record an Event on
 		is = was.reason
 	}
 	if is != was.reason {
@@ -259,14 +259,14 @@ func (n *node) recordProblem(ctx context.Context) {
 	n.c.record(ctx, n.name, kind, reason, note)
 }
 
-// The Event after somebody else wrote spec.ipam.
+// The Event recorded after another writer changed spec.ipam.
 const (
 	eventOverwritten = "NetworkOverwritten"
-	overwritten      = "somebody else wrote spec.ipam of the NodeNetwork, which is the operator's: the operator restores it from what EC2 lists"
+	overwritten      = "spec.ipam of the NodeNetwork, which belongs to the operator, was written by somebody else: the operator restores it from EC2's listing"
 )
 
-// record records an Event on a Node. Events of one reason within minutes are one Event with a
-// count (client-go, tools/events).
+// record records an Event on a Node. Events with the same reason within minutes are combined into one
+// with a count (client-go, tools/events).
 func (c *Controller) record(ctx context.Context, name, kind, reason, note string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
 	if n, err := objects.Get[corev1.Node](ctx, c.client, client.ObjectKey{Name: name}, objects.Shared); err == nil && n != nil {

@@ -32,28 +32,28 @@ func TestConditions(t *testing.T) {
 		look outlook
 		want string // Ready, InDeficit, AtCapacity, Degraded
 	}{
-		{"not looked at", outlook{}, "False NotObserved, False TargetMet, False RoomToGrow, False AsExpected"},
-		{"well", outlook{status: eni.Status{Confirmed: true, Available: 8}, free: 8}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
-		{"nothing wanted", outlook{status: eni.Status{Confirmed: true}}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
+		{"not observed yet", outlook{}, "False NotObserved, False TargetMet, False RoomToGrow, False AsExpected"},
+		{"healthy", outlook{status: eni.Status{Confirmed: true, Available: 8}, free: 8}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
+		{"no addresses needed", outlook{status: eni.Status{Confirmed: true}}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
 		{"growing", outlook{status: eni.Status{Confirmed: true, Needed: 8}}, "False Allocating, True Allocating, False RoomToGrow, False AsExpected"},
-		{"denied", outlook{status: denied, free: 3}, "False Permission, True Allocating, False RoomToGrow, True Permission"},
+		{"growing denied", outlook{status: denied, free: 3}, "False Permission, True Allocating, False RoomToGrow, True Permission"},
 		{"shrinking denied", outlook{status: eni.Status{Confirmed: true, Trouble: eni.Trouble{Class: cloud.Permission, LastError: "x"}}, free: 3},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True Permission"},
-		{"full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: plan.ReasonENILimit, Explanation: "every ENI is full"}},
+		{"every ENI full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: plan.ReasonENILimit, Explanation: "every ENI is full"}},
 			"False NoAddresses, True EniLimit, True EniLimit, False AsExpected"},
 		{"subnet full", outlook{status: eni.Status{Confirmed: true, Needed: 4, Trouble: eni.Trouble{Grows: true, Class: cloud.SubnetFull, LastError: "x"}}},
 			"False SubnetFull, True Allocating, False RoomToGrow, True SubnetFull"},
-		{"nonsense", outlook{specErr: errors.New("spec.eni.maxPods"), status: eni.Status{Confirmed: true}, free: 8},
+		{"invalid spec", outlook{specErr: errors.New("spec.eni.maxPods"), status: eni.Status{Confirmed: true}, free: 8},
 			"False InvalidSpec, False TargetMet, False RoomToGrow, True InvalidSpec"},
-		{"full, and nobody waits", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true}, free: 3},
+		{"at capacity with no pod waiting", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true}, free: 3},
 			"True AddressesAvailable, True AtLimit, True AtLimit, False AsExpected"},
-		{"no such index", outlook{status: eni.Status{Confirmed: true, Needed: 8, AtCapacity: true, Shortage: plan.ReasonFirstIndex, Explanation: "x"}},
+		{"no ENI at the first interface index", outlook{status: eni.Status{Confirmed: true, Needed: 8, AtCapacity: true, Shortage: plan.ReasonFirstIndex, Explanation: "x"}},
 			"False NoAddresses, True FirstInterfaceIndex, True FirstInterfaceIndex, False AsExpected"},
-		{"another type", outlook{itype: "m5.24xlarge", status: eni.Status{Confirmed: true, InstanceType: "m5.large"}, free: 8},
+		{"other instance type", outlook{itype: "m5.24xlarge", status: eni.Status{Confirmed: true, InstanceType: "m5.large"}, free: 8},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True InstanceTypeMismatch"},
-		{"no link", outlook{missing: []string{"eni-1"}, status: eni.Status{Confirmed: true}, free: 8},
+		{"link missing", outlook{missing: []string{"eni-1"}, status: eni.Status{Confirmed: true}, free: 8},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True LinkMissing"},
-		{"no instance", outlook{status: eni.Status{Vanished: true, Trouble: eni.Trouble{Class: cloud.Gone, LastError: "x"}}},
+		{"instance gone", outlook{status: eni.Status{Vanished: true, Trouble: eni.Trouble{Class: cloud.Gone, LastError: "x"}}},
 			"False InstanceGone, False TargetMet, False RoomToGrow, True InstanceGone"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -62,29 +62,29 @@ func TestConditions(t *testing.T) {
 				got = append(got, string(c.Status)+" "+c.Reason)
 			}
 			if text := strings.Join(got, ", "); text != tt.want {
-				t.Errorf("got  %s\nwant %s", text, tt.want)
+				t.Errorf("conditions = %s\nwant         %s", text, tt.want)
 			}
 		})
 	}
 	if got, want := (outlook{status: denied}).degraded().Message, "create: denied (allow it); next try at 2026-11-21T07:00:00Z"; got != want {
-		t.Errorf("got %q, want %q", got, want)
+		t.Errorf("message of Degraded = %q, want %q", got, want)
 	}
 	for c := cloud.Unknown; c <= cloud.Bug; c++ {
 		if text := reasonOf(c); strings.ContainsAny(text, "-( ") || text[0] < 'A' || text[0] > 'Z' {
-			t.Errorf("%s is no reason", text)
+			t.Errorf("reasonOf() = %q, which is not a valid reason", text)
 		}
 	}
 	for c, want := range map[cloud.Class]string{cloud.Bug: "InvalidRequest", cloud.Gone: "NotFound", cloud.LimitReached: "LimitReached"} {
 		if got := (outlook{status: eni.Status{Trouble: eni.Trouble{Class: c, LastError: "x"}}}).degraded().Reason; got != want {
-			t.Errorf("%s is reported as %s, want %s", c, got, want)
+			t.Errorf("reason for class %s = %s, want %s", c, got, want)
 		}
 	}
 }
 
-// Trouble and its end are reported once each; the time of the next try is kept
-// current, not at each retry.
-func TestTroubleIsTold(t *testing.T) {
-	now := clock.NewFake(time.Now()) // time passes where the test waits
+// A problem and its end are each reported once. The time of the next attempt is kept current, but not
+// updated on each retry.
+func TestProblemsAreReportedOnce(t *testing.T) {
+	now := clock.NewFake(time.Now()) // advanced while the test waits
 	_, n := setUp(t, Options{Clock: now})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	at := now.Now()
@@ -103,12 +103,12 @@ func TestTroubleIsTold(t *testing.T) {
 		n.Reconciled(trouble)
 	}
 	harness.OK(t, inTime("Throttled")(get(t, "node-1")))
-	harness.OK(t, controllers.Same("the version, as only the time of the next try has changed", get(t, "node-1").ResourceVersion, first.ResourceVersion))
-	until(t, "node-1", "the time in the end", func(o *v1alpha1.NodeNetwork) error {
+	harness.OK(t, controllers.Same("resource version when only the time of the next attempt has changed", get(t, "node-1").ResourceVersion, first.ResourceVersion))
+	until(t, "node-1", "has the time of the last attempt", func(o *v1alpha1.NodeNetwork) error {
 		now.Advance(timeEvery)
 		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded)
 		if want := withTime("assign: slow down", trouble.NextTry); c.Message != want {
-			return fmt.Errorf("%q, want %q", c.Message, want)
+			return fmt.Errorf("message of Degraded = %q, want %q", c.Message, want)
 		}
 		return nil
 	})
@@ -123,7 +123,7 @@ func awaitEvents(t *testing.T, want ...string) {
 	harness.Eventually(t, controllers.Limit, "events", func() error { return sameList("events", eventsOf(t, "node-1"), want) })
 }
 
-// eventsOf are the types and reasons of a Node's events.
+// eventsOf returns the types and reasons of a Node's Events.
 func eventsOf(t *testing.T, name string) (out []string) {
 	t.Helper()
 	list := &eventsv1.EventList{}
@@ -136,54 +136,53 @@ func eventsOf(t *testing.T, name string) (out []string) {
 	return out
 }
 
-// A spec that makes no sense is reported, stops nothing that works, and is taken
-// once it is right.
-func TestNonsense(t *testing.T) {
+// An invalid spec is reported, leaves the valid settings in place, and is applied once corrected.
+func TestInvalidSpec(t *testing.T) {
 	fl := newScript()
 	n := alone(fl)
 	c, s := n.c, &n.state
 	harness.OK(t, c.configure(t.Context(), n, nil))
 	if s.config.err != nil || !s.config.set {
-		t.Fatal(s.config.err)
+		t.Fatalf("configure() with a valid spec: %v", s.config.err)
 	}
 	o := s.obj.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(-5))
 	s.obj = o
 	harness.OK(t, c.configure(t.Context(), n, nil))
 	if s.config.err == nil || fl.called("Set") != 1 {
-		t.Errorf("%v after %d settings", s.config.err, fl.called("Set"))
+		t.Errorf("error = %v after %d calls of Set, want an error and 1 call", s.config.err, fl.called("Set"))
 	}
 	o = o.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(5))
 	s.obj = o
 	harness.OK(t, c.configure(t.Context(), n, nil))
 	if s.config.err != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
-		t.Errorf("%v, %+v", s.config.err, fl.settings["node-1"])
+		t.Errorf("error = %v, settings %+v, want PreAllocate 5", s.config.err, fl.settings["node-1"])
 	}
 }
 
-// Trouble is reported once, too, if the answer to the write is lost.
-func TestTroubleIsToldWithoutAnAnswer(t *testing.T) {
-	var armed, lost atomic.Bool // the answer to the first change of a status
+// A problem is reported only once even if the reply to the status write is lost.
+func TestProblemIsReportedOnceAfterLostReply(t *testing.T) {
+	var armed, lost atomic.Bool // drop the reply to the next status write
 	_, n := setUp(t, Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		reply, err := next.RoundTrip(r)
 		if err == nil && reply.StatusCode == http.StatusOK && r.Method == http.MethodPatch &&
 			strings.HasSuffix(r.URL.Path, "/nodenetworks/node-1/status") && armed.Swap(false) {
 			lost.Store(true)
 			_ = reply.Body.Close()
-			return nil, errors.New("the answer was lost")
+			return nil, errors.New("reply dropped by the test")
 		}
 		return reply, err
 	}))
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	n.Reconciled(eni.Status{Confirmed: true})
-	until(t, "node-1", "well", degraded(reasonAsExpected))
+	until(t, "node-1", "healthy", degraded(reasonAsExpected))
 	armed.Store(true)
 	n.Reconciled(eni.Status{Confirmed: true, Trouble: eni.Trouble{Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}})
 	until(t, "node-1", "degraded", degraded("Throttled"))
 	awaitEvents(t, "Warning NetworkThrottled")
 	if !lost.Load() {
-		t.Error("no answer was lost")
+		t.Error("no reply was dropped")
 	}
 }
 
@@ -196,15 +195,15 @@ func TestGoneSince(t *testing.T) {
 		vanished, reported, made, goneYet int // seconds; 0: never
 		want                              int
 	}{
-		{name: "lives", nodeReady: true, reported: 5, made: 1},
-		{name: "not ready, but there", reported: 5, made: 1},
-		{name: "just gone", nodeGone: true, reported: 5, made: 1, want: 100},
-		{name: "gone for a while", nodeGone: true, reported: 5, made: 1, goneYet: 20, want: 20},
-		{name: "gone, but the daemon reports", nodeGone: true, reported: 60, made: 1, goneYet: 20, want: 60},
-		{name: "gone, or not there yet", nodeGone: true, reported: 5, made: 90, goneYet: 20, want: 90},
-		{name: "instance vanished, node ready", nodeReady: true, vanished: 10, reported: 5, made: 1},
-		{name: "instance vanished, node not ready", vanished: 10, reported: 5, made: 1, want: 10},
-		{name: "instance vanished, the daemon reports", vanished: 10, reported: 50, made: 1, want: 50},
+		{name: "alive", nodeReady: true, reported: 5, made: 1},
+		{name: "not ready but existing", reported: 5, made: 1},
+		{name: "Node just deleted", nodeGone: true, reported: 5, made: 1, want: 100},
+		{name: "Node deleted some time ago", nodeGone: true, reported: 5, made: 1, goneYet: 20, want: 20},
+		{name: "Node deleted but daemon reports", nodeGone: true, reported: 60, made: 1, goneYet: 20, want: 60},
+		{name: "object newer than the Node's deletion", nodeGone: true, reported: 5, made: 90, goneYet: 20, want: 90},
+		{name: "instance gone, Node ready", nodeReady: true, vanished: 10, reported: 5, made: 1},
+		{name: "instance gone, Node not ready", vanished: 10, reported: 5, made: 1, want: 10},
+		{name: "instance gone but daemon reports", vanished: 10, reported: 50, made: 1, want: 50},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			when := func(s int) time.Time {
@@ -215,7 +214,7 @@ func TestGoneSince(t *testing.T) {
 			}
 			l := liveness{vanishedAt: when(tt.vanished), reportedAt: when(tt.reported), nodeGoneAt: when(tt.goneYet)}
 			if got := l.goneSince(at(tt.made), tt.nodeGone, tt.nodeReady, at(100)); !got.Equal(when(tt.want)) {
-				t.Errorf("got %v, want %v", got, when(tt.want))
+				t.Errorf("goneSince() = %v, want %v", got, when(tt.want))
 			}
 		})
 	}
@@ -230,33 +229,32 @@ func TestObjectGoesWithItsNode(t *testing.T) {
 	harness.OK(t, c.Delete(t.Context(), bareNode("node-1")))
 	controllers.AwaitGone(t, objectOf("node-1", instance))
 	if took := time.Since(began); took < 1500*time.Millisecond {
-		t.Errorf("deleted after %v, want 2 s", took)
+		t.Errorf("deleted after %v, want a grace period of 2 s", took)
 	}
 	fl.works(t, "node-1", false)
 	fl.works(t, "node-2", true)
 	get(t, "node-2")
 }
 
-// setReady plays the kubelet.
+// setReady sets a Node's condition Ready as the kubelet does.
 func setReady(t *testing.T, name string, status corev1.ConditionStatus) {
 	t.Helper()
 	controllers.MergeStatus(t, harness.KubeClient(t), bareNode(name), `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, status)
 }
 
-// healthy waits until the operator has seen that a node's Node is ready.
+// healthy waits until the operator has seen that a Node is ready.
 func healthy(t *testing.T, n *node) {
 	t.Helper()
-	await(t, "the Node is seen to be ready", func() bool {
+	await(t, "Node observed as ready", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.state.liveness.readiness == ready
 	})
 }
 
-// The fleet is to look at an instance when its Node is not ready any more, and
-// when it is again: also an operator that did not see it happen. A Node that
-// was never ready joins.
-func TestSuspicion(t *testing.T) {
+// The fleet checks an instance when its Node stops being ready, and when it is ready again, including
+// when the operator did not see the change. A Node that was never ready is just joining.
+func TestInstanceIsCheckedWhenNotReady(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	setReady(t, "node-1", corev1.ConditionFalse)
 	publish(t, n, inventory([]string{"10.0.0.1"}))
@@ -274,12 +272,12 @@ func TestSuspicion(t *testing.T) {
 	next.awaitCalls(t, "CheckInstance", 1)
 }
 
-// An instance that is gone takes the object with it, if its Node does not live.
+// The object of a deleted instance is deleted, unless its Node is ready.
 func TestObjectGoesWithItsInstance(t *testing.T) {
 	_, n := setUp(t, Options{Grace: time.Second})
 	setReady(t, "node-1", corev1.ConditionTrue)
 	healthy(t, n)
-	throughout(t, time.Second, func() {}) // the object is older than the grace then
+	throughout(t, time.Second, func() {}) // until the object is older than the grace period
 	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
 	until(t, "node-1", "reported", degraded(reasonInstanceGone))
 	throughout(t, 2*time.Second, func() { get(t, "node-1") })
@@ -287,37 +285,37 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 	controllers.AwaitGone(t, objectOf("node-1", instance))
 }
 
-// throughout checks again and again that something stays so for d.
+// throughout calls check repeatedly for d.
 func throughout(t *testing.T, d time.Duration, check func()) {
 	t.Helper()
 	end := time.Now().Add(d)
-	harness.Eventually(t, d+controllers.Limit, "time passes", func() error {
+	harness.Eventually(t, d+controllers.Limit, "check for the whole time", func() error {
 		check()
 		if left := time.Until(end); left > 0 {
-			return fmt.Errorf("%v to go", left)
+			return fmt.Errorf("%v left", left)
 		}
 		return nil
 	})
 }
 
-// The same name with another instance is another node. A pass of the fleet that
-// began before writes nothing of the old instance into its object.
-func TestAnotherInstance(t *testing.T) {
+// A Node recreated with another instance is another node. A pass of the fleet that began before writes
+// nothing about the old instance into its object.
+func TestNodeRecreatedWithAnotherInstance(t *testing.T) {
 	const other = "i-0aaaaaaaaaaaaaaaa"
 	fl, first := setUp(t, Options{})
 	publish(t, first, inventory([]string{"10.0.0.1"}))
 	replace(t, "node-1", other)
 	patch(t, `{"spec":{"instanceID":"`+other+`"}}`)
-	harness.OK(t, controllers.Same("the instance of the node", fl.another(t, "node-1", first).instanceID, other))
+	harness.OK(t, controllers.Same("instance of the node", fl.another(t, "node-1", first).instanceID, other))
 	if s := fl.seed(); len(s.ENIs) != 0 || s.InstanceID != other {
-		t.Errorf("seeded with what the other had: %+v", s)
+		t.Errorf("seed = %+v, want no ENIs of the old instance", s)
 	}
 	rejected(t, first, inventory([]string{"10.0.0.1", "10.0.0.2"}), errOther)
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
 }
 
-// Pods that are bound to the node and have no address yet are seen before
-// their ADDs, and how long they waited is measured.
+// Pods bound to the node that have no address yet are counted before their ADDs arrive, and the time
+// they waited is measured.
 func TestPodsWait(t *testing.T) {
 	served := make(chan time.Duration, 10)
 	fl, n := setUp(t, Options{DemandServed: func(d time.Duration) { served <- d }})
@@ -347,8 +345,8 @@ func TestPodsWait(t *testing.T) {
 	pod("branch", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationNICs: "[{name: eth0}]"} })
 	pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 	waiting(3)
-	await(t, "a kick", func() bool { return fl.called("Kick") > kicks }) // the fleet hears of it right after
-	// The daemon gave one an address; its kubelet has not reported it yet.
+	await(t, "Kick called", func() bool { return fl.called("Kick") > kicks }) // the fleet is notified right after
+	// The daemon gave the first pod an address; its kubelet has not reported it yet.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{"10.0.0.1": {UID: string(first.UID), Resource: "eni-1"}}})
 	waiting(2)
 	controllers.MergeStatus(t, c, first, `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`)
@@ -356,16 +354,16 @@ func TestPodsWait(t *testing.T) {
 	waiting(1)
 	select {
 	case d := <-served:
-		t.Fatalf("served after %v, though nothing was published", d)
+		t.Fatalf("DemandServed(%v) called before an address was published", d)
 	default:
 	}
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2"}))
 	select {
 	case d := <-served:
 		if d <= 0 || d > time.Since(began) {
-			t.Errorf("served after %v", d)
+			t.Errorf("DemandServed(%v), want a positive time since the test began", d)
 		}
-	case <-time.After(controllers.Limit): // whoever saw it first tells
-		t.Error("that demand was served was not measured")
+	case <-time.After(controllers.Limit): // called by whichever goroutine noticed first
+		t.Error("DemandServed was not called")
 	}
 }

@@ -18,17 +18,17 @@ import (
 // configuration is a node's settings in the fleet.
 type configuration struct {
 	settings eni.Settings
-	set      bool             // the fleet has settings
-	chosen   *template.Choice // the template that is part of them; nil: none is
-	eni      v1alpha1.ENISpec // spec.eni with what it sets
-	seed     eni.Inventory    // what was published before this process; until the fleet has it
-	err      error            // of the newest spec or template; settings are older then
-	valid    bool             // the settings can be applied
+	set      bool             // whether the fleet has settings
+	chosen   *template.Choice // the template merged into the settings, or nil
+	eni      v1alpha1.ENISpec // spec.eni merged with the template
+	seed     eni.Inventory    // what earlier processes published; kept until passed to the fleet
+	err      error            // of the newest spec or template; if set, settings are older
+	valid    bool             // whether the settings can be applied
 }
 
-// configure gives the fleet the settings by the object and the template that selects its Node k,
-// if they changed. Invalid settings change only the node's conditions, and so do any while the
-// instance is not proved to be the Node's.
+// configure passes the settings of the object and of the template that selects its Node k to the fleet
+// if they changed. Invalid settings only change the node's conditions, as do all settings while it is
+// not proved that the instance is the Node's.
 func (c *Controller) configure(ctx context.Context, n *node, k *corev1.Node) error {
 	chosen, err := c.choose(ctx, n.name, k)
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *Controller) configure(ctx context.Context, n *node, k *corev1.Node) err
 	return nil
 }
 
-// requested is the configuration by the object and a template.
+// requested returns the configuration that results from the object and a template.
 func (s *state) requested(chosen *template.Choice) configuration {
 	next := configuration{chosen: chosen, eni: s.obj.Spec.ENI}
 	if chosen != nil {
@@ -80,8 +80,8 @@ func (s *state) requested(chosen *template.Choice) configuration {
 	return next
 }
 
-// recorded is the configuration that the object's status has of its template, for an
-// operator that starts while the template is invalid.
+// recorded returns the configuration recorded in the object's status, for an operator that starts while
+// the template is invalid.
 func (s *state) recorded() (before configuration, ok bool) {
 	is := &s.obj.Status.ENI
 	if is.Settings == nil {
@@ -92,7 +92,7 @@ func (s *state) recorded() (before configuration, ok bool) {
 	return before, before.valid
 }
 
-// read makes settings of spec.eni.
+// read converts spec.eni to settings.
 func (g *configuration) read(o *v1alpha1.NodeNetwork) {
 	spec := v1alpha1.NodeNetworkSpec{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType, ENI: g.eni}
 	g.settings, g.err = nodenetwork.Settings(&spec)
@@ -100,9 +100,9 @@ func (g *configuration) read(o *v1alpha1.NodeNetwork) {
 	g.valid = g.err == nil
 }
 
-// fits tells why the instance cannot have settings; nil: it can, as far as is known. What
-// the object says of the instance may be stale: it counts only where other settings stay in
-// force meanwhile, with which the fleet asks EC2.
+// fits returns why the instance cannot have these settings, or nil if it can as far as is known. The
+// limits in the object may be stale: they are checked only if other settings stay in force, with which
+// the fleet queries EC2.
 func (s *state) fits(settings eni.Settings) error {
 	switch {
 	case s.fleet.inv != nil:
@@ -114,7 +114,7 @@ func (s *state) fits(settings eni.Settings) error {
 	return nil
 }
 
-// choose is the template that selects a Node; nil: none does, or the Node is missing.
+// choose returns the template that selects a Node, or nil if none does or the Node is missing.
 func (c *Controller) choose(ctx context.Context, name string, k *corev1.Node) (*template.Choice, error) {
 	if k == nil {
 		return nil, nil
@@ -124,14 +124,14 @@ func (c *Controller) choose(ctx context.Context, name string, k *corev1.Node) (*
 		return nil, err
 	}
 	chosen, err := template.Choose(k.Labels, all.Items)
-	if err != nil { // the API server rejects such a template, unless its validation is off
+	if err != nil { // the API server rejects such templates unless validation is off
 		c.o.Logger.Warn("template ignored: its selector is invalid", "node", name, "err", err)
 	}
 	return chosen, nil
 }
 
-// everyNode are the objects that a template may be for: all. There are few templates, and they
-// seldom change.
+// everyNode returns all objects, as any of them may be selected by a template. There are few templates,
+// and they seldom change.
 func (c *Controller) everyNode(context.Context, client.Object) (all []client.ObjectKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +141,7 @@ func (c *Controller) everyNode(context.Context, client.Object) (all []client.Obj
 	return all
 }
 
-// describe writes to an object's status which template is in force.
+// describe records the template in force in an object's status.
 func (g *configuration) describe(s *v1alpha1.ENIStatus) {
 	if g.set && g.chosen != nil {
 		eni := g.eni // the status is written without the node's lock

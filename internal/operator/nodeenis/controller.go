@@ -36,41 +36,41 @@ type Fleet interface {
 	Kick(name string)
 	Invalidate(name string)
 	CheckInstance(name string)
-	// Describe asks EC2 for an instance. The error is of class cloud.Gone if it does not exist.
+	// Describe queries an instance from EC2. The error is of class cloud.Gone if it does not exist.
 	Describe(ctx context.Context, instanceID string) (cloud.Instance, error)
 }
 
-// Options configure a Controller. A duration of zero stands for the default named; Clock, Logger
-// and DemandServed may be nil.
+// Options configure a Controller. A zero duration means the default given below; Clock, Logger and
+// DemandServed may be nil.
 type Options struct {
 	Fleet    Fleet
 	Identity Identity
 	Clock    clock.Clock
 	Logger   *slog.Logger
 
-	// Grace is how long a Node must be gone, or an instance vanished, before
-	// the object is deleted, and how long the daemon must have been silent; 1 min.
+	// Grace is how long a Node must be gone, or an instance vanished, and the daemon silent, before
+	// the object is deleted; default 1 min.
 	Grace time.Duration
-	// Settle is how long an address that another operator took away is not published,
-	// whatever EC2 lists; 1 min, as fleet.Config.Settle.
+	// Settle is how long an address that another operator took away is not published, whatever EC2
+	// lists; default 1 min, as fleet.Config.Settle.
 	Settle time.Duration
 
-	// DemandServed is called with the time from when a node had more waiting pods than free
-	// addresses until it had enough. It must not block.
+	// DemandServed is called with the time during which a node had more waiting pods than free
+	// addresses. It must not block.
 	DemandServed func(time.Duration)
 }
 
-// concurrency is how many objects are reconciled at once. What the fleet publishes is not bound
-// by it.
+// concurrency is how many objects are reconciled concurrently. It does not limit how much the fleet
+// publishes.
 const concurrency = 16
 
-// Controller gives the fleet the settings of NodeNetworks, and writes into them the addresses
-// that the fleet gets.
+// Controller passes the settings of NodeNetworks to the fleet, and writes the addresses that the fleet
+// obtains into them.
 type Controller struct {
 	o      Options
 	fleet  Fleet
 	client client.Client // reads from the cache
-	live   client.Reader // reads past it
+	live   client.Reader // reads from the API server
 	events events.EventRecorder
 	queue  queue.Queue
 
@@ -81,11 +81,11 @@ type Controller struct {
 	nodes map[string]*node
 }
 
-// Setup adds a controller to mgr, whose cache must have been made with
-// Watches. It works while mgr leads.
+// Setup adds a controller to mgr, whose cache must have been created with Watches. It runs while mgr
+// leads.
 func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Fleet == nil {
-		return nil, errors.New("controller of NodeNetworks: Fleet: want one")
+		return nil, errors.New("set up NodeNetwork controller: Fleet is required")
 	}
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
@@ -97,9 +97,9 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	err := watched.Index(context.Background(), mgr.GetFieldIndexer(), watched.ByOne(podsByNode, func(p *corev1.Pod) string { return p.Spec.NodeName }))
 	if err != nil {
-		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
+		return nil, fmt.Errorf("set up NodeNetwork controller: %w", err)
 	}
-	again := true // several in one process: tests, and an operator that is started again
+	again := true // tests run several in one process
 	err = ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
 		For(&v1alpha1.NodeNetwork{}).
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeEvents()).
@@ -109,7 +109,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, SkipNameValidation: &again}).
 		Complete(c)
 	if err != nil {
-		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
+		return nil, fmt.Errorf("set up NodeNetwork controller: %w", err)
 	}
 	return c, nil
 }
@@ -122,7 +122,7 @@ func (c *Controller) node(name string) *node {
 	return c.nodes[name]
 }
 
-// waitingChanged tells a node that pods came to wait, or do so no more.
+// waitingChanged notifies a node and the fleet that the number of waiting pods changed.
 func (c *Controller) waitingChanged(name string) {
 	if n := c.node(name); n != nil {
 		n.trackDemand()
@@ -130,8 +130,8 @@ func (c *Controller) waitingChanged(name string) {
 	}
 }
 
-// Reconcile implements reconcile.Reconciler: it takes the new state of one object and does what
-// is due for it. Its work does not grow with the cluster.
+// Reconcile implements reconcile.Reconciler: it takes the new state of one object and does what is due.
+// Its work does not grow with the cluster.
 func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	began := c.now()
 	o, err := objects.Get[v1alpha1.NodeNetwork](ctx, c.client, q.NamespacedName, objects.Shared)
@@ -161,14 +161,14 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if err := c.deleteIfGone(ctx, n, k); err != nil {
 		return reconcile.Result{}, err
 	}
-	// It schedules the next reconciliation.
+	// write schedules the next reconciliation.
 	if err := n.write(ctx, everything, began); err != nil && !errors.Is(err, errForeign) {
 		c.o.Logger.Debug("NodeNetwork not written, will try again", "node", n.name, "err", err)
 	}
 	return reconcile.Result{}, nil
 }
 
-// forget ends the work for an object that is gone.
+// forget stops managing the node of a deleted object.
 func (c *Controller) forget(name string) {
 	c.mu.Lock()
 	n, ok := c.nodes[name]
@@ -181,8 +181,8 @@ func (c *Controller) forget(name string) {
 	}
 }
 
-// adopt finds an object's node. Another object of the same name, or another
-// instance, is another node.
+// adopt returns the node of an object. If the object was recreated or its instance changed, it is
+// another node.
 func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 	n := c.node(o.Name)
 	if n != nil && n.uid == o.UID && n.instanceID == o.Spec.InstanceID {
@@ -202,7 +202,7 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 // Objects are all NodeNetworks, without the fields that the operator does not read.
 var Objects = watched.Of(&v1alpha1.NodeNetwork{}, &v1alpha1.NodeNetworkList{}, trimObject)
 
-// Watches are the kinds that the cache of a manager with Setup keeps.
+// Watches returns the kinds that the cache of a manager used with Setup must watch.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{
 		watched.Nodes,
@@ -212,7 +212,7 @@ func Watches() []*watched.Kind {
 	}
 }
 
-// trimObject is trim as a cache.TransformFunc.
+// trimObject is the form of trim for a cache.TransformFunc.
 func trimObject(in any) (any, error) {
 	if o, ok := in.(*v1alpha1.NodeNetwork); ok {
 		trim(o)
@@ -220,9 +220,9 @@ func trimObject(in any) (any, error) {
 	return in, nil
 }
 
-// trim makes a NodeNetwork small. It drops the names of pods, which are for people, and all managed
-// fields except who wrote spec.ipam.available, and shares the few IDs of ENIs. Every state that
-// is kept is trimmed, whether from the watch or from the answer to a write.
+// trim reduces the memory of a NodeNetwork. It drops the names of pods, which are for users, and all
+// managed fields except the writer of spec.ipam.available, and interns the few ENI IDs. Every stored
+// object is trimmed, whether it comes from the watch or from the reply to a write.
 func trim(o *v1alpha1.NodeNetwork) {
 	o.ManagedFields = ownEntry(o.ManagedFields)
 	o.Annotations, o.Labels = nil, nil
@@ -246,8 +246,8 @@ func trim(o *v1alpha1.NodeNetwork) {
 	}
 }
 
-// ownEntry keeps, without its set of fields, the operator's entry for spec.ipam, if the operator
-// owns spec.ipam.available. It does not once anybody else has changed that (Kubernetes
+// ownEntry returns the operator's managed fields entry for spec.ipam, without its set of fields, if the
+// operator owns spec.ipam.available. It loses ownership when anybody else changes the field (Kubernetes
 // documentation, "Server-Side Apply", field management).
 func ownEntry(entries []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
 	for _, e := range entries {
@@ -260,11 +260,11 @@ func ownEntry(entries []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
 	return nil
 }
 
-// byOperator reports whether an operator, this or another, wrote the object's
-// spec.ipam.available last.
+// byOperator reports whether the last writer of the object's spec.ipam.available was an operator, this
+// one or another.
 func byOperator(o *v1alpha1.NodeNetwork) bool { return len(o.ManagedFields) > 0 }
 
-// publishedAt is when an operator last changed spec.ipam; zero when unknown.
+// publishedAt returns when an operator last changed spec.ipam, or zero if unknown.
 func publishedAt(o *v1alpha1.NodeNetwork) time.Time {
 	if !byOperator(o) || o.ManagedFields[0].Time == nil {
 		return time.Time{}

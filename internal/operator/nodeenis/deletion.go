@@ -19,16 +19,16 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// An object that outlived its node is deleted (Cilium's AWS ENI allocator, "Node Termination"):
-// the Node has been gone for a while, or the instance has and the Node is not ready. An object
-// is never deleted while the daemon reports: a node that runs pods without a Node would lose its
-// object, create another, and lose that. If EC2 does not know the instance of a Node that is
-// ready, spec.instanceID or the region is wrong, and the node is not gone.
+// An object that outlived its node is deleted (Cilium's AWS ENI allocator, "Node Termination"): the Node
+// has been gone for a grace period, or the instance has and the Node is not ready. An object is never
+// deleted while the daemon reports: a node that runs pods without a Node would lose its object, create
+// another one, and lose that as well. If EC2 does not know the instance of a ready Node, spec.instanceID
+// or the region is wrong, and the node is not gone.
 //
-// Deleting too early is harmless to pods: the daemon continues with the addresses that it has,
-// the ENIs stay with the instance, and the daemon creates the object again.
+// Deleting an object too early does not harm pods: the daemon continues with the addresses it has, the
+// ENIs stay with the instance, and the daemon creates the object again.
 
-// nodeEvents passes on changes of Nodes only where deleteIfGone or configure use what changed.
+// nodeEvents filters updates of Nodes down to changes that deleteIfGone or configure depend on.
 func nodeEvents() builder.WatchesOption {
 	type state struct {
 		ready      bool
@@ -41,8 +41,8 @@ func nodeEvents() builder.WatchesOption {
 	})
 }
 
-// deleteIfGone deletes the object if its node has been gone for long enough. k is the Node; nil: it
-// is missing.
+// deleteIfGone deletes the object if its node has been gone for long enough. k is nil if the Node is
+// missing.
 func (c *Controller) deleteIfGone(ctx context.Context, n *node, k *corev1.Node) error {
 	gone := k == nil
 	now := c.now()
@@ -65,14 +65,14 @@ func (c *Controller) deleteIfGone(ctx context.Context, n *node, k *corev1.Node) 
 	return c.deleteObject(ctx, o, gone)
 }
 
-// isOf reports whether a Node is of an instance, as far as its provider ID says.
+// isOf reports whether a Node belongs to an instance, as far as its provider ID tells.
 func isOf(k *corev1.Node, instanceID string) bool {
 	of := nodenetwork.InstanceOf(k.Spec.ProviderID)
 	return of == "" || of == instanceID
 }
 
-// deleteObject deletes the object in the state that was decided on, after asking the API server
-// whether the Node really is gone.
+// deleteObject deletes the object in the version that the decision was based on, after checking with the
+// API server that the Node really is gone.
 func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, nodeGone bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -86,7 +86,7 @@ func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, 
 		}
 	}
 	if err := objects.DeleteUnchanged(ctx, c.client, o); apierrors.IsConflict(err) {
-		return nil // somebody wrote to it, and its event comes
+		return nil // it was written meanwhile; the event follows
 	} else if err != nil {
 		return err
 	}
@@ -94,27 +94,27 @@ func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, 
 	return nil
 }
 
-// liveness has the evidence that a node still exists.
+// liveness is the evidence that a node still exists.
 type liveness struct {
 	reportedAt time.Time // when the daemon's last report was seen
-	vanishedAt time.Time // since when EC2 says that the instance is gone; zero: it does not
-	nodeGoneAt time.Time // since when the Node is missing; zero: it exists
+	vanishedAt time.Time // since when EC2 has reported the instance as gone; zero if it exists
+	nodeGoneAt time.Time // since when the Node has been missing; zero if it exists
 	readiness  readiness
-	deleteAt   time.Time // when the object is deleted, if nothing changes; zero: it stays
+	deleteAt   time.Time // when the object is to be deleted if nothing changes; zero if never
 }
 
-// readiness is whether a Node was ready when it was last seen.
+// readiness is whether a Node was ready when last observed.
 type readiness int
 
 const (
-	neverReady readiness = iota // not since it was created
+	neverReady readiness = iota // never ready since it was created
 	ready
 	notReady
 )
 
-// setReady takes whether the Node is ready, and reports whether one that was ready is not
-// any more, or is again. Its instance may have been stopped or started then, which nothing else
-// shows while the node needs no addresses.
+// setReady records whether the Node is ready, and reports whether it stopped being ready or is ready
+// again. Its instance may have been stopped or started in between, which nothing else shows while the
+// node needs no addresses.
 func (l *liveness) setReady(is bool) (changed bool) {
 	was := l.readiness
 	switch {
@@ -126,7 +126,7 @@ func (l *liveness) setReady(is bool) (changed bool) {
 	return was != neverReady && was != l.readiness
 }
 
-// setVanished takes whether EC2 says that the instance is gone, and reports whether that is new.
+// setVanished records whether EC2 reports the instance as gone, and reports whether that is new.
 func (l *liveness) setVanished(is bool, now time.Time) (first bool) {
 	switch {
 	case !is:
@@ -138,8 +138,8 @@ func (l *liveness) setVanished(is bool, now time.Time) (first bool) {
 	return false
 }
 
-// goneSince is since when the node, whose object was created at created, has
-// given no sign of life; zero: it is alive.
+// goneSince returns since when the node, whose object was created at created, has shown no sign of life,
+// or zero if it is alive.
 func (l *liveness) goneSince(created time.Time, nodeGone, nodeReady bool, now time.Time) time.Time {
 	switch {
 	case !nodeGone:
@@ -164,26 +164,25 @@ func (l *liveness) goneSince(created time.Time, nodeGone, nodeReady bool, now ti
 	return since
 }
 
-// A node may delete its object and create it again as often as it likes, and each new one costs
-// calls to EC2. The work for the first one that replaces another begins at once, as after a
-// person deleted it. Further ones wait, twice as long each time. The count starts over once an
-// object has stayed for a while.
+// A node may delete and recreate its object as often as it likes, and each new object costs EC2 calls.
+// Work for the first replacement starts immediately, as after a deletion by hand. Further ones are
+// delayed, twice as long each time. The count is reset once an object has existed for some time.
 const (
 	firstPause = 2 * time.Second
 	lastPause  = time.Minute
-	// steady is how long after the last recreation the count starts over.
+	// steady is how long after the last recreation the count is reset.
 	steady = 5 * time.Minute
 )
 
-// recreation is how often the object of one name was recreated lately.
+// recreation counts the recent recreations of one object name.
 type recreation struct {
-	uid   types.UID // of the last one
-	again int       // how often it replaced another
-	at    time.Time // when it was seen first
-	from  time.Time // when the work for it begins
+	uid   types.UID // of the last object
+	again int       // number of replacements
+	at    time.Time // when it was first seen
+	from  time.Time // when work for it may begin
 }
 
-// next counts an object that exists at now.
+// next counts an object that was seen at now.
 func (r recreation) next(uid types.UID, now time.Time) recreation {
 	if r.uid == uid {
 		return r
@@ -199,7 +198,7 @@ func (r recreation) next(uid types.UID, now time.Time) recreation {
 	return n
 }
 
-// recreations are those of all names, also of objects that went lately.
+// recreations tracks the recreations of all names, including those of recently deleted objects.
 type recreations struct {
 	mu  sync.Mutex // guards all
 	all map[string]recreation
@@ -207,7 +206,7 @@ type recreations struct {
 
 func newRecreations() *recreations { return &recreations{all: map[string]recreation{}} }
 
-// observe takes that an object of a name exists, and returns when the work for it may begin.
+// observe records that an object exists, and returns when work for it may begin.
 func (r *recreations) observe(name string, uid types.UID, now time.Time) (from time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -215,8 +214,8 @@ func (r *recreations) observe(name string, uid types.UID, now time.Time) (from t
 	return r.all[name].from
 }
 
-// forget drops a name whose object is gone, once its next object would start over. Else it
-// returns how long that takes.
+// forget drops the name of a deleted object if its count would be reset anyway. Otherwise it returns how
+// long that takes.
 func (r *recreations) forget(name string, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,8 +227,8 @@ func (r *recreations) forget(name string, now time.Time) time.Duration {
 	return 0
 }
 
-// heldForRecreation reports whether the work for a node's object has to wait, as its name was
-// recreated too often lately.
+// heldForRecreation reports whether work for a node's object is delayed because it was recreated too
+// often.
 func (c *Controller) heldForRecreation(n *node) bool {
 	now := c.now()
 	from := c.recreations.observe(n.name, n.uid, now)

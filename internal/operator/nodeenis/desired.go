@@ -17,26 +17,26 @@ import (
 )
 
 const (
-	// newsEvery is the time between two writes of a node's status that can wait: of
-	// counts, and of a condition's message.
+	// newsEvery is the minimum interval between writes of a node's status that are not urgent: counts
+	// and messages of conditions.
 	newsEvery = time.Second
 	// timeEvery is the same if only the time of the next attempt changed.
 	timeEvery = 5 * time.Second
 )
 
-// desiredState is what the operator's part of the object should say.
+// desiredState is the desired content of the operator's fields.
 type desiredState struct {
 	ipam       v1alpha1.IPAMSpec
 	eni        v1alpha1.ENIStatus
 	conditions []metav1.Condition
 }
 
-// scope is how much of it is written now.
+// scope is how much of the desired state to write.
 type scope int
 
 const (
-	urgent     scope = iota // what the daemon uses
-	everything              // also what people look at
+	urgent     scope = iota // only what the daemon uses
+	everything              // also what only users look at
 )
 
 // request is the next request to the API server.
@@ -48,10 +48,10 @@ const (
 	writeStatus
 )
 
-// desired is the desired state as of now.
+// desired returns the desired state as of now.
 func (s *state) desired(now time.Time) desiredState {
 	want := desiredState{conditions: s.conditions(now)}
-	if s.fleet.inv == nil || s.ownership.observeFirst { // what is published stays
+	if s.fleet.inv == nil || s.ownership.observeFirst { // keep what is published
 		want.eni = s.obj.Status.ENI
 		if want.eni.ENIs == nil {
 			want.eni.ENIs = map[string]v1alpha1.ENI{}
@@ -59,7 +59,7 @@ func (s *state) desired(now time.Time) desiredState {
 		return want
 	}
 	want.ipam, want.eni = s.desiredIPAM(), statusOf(s.fleet.inv)
-	for _, at := range s.obj.Spec.IPAM.Available { // the ENI of a published address stays in the status
+	for _, at := range s.obj.Spec.IPAM.Available { // keep the ENIs of published addresses in the status
 		if e, ok := s.obj.Status.ENI.ENIs[at.Resource]; ok && want.eni.ENIs[at.Resource].MAC == "" {
 			want.eni.ENIs[at.Resource] = e
 		}
@@ -78,7 +78,7 @@ func (s *state) desired(now time.Time) desiredState {
 	return want
 }
 
-// desiredIPAM is the desired spec.ipam, without what is suppressed.
+// desiredIPAM returns the desired spec.ipam, without suppressed addresses.
 func (s *state) desiredIPAM() v1alpha1.IPAMSpec {
 	spec := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
 	var releasing, unassigning []netip.Prefix
@@ -96,7 +96,7 @@ func (s *state) desiredIPAM() v1alpha1.IPAMSpec {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(h.detaching)) {
-		if !mayMarkENI(s.obj, id) { // it stays as it is
+		if !mayMarkENI(s.obj, id) { // keep the ENI as it is
 			kept, marked := retain(&spec, s.obj, id)
 			releasing, unassigning = append(releasing, kept...), append(unassigning, marked...)
 		}
@@ -105,7 +105,7 @@ func (s *state) desiredIPAM() v1alpha1.IPAMSpec {
 	return spec
 }
 
-// statusOf is status.eni but for its counts of addresses.
+// statusOf returns status.eni without its counts of addresses.
 func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 	s := v1alpha1.ENIStatus{ENIs: make(map[string]v1alpha1.ENI, len(inv.ENIs))}
 	for i := range inv.ENIs {
@@ -132,7 +132,7 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 	return s
 }
 
-// trunkOf is status.eni.trunk.
+// trunkOf returns status.eni.trunk.
 func trunkOf(t *eni.Trunk) *v1alpha1.TrunkENI {
 	if t == nil {
 		return nil
@@ -140,9 +140,9 @@ func trunkOf(t *eni.Trunk) *v1alpha1.TrunkENI {
 	return &v1alpha1.TrunkENI{ID: t.ID, MAC: t.MAC.String(), DeviceIndex: int32(t.DeviceIndex), Reason: t.Reason, Message: t.Message}
 }
 
-// next is the next request on the way from the object to the desired state. If there is none at
-// now, it sets when there will be one. The status has an ENI before its addresses are published,
-// and as long as one of them is.
+// next returns the next request on the way from the object to the desired state. If there is none now,
+// it sets the time of the next one. An ENI is in the status before its addresses are published, and for
+// as long as any of them is.
 func (s *state) next(want desiredState, of scope, now time.Time) request {
 	have := &s.obj.Status.ENI
 	if s.fleet.inv != nil && !s.ownership.observeFirst {
@@ -165,7 +165,7 @@ func (s *state) next(want desiredState, of scope, now time.Time) request {
 	return writeStatus
 }
 
-// hasENIs reports whether all of want are in have, and the same.
+// hasENIs reports whether have contains all of want unchanged.
 func hasENIs(have, want map[string]v1alpha1.ENI) bool {
 	for id, e := range want {
 		if h, ok := have[id]; !ok || !sameENI(h, e) {
@@ -181,7 +181,7 @@ func sameENI(x, y v1alpha1.ENI) bool {
 		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR && slices.Equal(x.SubnetIPv6CIDRs, y.SubnetIPv6CIDRs)
 }
 
-// newsAt is until when status may stay as it is; zero: for good.
+// newsAt returns when the status must be written, or zero if it is up to date.
 func (s *state) newsAt(want desiredState, now time.Time) time.Time {
 	pause := time.Duration(0)
 	for _, c := range want.conditions {
@@ -211,7 +211,7 @@ func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 	return limits && template && trunk && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
 }
 
-// untimed is a condition's message without the time of the next attempt.
+// untimed returns a condition's message without the time of the next attempt.
 func untimed(message string) string {
 	text, _, _ := strings.Cut(message, nextTry)
 	return text

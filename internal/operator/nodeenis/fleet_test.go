@@ -29,8 +29,8 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// A whole life with the real fleet, under the generated role: addresses come,
-// follow use, go back by the handshake, and the object goes with its Node.
+// Lifecycle with the real fleet, under the generated role: addresses are assigned, follow usage and are
+// released by the handshake, and the object is deleted with its Node.
 func TestWithFleet(t *testing.T) {
 	harness.KubeClean(t)
 	sim := cloudfake.New(cloudfake.Options{Latency: 5 * time.Millisecond})
@@ -49,7 +49,7 @@ func TestWithFleet(t *testing.T) {
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("the fleet ended with %v", err)
+			t.Errorf("fleet stopped with %v, want context.Canceled", err)
 		}
 	})
 	op := start(t, Options{Fleet: f, Settle: time.Second})
@@ -58,16 +58,16 @@ func TestWithFleet(t *testing.T) {
 	o := until(t, "node-1", "ready", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
 		return meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) && o.Status.ENI.Available == 8 && o.Status.ENI.Count == 1
 	}))
-	// Four of them are used: 12.
+	// Four addresses in use: the node gets 12.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used(keys(o.Spec.IPAM.Available)[:4]...), InstanceID: instance})
 	until(t, "node-1", "12 addresses", count(12))
-	// None is: 8 again, by the handshake.
+	// None in use: it is back to 8, by the handshake.
 	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance})
-	o = until(t, "node-1", "4 candidates", controllers.If(func(o *v1alpha1.NodeNetwork) bool { return len(o.Spec.IPAM.Releasing) == 4 }))
+	o = until(t, "node-1", "4 addresses being released", controllers.If(func(o *v1alpha1.NodeNetwork) bool { return len(o.Spec.IPAM.Releasing) == 4 }))
 	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance, Released: o.Spec.IPAM.Releasing})
 	until(t, "node-1", "8 addresses again", count(8))
-	until(t, "node-1", "nothing on its way back", releasing())
-	// Its ENI is detached by somebody, and the daemon misses the link: EC2 is asked at once.
+	until(t, "node-1", "no addresses being released", releasing())
+	// The ENI is detached by hand and the daemon reports the missing link: EC2 is queried immediately.
 	o = until(t, "node-1", "8 addresses", count(8))
 	address := keys(o.Spec.IPAM.Available)[0]
 	id := o.Spec.IPAM.Available[address].Resource
@@ -79,13 +79,13 @@ func TestWithFleet(t *testing.T) {
 		}
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: inUse, InstanceID: instance, MissingLinks: []string{id}})
-	until(t, "node-1", "the missing link is reported", degraded(v1alpha1.ReasonLinkMissing))
-	await(t, "the ENI of a running pod is attached again", func() bool {
+	until(t, "node-1", "missing link reported", degraded(v1alpha1.ReasonLinkMissing))
+	await(t, "ENI of a running pod attached again", func() bool {
 		return slices.ContainsFunc(sim.State.Truth(), func(e cloud.ENI) bool { return e.ID == id && e.Attachment != nil })
 	})
 	harness.Eventually(t, controllers.Limit, "totals", func() error {
 		if totals := op.Totals(); totals.Nodes != 1 || totals.Available < 8 {
-			return fmt.Errorf("%+v", totals)
+			return fmt.Errorf("totals = %+v, want 1 node with 8 addresses", totals)
 		}
 		return nil
 	})
@@ -94,13 +94,13 @@ func TestWithFleet(t *testing.T) {
 func count(n int) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		if have := len(o.Spec.IPAM.Available); have != n {
-			return fmt.Errorf("%d addresses, want %d; %+v", have, n, o.Status.Conditions)
+			return fmt.Errorf("%d addresses, want %d; conditions = %+v", have, n, o.Status.Conditions)
 		}
 		return nil
 	}
 }
 
-// makeTemplate makes a template for Nodes that have the label pool with a value.
+// makeTemplate creates a template for Nodes whose label pool has this value.
 func makeTemplate(t *testing.T, name, pool string, change func(*v1alpha1.NodeNetworkTemplateSpec)) *v1alpha1.NodeNetworkTemplate {
 	t.Helper()
 	o := controllers.Named[v1alpha1.NodeNetworkTemplate](name)
@@ -109,27 +109,27 @@ func makeTemplate(t *testing.T, name, pool string, change func(*v1alpha1.NodeNet
 	return controllers.Create(t, o)
 }
 
-// label has node-1's Node have the label pool with a value.
+// label sets the label pool of node-1's Node.
 func label(t *testing.T, pool string) {
 	t.Helper()
 	controllers.Merge(t, bareNode("node-1"), `{"metadata":{"labels":{"pool":%q}}}`, pool)
 }
 
-// given waits until the fleet has such settings for node-1.
+// given waits until the fleet's settings for node-1 satisfy is.
 func (s *script) given(t *testing.T, what string, is func(eni.Settings) bool) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, what, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if got := s.settings["node-1"]; !is(got) {
-			return fmt.Errorf("%+v", got)
+			return fmt.Errorf("settings = %+v", got)
 		}
 		return nil
 	})
 }
 
-// A template counts for nodes with its labels from when both are so until one is not, in
-// place of what the object says, which stays as it is.
+// A template applies to Nodes with its labels as long as both match, and overrides the object's spec,
+// which stays unchanged.
 func TestTemplate(t *testing.T) {
 	harness.KubeClean(t)
 	create(t, "node-1", func(o *v1alpha1.NodeNetwork) {
@@ -149,16 +149,16 @@ func TestTemplate(t *testing.T) {
 		return func(o *v1alpha1.NodeNetwork) error {
 			e := o.Status.ENI
 			if e.Template != template || (e.Settings == nil) != (template == "") || e.Settings != nil && (!slices.Equal(e.Settings.SubnetIDs, []string{subnet}) || *e.Settings.PreAllocate != 3) {
-				return fmt.Errorf("template %q, settings %+v", e.Template, e.Settings)
+				return fmt.Errorf("status.eni has template %q and settings %+v, want %q with subnet %q", e.Template, e.Settings, template, subnet)
 			}
 			if o.Spec.ENI.SubnetTags["for"] != "pods" || len(o.Spec.ENI.SubnetIDs) > 0 {
-				return fmt.Errorf("the operator wrote spec.eni: %+v", o.Spec.ENI)
+				return fmt.Errorf("spec.eni was changed by the operator: %+v", o.Spec.ENI)
 			}
 			return nil
 		}
 	}
 	publish(t, n, inventory([]string{"10.0.0.1"}))
-	s.given(t, "the object's own", own)
+	s.given(t, "settings of the object", own)
 
 	first := makeTemplate(t, "first", "a", func(o *v1alpha1.NodeNetworkTemplateSpec) {
 		o.ENI.SubnetIDs, o.ENI.SecurityGroups = []string{"subnet-0a"}, []string{"sg-0a"}
@@ -167,77 +167,77 @@ func TestTemplate(t *testing.T) {
 		o.ENI.SubnetIDs, o.ENI.SecurityGroups, o.OutdatedENIs = []string{"subnet-0b"}, []string{"sg-0a"}, v1alpha1.DrainOutdated
 	})
 	label(t, "a")
-	s.given(t, "the template of its label", with("subnet-0a", false))
-	until(t, "node-1", "the object names it", says("NodeNetworkTemplate/first", "subnet-0a"))
+	s.given(t, "settings of the matching template", with("subnet-0a", false))
+	until(t, "node-1", "template in status", says("NodeNetworkTemplate/first", "subnet-0a"))
 
 	first.Spec.ENI.SubnetIDs = []string{"subnet-0c"}
 	harness.OK(t, harness.KubeClient(t).Update(t.Context(), first))
-	s.given(t, "a change of the template", with("subnet-0c", false))
-	until(t, "node-1", "the object shows it", says("NodeNetworkTemplate/first", "subnet-0c"))
+	s.given(t, "changed template", with("subnet-0c", false))
+	until(t, "node-1", "changed template in status", says("NodeNetworkTemplate/first", "subnet-0c"))
 
 	label(t, "b")
-	s.given(t, "the template of the new label", with("subnet-0b", true))
-	until(t, "node-1", "the object names that", says("NodeNetworkTemplate/other", "subnet-0b"))
+	s.given(t, "settings of the template for the new label", with("subnet-0b", true))
+	until(t, "node-1", "new template in status", says("NodeNetworkTemplate/other", "subnet-0b"))
 
 	before := n
-	s.end() // another operator goes on with it
+	s.end() // another operator takes over
 	s, n = play(t, Options{})
 	if n == before {
-		t.Fatal("the same operator")
+		t.Fatal("play() returned the same node for a new operator")
 	}
-	s.given(t, "the same for the next operator", with("subnet-0b", true))
+	s.given(t, "same settings with the next operator", with("subnet-0b", true))
 
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	label(t, "none")
-	s.given(t, "the object's own again", own)
-	until(t, "node-1", "the object names none", says("", ""))
+	s.given(t, "settings of the object again", own)
+	until(t, "node-1", "no template in status", says("", ""))
 }
 
-// Without a template nothing else could go on: limits that the object has of an instance
-// before it was made larger keep nobody from asking EC2.
-func TestOldLimitsKeepNobodyWaiting(t *testing.T) {
+// Limits recorded before an instance was resized do not stop the fleet from querying EC2 for the new
+// ones: without a template, there are no other settings to continue with.
+func TestStaleLimitsDoNotBlock(t *testing.T) {
 	harness.KubeClean(t)
 	o := create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.FirstInterfaceIndex = new(int32(3)) })
 	o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10}
 	harness.OK(t, harness.KubeClient(t).Status().Update(t.Context(), o))
 	s, _ := play(t, Options{})
-	s.given(t, "what the object asks for", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 3 })
+	s.given(t, "settings of the object", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 3 })
 }
 
-// A template that a node cannot have is reported by its name, and nothing changes, also
-// when another operator begins.
-func TestTemplateThatMakesNoSense(t *testing.T) {
+// A template that a node cannot have is reported by name, and the settings stay in force, also after a
+// change of operator.
+func TestImpossibleTemplate(t *testing.T) {
 	s, n := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1"})
 	inv.InstanceType, inv.Limits = "m5.large", cloud.Limits{MaxENIs: 3, IPv4PerENI: 10}
 	publish(t, n, inv)
 	label(t, "a")
 	o := makeTemplate(t, "beyond", "a", func(o *v1alpha1.NodeNetworkTemplateSpec) { o.ENI.FirstInterfaceIndex = new(int32(2)) })
-	s.given(t, "what the type allows", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 2 })
+	s.given(t, "allowed index", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 2 })
 	o.Spec.ENI.FirstInterfaceIndex = new(int32(3))
 	harness.OK(t, harness.KubeClient(t).Update(t.Context(), o))
-	until(t, "node-1", "it is reported", degraded(reasonInvalidSpec))
+	until(t, "node-1", "invalid template reported", degraded(reasonInvalidSpec))
 	if got := get(t, "node-1"); got.Status.ENI.Template != "NodeNetworkTemplate/beyond" || *got.Status.ENI.Settings.FirstInterfaceIndex != 2 {
-		t.Errorf("the object shows what does not count: %+v", got.Status.ENI)
+		t.Errorf("status.eni = %+v, want the settings in force", got.Status.ENI)
 	}
 	for _, c := range get(t, "node-1").Status.Conditions {
 		if c.Type == v1alpha1.ConditionDegraded && !strings.Contains(c.Message, "with NodeNetworkTemplate/beyond: spec.eni.firstInterfaceIndex is 3: expected at most 2") {
-			t.Error(c.Message)
+			t.Errorf("message of Degraded = %q, want the template and the field", c.Message)
 		}
 	}
 	counts := func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 2 }
-	s.given(t, "what counted before", counts)
+	s.given(t, "previous settings in force", counts)
 	s.end()
 	s, n = play(t, Options{})
-	s.given(t, "what counted before, for the next operator", counts)
+	s.given(t, "previous settings in force with the next operator", counts)
 	publish(t, n, inv)
-	until(t, "node-1", "it is reported still", degraded(reasonInvalidSpec))
+	until(t, "node-1", "invalid template still reported", degraded(reasonInvalidSpec))
 	if got := get(t, "node-1").Status.ENI; got.Template != "NodeNetworkTemplate/beyond" || *got.Settings.FirstInterfaceIndex != 2 {
-		t.Errorf("the object shows what does not count: %+v", got)
+		t.Errorf("status.eni = %+v, want the settings in force", got)
 	}
 	o.Spec.ENI.FirstInterfaceIndex = new(int32(1))
 	harness.OK(t, harness.KubeClient(t).Update(t.Context(), o))
-	s.given(t, "what is right again", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 1 })
+	s.given(t, "corrected template", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 1 })
 }
 
 var (
@@ -260,7 +260,7 @@ func TestMetricsOfNodes(t *testing.T) {
 	m.Limited("AssignPrivateIpAddresses", 2*time.Second)
 	m.DemandServed(3 * time.Second)
 	m.Collected(eni.Collected{Known: true, Waiting: 1, Kept: 2, Refused: 3, Deleted: 4})
-	m.Collected(eni.Collected{Deleted: 1}) // EC2 could not be asked for the others
+	m.Collected(eni.Collected{Deleted: 1}) // listing EC2 failed, so the other counts are unknown
 	g := gauges(
 		func() Totals {
 			return Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
@@ -295,7 +295,7 @@ func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
 	parts.Listed[state](t, 4, (&state{}).timers())
 }
 
-// When there is something to do next, seen by a reconciliation that began at second 10.
+// The time of the next reconciliation, as computed by one that began at second 10.
 func TestWake(t *testing.T) {
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
 	suppressed := func(until ...int64) ownership {
@@ -308,31 +308,31 @@ func TestWake(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		state *state
-		want  int64 // the second; 0: only when something changes
+		want  int64 // second; 0: only on a change
 	}{
-		{"nothing", &state{}, 0},
-		{"what was due before it began", &state{liveness: liveness{deleteAt: at(10)}, eligibility: eligibility{askAt: at(9)}}, 0},
-		{"a proof that is asked for again", &state{eligibility: eligibility{askAt: at(15)}}, 15},
-		{"a recreated object", &state{eligibility: eligibility{heldUntil: at(12)}}, 12},
-		{"the first of what is suppressed", &state{ownership: suppressed(9, 70, 40)}, 40},
-		{"a node that is gone", &state{liveness: liveness{deleteAt: at(60)}}, 60},
-		{"a request that failed", &state{writes: writes{retry: backoff{Backoff: retry.Backoff{Until: at(11)}}}}, 11},
-		{"news of the status", &state{writes: writes{newsAt: at(13)}}, 13},
-		{"the first of all", &state{writes: writes{newsAt: at(14)}, liveness: liveness{deleteAt: at(12)}, ownership: suppressed(13)}, 12},
+		{"nothing due", &state{}, 0},
+		{"due before the reconciliation began", &state{liveness: liveness{deleteAt: at(10)}, eligibility: eligibility{askAt: at(9)}}, 0},
+		{"proof to be requested again", &state{eligibility: eligibility{askAt: at(15)}}, 15},
+		{"recreated object", &state{eligibility: eligibility{heldUntil: at(12)}}, 12},
+		{"earliest of the suppressed addresses", &state{ownership: suppressed(9, 70, 40)}, 40},
+		{"deletion of the object", &state{liveness: liveness{deleteAt: at(60)}}, 60},
+		{"failed request", &state{writes: writes{retry: backoff{Backoff: retry.Backoff{Until: at(11)}}}}, 11},
+		{"delayed status write", &state{writes: writes{newsAt: at(13)}}, 13},
+		{"earliest of all parts", &state{writes: writes{newsAt: at(14)}, liveness: liveness{deleteAt: at(12)}, ownership: suppressed(13)}, 12},
 	} {
 		want := time.Time{}
 		if c.want > 0 {
 			want = at(c.want)
 		}
 		if got := c.state.wake(at(10)); !got.Equal(want) {
-			t.Errorf("%s: %v, want %v", c.name, got, want)
+			t.Errorf("%s: wake() = %v, want %v", c.name, got, want)
 		}
 	}
 }
 
-// A reconciliation may have looked at a part before it became due: then the node is reconciled
-// again. What was due before the reconciliation began was handled.
-func TestDueMeanwhile(t *testing.T) {
+// A part that became due after a reconciliation looked at it is reconciled again. Parts that were due
+// before the reconciliation began have been handled.
+func TestPartsDueDuringReconciliation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := alone(newScript())
 		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
@@ -344,8 +344,8 @@ func TestDueMeanwhile(t *testing.T) {
 		n.state.liveness.deleteAt = began.Add(time.Second)
 		time.Sleep(2 * time.Second) //nolint:forbidigo // virtual time
 		n.schedule(n.c.now())
-		harness.OK(t, controllers.Same("reconciliations for what was due before", queue.Len(), 0))
+		harness.OK(t, controllers.Same("queued reconciliations for a part due before", queue.Len(), 0))
 		n.schedule(began)
-		harness.OK(t, controllers.Same("reconciliations for what became due meanwhile", queue.Len(), 1))
+		harness.OK(t, controllers.Same("queued reconciliations for a part that became due meanwhile", queue.Len(), 1))
 	})
 }

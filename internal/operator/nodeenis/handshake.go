@@ -14,42 +14,41 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"). What the
-// fleet wants to release is a candidate: it is listed in spec.ipam.releasing until the daemon
-// confirms in status.ipam.released that no pod has it or will get it. Then it is handed to the
-// fleet, and once that is recorded in the object (mark.go), EC2 is asked to unassign it.
-// Candidates that the fleet does not ask for any more, or that pods need, leave the list, and the
-// daemon may use them again.
+// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"). An address that
+// the fleet wants to release becomes a candidate: it is listed in spec.ipam.releasing until the daemon
+// confirms in status.ipam.released that no pod has it or will get it. Then it is handed to the fleet,
+// and once that is recorded in the object (mark.go), EC2 is asked to unassign it. Candidates that the
+// fleet no longer asks for, or that pods need, leave the list, and the daemon may use them again.
 
-// candidateTimeout is how long candidates are kept that the fleet does not ask
-// for: it may be waiting for EC2.
+// candidateTimeout is how long candidates are kept without the fleet asking for them: it may be
+// waiting for EC2.
 const candidateTimeout = 2 * time.Minute
 
-// handshake is what is being released on a node. Its methods take the newest state of the object.
+// handshake tracks the addresses being released on a node. Its methods take the newest version of the object.
 type handshake struct {
-	candidates map[netip.Prefix]bool // the daemon was asked to confirm them; not handed to the fleet
-	handed     map[netip.Prefix]bool // handed to the fleet, and not restored
+	candidates map[netip.Prefix]bool // awaiting the daemon's confirmation or handover to the fleet
+	handed     map[netip.Prefix]bool // handed to the fleet and not restored
 	detaching  map[string]bool       // ENIs that the fleet is about to detach
-	asked      map[string]time.Time  // when the fleet last asked for something of an ENI
+	asked      map[string]time.Time  // when the fleet last asked for addresses of an ENI
 }
 
 func newHandshake() handshake {
 	return handshake{candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{}, detaching: map[string]bool{}, asked: map[string]time.Time{}}
 }
 
-// resume continues the handshake of whoever wrote the object before; releasing is what that one
-// may have asked EC2 to unassign.
+// resume continues the handshake of the object's previous writer; releasing are the addresses that it may
+// have asked EC2 to unassign.
 func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now time.Time) {
 	for _, r := range releasing {
 		h.handed[r.Prefix] = true
 	}
 	h.adoptReleasing(o)
-	for p := range h.candidates { // they stay until the fleet had time to ask for them again
+	for p := range h.candidates { // keep them until the fleet has had time to ask again
 		h.asked[resourceOf(o, p)] = now
 	}
 }
 
-// adoptReleasing makes candidates of what the object has in releasing, whoever wrote it.
+// adoptReleasing makes candidates of the object's releasing list, whoever wrote it.
 func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	clear(h.candidates)
 	for p := range nodenetwork.Available(o) {
@@ -59,8 +58,8 @@ func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	}
 }
 
-// setInventory takes from an inventory what is being unassigned, and drops what is not
-// assigned any more.
+// setInventory takes the addresses being unassigned from an inventory, and drops those that are no longer
+// assigned.
 func (h *handshake) setInventory(inv *eni.Inventory) {
 	clear(h.detaching)
 	for _, l := range inv.Leaving {
@@ -88,7 +87,7 @@ func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool
 	return h.handed[p] || marked(o, nodenetwork.Format(p))
 }
 
-// kind is what a call to EC2 can take: single addresses, or prefixes, of one family.
+// kind is a kind of address that an EC2 call handles: single addresses or prefixes of one family.
 type kind struct {
 	family ipfamily.Family
 	single bool
@@ -96,8 +95,7 @@ type kind struct {
 
 func kindOf(p netip.Prefix) kind { return kind{ipfamily.Of(p.Addr()), p.IsSingleIP()} }
 
-// byKind are the kinds of an amount with how much of each it has, in the order in which they
-// are released.
+// byKind iterates over the kinds of an amount, in the order in which they are released.
 func byKind(a cloud.Amount) iter.Seq2[kind, int] {
 	return func(yield func(kind, int) bool) {
 		for _, f := range ipfamily.Dual.Families() {
@@ -109,8 +107,8 @@ func byKind(a cloud.Amount) iter.Seq2[kind, int] {
 	}
 }
 
-// withdraw hands out what the daemon has confirmed of an ENI and a kind, at most want. If there is
-// none, free ones become candidates, up to want.
+// withdraw hands out addresses of one ENI and kind that the daemon has confirmed, at most want. If there
+// are none, free ones become candidates, up to want.
 func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind, want int, now time.Time) (out []netip.Prefix) {
 	if want <= 0 || f.inv == nil {
 		return nil
@@ -125,7 +123,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 		case confirmed(o, p) && len(out) < want:
 			out = append(out, p)
 		case uses(o, p):
-			delete(h.candidates, p) // a pod got it first
+			delete(h.candidates, p) // assigned to a pod in the meantime
 		default:
 			listed++
 		}
@@ -147,7 +145,7 @@ func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, 
 	return nil
 }
 
-// candidatesOf lists an ENI's candidates, the highest first.
+// candidatesOf returns an ENI's candidates, highest first.
 func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []netip.Prefix) {
 	for p := range h.candidates {
 		if resourceOf(o, p) == id {
@@ -158,9 +156,9 @@ func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []neti
 	return out
 }
 
-// freeOf lists what of an ENI and a kind can become a candidate, the highest first, so that two
-// operators choose the same. What the daemon still has in released is of an earlier handshake,
-// which must end first.
+// freeOf returns the addresses of one ENI and kind that can become candidates, highest first, so that two
+// operators choose the same. Addresses still in the daemon's released list belong to an earlier
+// handshake, which must end first.
 func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind) (out []netip.Prefix) {
 	assigned := f.unmarked(o)
 	for p, at := range nodenetwork.Available(o) {
@@ -175,8 +173,8 @@ func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k 
 	return out
 }
 
-// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and reports
-// whether the daemon has confirmed all of it.
+// withdrawENI makes candidates of all addresses of an ENI, unless a pod uses one of them, and reports
+// whether the daemon has confirmed all of them.
 func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Time) bool {
 	if usesENI(o, id) {
 		return false
@@ -208,8 +206,8 @@ func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 	return false
 }
 
-// cancel drops the candidates that the fleet did not ask for in its last pass, if addresses are
-// needed, or that it has not asked for in a long time. It reports whether there were any.
+// cancel drops the candidates that the fleet did not ask for in its last pass, if addresses are needed,
+// and those that it has not asked for in a long time. It reports whether there were any.
 func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now time.Time) bool {
 	before := len(h.candidates)
 	for p := range h.candidates {
@@ -221,13 +219,13 @@ func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now 
 	return len(h.candidates) != before
 }
 
-// confirmed reports whether the daemon has confirmed that no pod has or gets an address or prefix.
+// confirmed reports whether the daemon has confirmed that no pod has or will get an address or prefix.
 func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	text := nodenetwork.Format(p)
 	return slices.Contains(o.Spec.IPAM.Releasing, text) && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p)
 }
 
-// resourceOf is the ENI of a published address or prefix; empty: it is not published.
+// resourceOf returns the ENI of a published address or prefix, or "" if it is not published.
 func resourceOf(o *v1alpha1.NodeNetwork, p netip.Prefix) string {
 	return o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource
 }
@@ -237,8 +235,8 @@ var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before",
 // ObserveFailed implements fleet.Node: the daemon continues with what was published.
 func (*node) ObserveFailed(error) {}
 
-// Withdraw implements fleet.Node: it hands out what the daemon has confirmed,
-// and makes candidates of what is still missing.
+// Withdraw implements fleet.Node: it hands out what the daemon has confirmed, and makes candidates of what
+// is still missing.
 func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {
 	now := n.c.now()
 	n.mu.Lock()
@@ -259,8 +257,8 @@ func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {
 	return out
 }
 
-// WithdrawENI implements fleet.Node: true once the daemon has confirmed all
-// that the ENI holds.
+// WithdrawENI implements fleet.Node: it returns true once the daemon has confirmed all addresses of the
+// ENI.
 func (n *node) WithdrawENI(id string) bool {
 	now := n.c.now()
 	n.mu.Lock()
@@ -280,8 +278,8 @@ func (n *node) RestoreWithdrawn(withdrawn []netip.Prefix) {
 	n.c.queue.Add(n.name)
 }
 
-// restore takes back what was handed to the fleet. It stays a candidate if the fleet never got
-// it.
+// restore takes back addresses that were handed to the fleet. With candidates, they stay candidates,
+// because the fleet never received them.
 func (n *node) restore(list []netip.Prefix, candidates bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -293,8 +291,8 @@ func (n *node) restore(list []netip.Prefix, candidates bool) {
 	}
 }
 
-// cancelUnneeded returns candidates to the daemon that pods need, that are no excess any more, or
-// that the fleet has not asked for in a long time. It is called after every pass of the fleet.
+// cancelUnneeded returns candidates to the daemon that pods need, that are no longer in excess, or that
+// the fleet has not asked for in a long time. It is called after every pass of the fleet.
 func (s *state) cancelUnneeded(u eni.Usage, now time.Time) bool {
 	if s.fleet.inv == nil {
 		return false

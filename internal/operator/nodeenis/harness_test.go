@@ -41,20 +41,19 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// script is a fleet that does nothing by itself: tests play it. Once an operator
-// works with it, it has that too.
+// script is a fake fleet that is controlled by the test. It embeds the operator that works with it.
 type script struct {
 	*operator
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	settings map[string]eni.Settings
 	seeds    map[string]eni.Inventory
 	nodes    map[string]fleet.Node
 	calls    map[call]int
-	says     map[string]cloud.Instance // what the cloud does of instances
+	says     map[string]cloud.Instance // instances according to EC2
 }
 
-// call is a method of the fleet that was called, and for which node.
+// call is a call of one of the fleet's methods for a node.
 type call struct{ method, node string }
 
 func newScript() *script {
@@ -72,8 +71,7 @@ func setUp(t *testing.T, o Options, through ...transport.WrapperFunc) (*script, 
 	return play(t, o, through...)
 }
 
-// play starts an operator with a fleet that the test plays, and returns that, and
-// its side of node-1.
+// play starts an operator with a fake fleet, and returns the fleet and the operator's node-1.
 func play(t *testing.T, o Options, through ...transport.WrapperFunc) (*script, *node) {
 	t.Helper()
 	s := newScript()
@@ -82,7 +80,7 @@ func play(t *testing.T, o Options, through ...transport.WrapperFunc) (*script, *
 	return s, s.node(t, "node-1")
 }
 
-// Set implements Fleet, as the others do.
+// Set implements Fleet, as do the following methods.
 func (s *script) Set(name, _ string, st eni.Settings, seed eni.Inventory, n fleet.Node) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,7 +118,7 @@ func (s *script) count(method, name string) {
 	s.calls[call{method, name}]++
 }
 
-// called is how often a method was called for node-1.
+// called returns how often a method was called for node-1.
 func (s *script) called(method string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,23 +130,23 @@ func (s *script) awaitCalls(t *testing.T, method string, want int) {
 	controllers.AwaitValue(t, method, func() int { return s.called(method) }, want)
 }
 
-// seed is what the fleet learns was published of node-1.
+// seed returns the inventory that the fleet was seeded with for node-1.
 func (s *script) seed() eni.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.seeds["node-1"]
 }
 
-// node waits until the controller has passed a node on.
+// node waits until the controller has passed a node to the fleet.
 func (s *script) node(t *testing.T, name string) *node {
 	t.Helper()
 	return s.another(t, name, nil)
 }
 
-// another waits until the controller has passed another node of a name on.
+// another waits until the controller has passed another node of the same name to the fleet.
 func (s *script) another(t *testing.T, name string, than *node) (n *node) {
 	t.Helper()
-	await(t, "the fleet has node "+name, func() bool {
+	await(t, "fleet has node "+name, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		n, _ = s.nodes[name].(*node)
@@ -164,22 +162,22 @@ func await(t *testing.T, what string, is func() bool) {
 
 func awaitUsage(t *testing.T, n *node, is func(eni.Usage) bool) {
 	t.Helper()
-	harness.Eventually(t, controllers.Limit, "use is seen", func() error {
+	harness.Eventually(t, controllers.Limit, "usage", func() error {
 		if u := n.Usage(); !is(u) {
-			return fmt.Errorf("%+v", u)
+			return fmt.Errorf("usage = %+v", u)
 		}
 		return nil
 	})
 }
 
-// operator is a controller at work under the operator's service account, with
-// its generated role and the admission policies.
+// operator is a running controller with the operator's service account, its generated role and the
+// admission policies.
 type operator struct {
 	*Controller
-	end func() // returns when it has ended
+	end func() // returns once the operator has stopped
 }
 
-// start takes what its requests go through, besides.
+// start runs an operator whose API requests pass through these transports.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator {
 	t.Helper()
 	if o.Logger == nil {
@@ -195,7 +193,7 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator 
 
 const instance = "i-0123456789abcdef0"
 
-// register makes a Node of an instance, or of none.
+// register creates a Node for an instance, or for none.
 func register(t *testing.T, name, instanceID string) {
 	t.Helper()
 	k := bareNode(name)
@@ -207,15 +205,15 @@ func register(t *testing.T, name, instanceID string) {
 
 var bareNode = controllers.Named[corev1.Node]
 
-// replace makes a node's Node anew, as that of an instance or of none.
+// replace recreates a Node for another instance, or for none.
 func replace(t *testing.T, name, instanceID string) {
 	t.Helper()
 	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), bareNode(name)))
 	register(t, name, instanceID)
 }
 
-// create makes a Node and its object, as a kubelet and a daemon do. The instance
-// of node-1 is instance.
+// create creates a Node and its NodeNetwork, as a kubelet and a daemon do. The instance of node-1 is
+// instance.
 func create(t *testing.T, name string, change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
 	t.Helper()
 	o := objectOf(name, instance)
@@ -230,7 +228,7 @@ func create(t *testing.T, name string, change func(*v1alpha1.NodeNetwork)) *v1al
 	return o
 }
 
-// objectOf is an object as a daemon makes it.
+// objectOf returns a NodeNetwork as a daemon creates it.
 func objectOf(name, instanceID string) *v1alpha1.NodeNetwork {
 	return &v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -249,13 +247,13 @@ func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error
 	return controllers.Await(t, client.ObjectKey{Name: name}, what, is)
 }
 
-// slow tells an API server that did not answer in time from one that refuses.
+// slow reports whether the API server timed out or was unavailable, as opposed to rejecting a request.
 func slow(err error) bool {
 	status := apierrors.APIStatus(nil)
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &status) && kube.Unavailable(err)
 }
 
-// publish has a node publish an inventory.
+// publish publishes an inventory.
 func publish(t *testing.T, n *node, inv eni.Inventory) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, "published", func() error {
@@ -264,13 +262,13 @@ func publish(t *testing.T, n *node, inv eni.Inventory) {
 			t.Fatal(err)
 		}
 		if f, ok := n.c.o.Clock.(*clock.Fake); ok && err != nil {
-			f.Advance(2 * retry.First) // it makes no request before
+			f.Advance(2 * retry.First) // no request is made before
 		}
 		return err
 	})
 }
 
-// rejected wants an inventory not to be published, for a reason.
+// rejected checks that publishing an inventory fails with an error.
 func rejected(t *testing.T, n *node, inv eni.Inventory, why error) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, "rejected", func() error {
@@ -279,32 +277,32 @@ func rejected(t *testing.T, n *node, inv eni.Inventory, why error) {
 			return nil
 		}
 		if !slow(err) {
-			t.Fatalf("got %v, want %v", err, why)
+			t.Fatalf("Publish() = %v, want %v", err, why)
 		}
 		return err
 	})
 }
 
-// available reports whether exactly these may be used.
+// available checks that spec.ipam.available has exactly these addresses.
 func available(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error { return sameList("available", keys(o.Spec.IPAM.Available), want) }
 }
 
-// releasing reports whether exactly these are to go back.
+// releasing checks that spec.ipam.releasing has exactly these addresses.
 func releasing(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		return sameList("releasing", slices.Clone(o.Spec.IPAM.Releasing), want)
 	}
 }
 
-// unassigning reports whether exactly these are with EC2.
+// unassigning checks that spec.ipam.unassigning has exactly these entries.
 func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		return sameList("unassigning", slices.Clone(o.Spec.IPAM.Unassigning), want)
 	}
 }
 
-// degraded reports whether an object is degraded for a reason, or as expected.
+// degraded checks the reason of the condition Degraded, which is False for reasonAsExpected.
 func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
 	status := metav1.ConditionTrue
 	if reason == reasonAsExpected {
@@ -313,19 +311,19 @@ func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
 	return controllers.Has[*v1alpha1.NodeNetwork](v1alpha1.ConditionDegraded, status, reason)
 }
 
-// awaitDegraded waits until an object is refused for a reason, or for none.
+// awaitDegraded waits until an object is degraded and not ready for a reason.
 func awaitDegraded(t *testing.T, name, reason string) {
 	t.Helper()
 	until(t, name, "degraded as "+reason, func(o *v1alpha1.NodeNetwork) error {
 		r := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionReady)
 		if reason != reasonAsExpected && (r == nil || r.Reason != reason) {
-			return fmt.Errorf("%+v", o.Status.Conditions)
+			return fmt.Errorf("conditions = %+v", o.Status.Conditions)
 		}
 		return degraded(reason)(o)
 	})
 }
 
-// patch changes node-1's object as a person does, by a JSON merge patch.
+// patch applies a JSON merge patch to node-1's object, as kubectl edit does.
 func patch(t *testing.T, body string) *v1alpha1.NodeNetwork {
 	t.Helper()
 	o := controllers.Named[v1alpha1.NodeNetwork]("node-1")
@@ -339,12 +337,12 @@ func sameList(what string, have, want []string) error {
 	slices.Sort(have)
 	want = slices.Sorted(slices.Values(want))
 	if !slices.Equal(have, want) {
-		return fmt.Errorf("%s: have %v, want %v", what, have, want)
+		return fmt.Errorf("%s = %v, want %v", what, have, want)
 	}
 	return nil
 }
 
-// report plays the daemon.
+// report writes status.ipam as the daemon does.
 func report(t *testing.T, name string, s v1alpha1.IPAMStatus) {
 	t.Helper()
 	s.UsedCount = int32(len(s.Used))
@@ -358,7 +356,7 @@ func report(t *testing.T, name string, s v1alpha1.IPAMStatus) {
 		client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerDaemon)))
 }
 
-// used are addresses with a pod each.
+// used returns used addresses, each with a pod.
 func used(addrs ...string) map[string]v1alpha1.UsedAddress {
 	out := map[string]v1alpha1.UsedAddress{}
 	for _, a := range addrs {
@@ -367,8 +365,8 @@ func used(addrs ...string) map[string]v1alpha1.UsedAddress {
 	return out
 }
 
-// inventory is an instance with eth0 and, from device index 1, ENIs of these
-// addresses and prefixes.
+// inventory returns an instance with eth0 and, from device index 1, ENIs with these addresses and
+// prefixes.
 func inventory(enis ...[]string) eni.Inventory {
 	inv := eni.Inventory{
 		InstanceID: instance, InstanceType: "m5.large", Limits: cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, Prefixes: true},

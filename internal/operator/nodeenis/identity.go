@@ -16,61 +16,61 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// An object names its instance, and whoever has a node's token may create an object that names
-// any. So the fleet works for an object only if the instance is proved to be its Node's by
-// something that the token cannot write: the Node's spec.providerID, or what EC2 says of the
-// instance. Without proof nothing is changed, neither at EC2 nor in what is published.
+// An object names its instance, and whoever has a node's token may create an object that names any
+// instance. The fleet therefore works for an object only if the instance is proved to be its Node's by
+// something that the token cannot write: the Node's spec.providerID, or EC2's data about the instance.
+// Without proof nothing is changed, neither at EC2 nor in the published addresses.
 
-// Identity is how instances are proved.
+// Identity configures how instances are proved.
 type Identity struct {
-	// NodeTag is the key of an EC2 tag of instances whose value is the name of
-	// the Node; empty: there is none.
+	// NodeTag is the key of an EC2 instance tag whose value is the name of the Node; "" if there
+	// is none.
 	NodeTag string
-	// ClusterTag is the key of an EC2 tag that instances of the cluster have,
-	// and ClusterValue its value; empty: any, or no such tag.
+	// ClusterTag is the key of an EC2 tag that all instances of the cluster have, and ClusterValue
+	// its value. An empty value means any; an empty key means that there is no such tag.
 	ClusterTag, ClusterValue string
 }
 
 // Reasons why the fleet does not work for an object.
 const (
 	reasonNoNode          = "NoNode"          // no Node has this name
-	reasonAnotherInstance = "AnotherInstance" // the Node is of another instance
+	reasonAnotherInstance = "AnotherInstance" // the Node belongs to another instance
 	reasonAnotherCluster  = "AnotherCluster"  // the instance lacks the cluster's tag
 	reasonNotProved       = "NotProved"       // nothing proves that the instance is the Node's
-	reasonAlreadyClaimed  = "AlreadyClaimed"  // an older object is of the same instance
+	reasonAlreadyClaimed  = "AlreadyClaimed"  // an older object has the same instance
 )
 
 const (
-	// proofRetry is the time until EC2 is asked again after an answer without proof.
+	// proofRetry is the delay before EC2 is queried again after a reply without proof.
 	proofRetry = time.Minute
-	// absentRetry is the same after the first answer without the instance, which
-	// may come from a part of EC2 that trails the others (as eni.Config.Lag).
+	// absentRetry is the same after the first reply without the instance, which may come from a part
+	// of EC2 that trails the others (see eni.Config.Lag).
 	absentRetry = 5 * time.Second
-	// proofTimeout bounds a call to EC2 with its wait for the rate limit.
+	// proofTimeout limits an EC2 call, including its wait for the rate limit.
 	proofTimeout = 2 * time.Minute
 )
 
-// eligibility is whether the fleet may work for an object.
+// eligibility says whether the fleet may work for an object.
 type eligibility struct {
-	refused   refusal // zero: it may
+	refused   refusal // zero if it may
 	proof     proof
-	askAt     time.Time // when EC2 is asked for the proof again; zero: never
-	heldUntil time.Time // when the work may begin, if not at once (recreation)
+	askAt     time.Time // when EC2 is queried again; zero if never
+	heldUntil time.Time // when work may begin, if delayed after a recreation
 }
 
-// refusal is why the fleet does not work for an object; zero: it does.
+// refusal is why the fleet does not work for an object; zero if it does.
 type refusal struct{ reason, message string }
 
-// proof is what EC2 said of an object's instance.
+// proof is EC2's reply about an object's instance.
 type proof struct {
 	asking   bool
-	at       time.Time // of the answer; zero: there is none
+	at       time.Time // time of the reply; zero if there is none
 	instance cloud.Instance
 	err      error
-	absent   bool // err is the first answer without the instance: nothing follows from it
+	absent   bool // err is the first reply without the instance and proves nothing
 }
 
-// retryAt is when EC2 may be asked again.
+// retryAt returns when EC2 may be queried again.
 func (p *proof) retryAt() time.Time {
 	if p.absent {
 		return p.at.Add(absentRetry)
@@ -78,8 +78,8 @@ func (p *proof) retryAt() time.Time {
 	return p.at.Add(proofRetry)
 }
 
-// evaluate compares an object with its Node (nil: missing) and with what EC2 said (nil: nothing
-// yet). It returns why the fleet may not work for it, and whether to ask EC2.
+// evaluate compares an object with its Node, nil if missing, and with EC2's instance, nil if unknown. It
+// returns why the fleet may not work for the object, and whether to query EC2.
 func (i Identity) evaluate(name, instanceID string, k *corev1.Node, in *cloud.Instance) (why refusal, ask bool) {
 	if k == nil {
 		return refusal{reasonNoNode, "there is no Node " + name + ": nothing is changed at EC2 until one of this instance exists"}, false
@@ -102,7 +102,7 @@ func (i Identity) evaluate(name, instanceID string, k *corev1.Node, in *cloud.In
 	return refusal{reasonNotProved, i.unproved(name, instanceID, in)}, true
 }
 
-// unproved says which proof is missing, and what to do.
+// unproved explains which proof is missing and what to do.
 func (i Identity) unproved(name, instanceID string, in *cloud.Instance) string {
 	message := fmt.Sprintf("nothing proves that %s is this Node's instance: the Node has no spec.providerID, and the instance's private DNS name is %s", instanceID, cmp.Or(in.DNSName, "empty"))
 	if first, _, more := strings.Cut(in.DNSName, "."); more && strings.EqualFold(first, name) {
@@ -123,8 +123,8 @@ func (i Identity) clusterTag() string {
 	return i.ClusterTag + "=" + i.ClusterValue
 }
 
-// identify finds out whether the fleet may work for an object, whose Node is k. It returns the
-// node to continue with: a new one if the fleet worked for the object and may not any more.
+// identify determines whether the fleet may work for an object whose Node is k. It returns the node to
+// continue with: a new one if the fleet worked for the object and no longer may.
 func (c *Controller) identify(ctx context.Context, n *node, k *corev1.Node) *node {
 	why := n.identity(ctx, k)
 	if why == (refusal{}) {
@@ -144,7 +144,7 @@ func (c *Controller) identify(ctx context.Context, n *node, k *corev1.Node) *nod
 	n.mu.Unlock()
 	if why != (refusal{}) && worked {
 		n = c.suspend(n)
-		c.o.Logger.Warn("ENIs of a node are not managed any more", "node", n.name, "instance", n.instanceID, "reason", why.reason, "why", why.message)
+		c.o.Logger.Warn("ENIs of a node are no longer managed", "node", n.name, "instance", n.instanceID, "reason", why.reason, "why", why.message)
 	}
 	n.mu.Lock()
 	n.state.eligibility.refused = why
@@ -152,8 +152,8 @@ func (c *Controller) identify(ctx context.Context, n *node, k *corev1.Node) *nod
 	return n
 }
 
-// identity is evaluate with what EC2 said. EC2 is asked in the background, so that nodes which
-// need no answer do not wait for those that do.
+// identity calls evaluate with EC2's last reply. EC2 is queried in the background, so that nodes that do
+// not depend on a reply need not wait.
 func (n *node) identity(ctx context.Context, k *corev1.Node) refusal {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -204,7 +204,7 @@ func (n *node) ask(ctx context.Context) {
 	n.c.queue.Add(n.name)
 }
 
-// claims are the proved objects of each instance, of which the oldest has it.
+// claims tracks the proved objects of each instance. The oldest one gets the instance.
 type claims struct {
 	mu  sync.Mutex                  // guards all
 	all map[string]map[string]*node // by instance and name
@@ -212,8 +212,8 @@ type claims struct {
 
 func newClaims() *claims { return &claims{all: map[string]map[string]*node{}} }
 
-// add takes that an object is proved to be of its instance, and names the oldest other one that
-// is older; empty: there is none. Then younger are those that lose the instance by that.
+// add records that an object's instance is proved. It returns the oldest other object with the same
+// instance if that is older than n; otherwise younger are the objects that lose the instance to n.
 func (c *claims) add(n *node) (older string, younger []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,12 +241,12 @@ func (c *claims) add(n *node) (older string, younger []string) {
 	return older, younger
 }
 
-// olderThan orders the objects of one instance.
+// olderThan reports whether x is older than y; both have the same instance.
 func olderThan(x, y *node) bool {
 	return cmp.Or(x.createdAt.Compare(y.createdAt), cmp.Compare(x.name, y.name)) < 0
 }
 
-// remove ends a claim, and returns the others of the instance if there was one.
+// remove drops an object's claim, if any, and returns the other objects of the instance.
 func (c *claims) remove(n *node) (others []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -261,17 +261,17 @@ func (c *claims) remove(n *node) (others []string) {
 	return slices.Collect(maps.Keys(of))
 }
 
-// unclaim ends a claim; those that stood behind it are reconciled again.
+// unclaim drops an object's claim and queues the other objects of the instance.
 func (c *Controller) unclaim(n *node) { c.queue.Add(c.claims.remove(n)...) }
 
-// suspend ends the fleet's work for an object that stays. What is attached and published stays
-// too, and the work continues from there if it does.
+// suspend stops the fleet's work for an object that still exists. Attached ENIs and published addresses
+// stay, and the work continues from there if it is resumed.
 func (c *Controller) suspend(n *node) *node {
 	c.fleet.Remove(n.name)
 	n.mu.Lock()
 	next := c.newNode(n.state.obj, false)
 	next.state.eligibility, next.state.problem, next.state.liveness = n.state.eligibility, n.state.problem, n.state.liveness
-	next.state.eligibility.proof.asking = false // the answer would go to n
+	next.state.eligibility.proof.asking = false // the reply goes to n
 	n.mu.Unlock()
 	c.mu.Lock()
 	c.nodes[n.name] = next

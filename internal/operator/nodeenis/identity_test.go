@@ -37,54 +37,53 @@ func TestProofOfInstance(t *testing.T) {
 		id   Identity
 		node *corev1.Node
 		in   *cloud.Instance
-		want string // reason; empty: proved
+		want string // reason, or "" if proved
 		ask  bool
 	}{
 		{what: "no Node", want: reasonNoNode},
-		{what: "no Node, whatever EC2 says", in: instance(name), want: reasonNoNode},
-		{what: "its provider ID", node: own},
-		{what: "another's provider ID", node: other, want: reasonAnotherInstance},
-		{what: "another's provider ID, whatever EC2 says", id: byTag, node: other, in: instance(name, "node", name), want: reasonAnotherInstance},
-		{what: "a provider ID that ends alike", node: provider("aws:///lab-1a/xi-0aa"), want: reasonAnotherInstance},
-		{what: "no provider ID, EC2 not asked", node: none, want: reasonNotProved, ask: true},
-		{what: "no provider ID, the DNS name", node: none, in: instance(name), ask: true},
-		{what: "another provider's ID, the DNS name", node: provider("k3s://x"), in: instance(name), ask: true},
-		{what: "no provider ID, another DNS name", node: none, in: instance("ip-10-0-0-8.lab-1.compute.internal"), want: reasonNotProved, ask: true},
+		{what: "no Node, DNS name matches", in: instance(name), want: reasonNoNode},
+		{what: "provider ID matches", node: own},
+		{what: "provider ID of another instance", node: other, want: reasonAnotherInstance},
+		{what: "provider ID of another instance, DNS name and tag match", id: byTag, node: other, in: instance(name, "node", name), want: reasonAnotherInstance},
+		{what: "provider ID with the same suffix", node: provider("aws:///lab-1a/xi-0aa"), want: reasonAnotherInstance},
+		{what: "no provider ID, EC2 not queried", node: none, want: reasonNotProved, ask: true},
+		{what: "no provider ID, DNS name matches", node: none, in: instance(name), ask: true},
+		{what: "ID of another provider, DNS name matches", node: provider("k3s://x"), in: instance(name), ask: true},
+		{what: "no provider ID, DNS name differs", node: none, in: instance("ip-10-0-0-8.lab-1.compute.internal"), want: reasonNotProved, ask: true},
 		{what: "no provider ID, no DNS name", node: none, in: instance(""), want: reasonNotProved, ask: true},
-		{what: "the tag of the Node's name", id: byTag, node: none, in: instance("x", "node", name), ask: true},
-		{what: "the tag of another Node's name", id: byTag, node: none, in: instance("x", "node", "node-2"), want: reasonNotProved, ask: true},
-		{what: "a tag that is not asked for", node: none, in: instance("x", "node", name), want: reasonNotProved, ask: true},
-		{what: "the provider ID, EC2 to be asked for the cluster", id: cluster, node: own, want: reasonNotProved, ask: true},
-		{what: "of the cluster", id: cluster, node: own, in: instance("x", "cluster", "any"), ask: true},
-		{what: "of no cluster", id: cluster, node: own, in: instance("x"), want: reasonAnotherCluster, ask: true},
-		{what: "of our cluster", id: owned, node: own, in: instance("x", "cluster", "ours"), ask: true},
-		{what: "of another cluster", id: owned, node: own, in: instance("x", "cluster", "theirs"), want: reasonAnotherCluster, ask: true},
-		{what: "of our cluster, and no more", id: owned, node: none, in: instance("x", "cluster", "ours"), want: reasonNotProved, ask: true},
-		{what: "of another cluster, with the DNS name", id: owned, node: none, in: instance(name), want: reasonAnotherCluster, ask: true},
+		{what: "node tag matches", id: byTag, node: none, in: instance("x", "node", name), ask: true},
+		{what: "node tag of another Node", id: byTag, node: none, in: instance("x", "node", "node-2"), want: reasonNotProved, ask: true},
+		{what: "matching tag that is not configured", node: none, in: instance("x", "node", name), want: reasonNotProved, ask: true},
+		{what: "provider ID matches, cluster tag unknown", id: cluster, node: own, want: reasonNotProved, ask: true},
+		{what: "cluster tag with any value", id: cluster, node: own, in: instance("x", "cluster", "any"), ask: true},
+		{what: "no cluster tag", id: cluster, node: own, in: instance("x"), want: reasonAnotherCluster, ask: true},
+		{what: "cluster tag matches", id: owned, node: own, in: instance("x", "cluster", "ours"), ask: true},
+		{what: "cluster tag of another cluster", id: owned, node: own, in: instance("x", "cluster", "theirs"), want: reasonAnotherCluster, ask: true},
+		{what: "only the cluster tag matches", id: owned, node: none, in: instance("x", "cluster", "ours"), want: reasonNotProved, ask: true},
+		{what: "no cluster tag, DNS name matches", id: owned, node: none, in: instance(name), want: reasonAnotherCluster, ask: true},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			why, ask := tt.id.evaluate(name, id, tt.node, tt.in)
 			if why.reason != tt.want || ask != tt.ask || (why.message == "") != (tt.want == "") {
-				t.Errorf("got %+v, %t; want %q, %t", why, ask, tt.want, tt.ask)
+				t.Errorf("evaluate() = %+v, %t, want reason %q, %t", why, ask, tt.want, tt.ask)
 			}
 		})
 	}
 }
 
-// works waits until the fleet works for a node, or does not.
+// works waits until the fleet does, or does not, work for a node.
 func (s *script) works(t *testing.T, name string, want bool) {
 	t.Helper()
-	await(t, fmt.Sprintf("the fleet works for %s: %t", name, want), func() bool {
+	await(t, fmt.Sprintf("fleet works for %s = %t", name, want), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return (s.nodes[name] != nil) == want
 	})
 }
 
-// Without a Node, or with one that does not prove the instance, the fleet does
-// not work for an object; when the proof is there it does, and when it is gone
-// it does not any more and what is published stays.
-func TestProofComesAndGoes(t *testing.T) {
+// The fleet does not work for an object without a Node, or whose Node does not prove the instance. It
+// starts once the proof exists. If the proof disappears, it stops, and published addresses stay.
+func TestProofAppearsAndDisappears(t *testing.T) {
 	harness.KubeClean(t)
 	fl, now := newScript(), clock.NewFake(time.Now())
 	start(t, Options{Fleet: fl, Clock: now, Grace: 24 * time.Hour})
@@ -95,10 +94,10 @@ func TestProofComesAndGoes(t *testing.T) {
 	register(t, "node-1", "")
 	askAgain := func(want string) {
 		t.Helper()
-		harness.Eventually(t, controllers.Limit, "EC2 is asked again: "+want, func() error {
+		harness.Eventually(t, controllers.Limit, "EC2 queried again, degraded with "+want, func() error {
 			now.Advance(proofRetry)
 			o := get(t, "node-1")
-			o.Spec.ENI.MaxPods = new(int32(now.Now().Unix() % 1000)) // any event has it looked at
+			o.Spec.ENI.MaxPods = new(int32(now.Now().Unix() % 1000)) // any event triggers a reconcile
 			if err := c.Update(t.Context(), o); err != nil {
 				return err
 			}
@@ -117,7 +116,7 @@ func TestProofComesAndGoes(t *testing.T) {
 	n := fl.node(t, "node-1")
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2"}))
 	n.Withdraw("eni-1", cloud.Amount{Addresses: 1})
-	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
+	until(t, "node-1", "address being released", releasing("10.0.0.2"))
 
 	replace(t, "node-1", "i-0bbbbbbbbbbbbbbbb")
 	awaitDegraded(t, "node-1", reasonAnotherInstance)
@@ -127,20 +126,20 @@ func TestProofComesAndGoes(t *testing.T) {
 	awaitDegraded(t, "node-1", reasonNoNode)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 	register(t, "node-1", instance)
-	fl.another(t, "node-1", n) // goes on
-	harness.OK(t, controllers.Same("ENIs that it begins with", len(fl.seed().ENIs), 2))
+	fl.another(t, "node-1", n) // work resumes
+	harness.OK(t, controllers.Same("ENIs in the seed", len(fl.seed().ENIs), 2))
 }
 
-// Of two objects that name one instance, each with a Node that does, the older
-// has it; the other follows when that one is gone.
+// If several objects name one instance, each with a Node that does too, the oldest one gets it. The next
+// one follows when that is deleted.
 func TestTwoObjectsOfOneInstance(t *testing.T) {
 	fl, _ := setUp(t, Options{})
 	names := []string{"node-1", "anode", "node-3"}
-	for _, name := range names[1:] { // one is first by name, if they are of the same second
+	for _, name := range names[1:] { // one sorts first by name, in case all have the same creation time
 		register(t, name, instance)
 		harness.OK(t, harness.KubeClient(t).Create(t.Context(), objectOf(name, instance)))
 	}
-	harness.Eventually(t, controllers.Limit, "one stands", func() error {
+	harness.Eventually(t, controllers.Limit, "only the oldest object is accepted", func() error {
 		stands := ""
 		for _, name := range names {
 			if degraded(reasonAlreadyClaimed)(get(t, name)) != nil {
@@ -148,7 +147,7 @@ func TestTwoObjectsOfOneInstance(t *testing.T) {
 			}
 		}
 		if want := oldest(t, names...); stands != want {
-			return fmt.Errorf("%s, want %s", stands, want)
+			return fmt.Errorf("accepted objects = %q, want %s", stands, want)
 		}
 		return nil
 	})
@@ -165,7 +164,7 @@ func TestTwoObjectsOfOneInstance(t *testing.T) {
 	}
 }
 
-// oldest is the first of some objects by time and name.
+// oldest returns the oldest of some objects, by creation time and name.
 func oldest(t *testing.T, names ...string) string {
 	t.Helper()
 	var first *v1alpha1.NodeNetwork
@@ -179,9 +178,9 @@ func oldest(t *testing.T, names ...string) string {
 	return first.Name
 }
 
-// A Node that nothing proves to be of its instance says what to do, with the
-// names that are to be written, and why its own name is no proof where it is short.
-func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
+// If nothing proves a Node's instance, the message says what to do, with the names to use, and why a
+// short node name is no proof.
+func TestMissingProofNamesTheRemedy(t *testing.T) {
 	const short = "ip-10-0-0-7 is only the first part of it, which instances of other VPCs may have too"
 	for _, tt := range []struct {
 		what, name string
@@ -190,28 +189,27 @@ func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
 		want       []string
 		not        string
 	}{
-		{"a short name", "ip-10-0-0-7", Identity{}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
+		{"short node name", "ip-10-0-0-7", Identity{}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
 			[]string{short, "tag i-0aa with the key that you set by --instance-node-tag of berth-operator, and the value ip-10-0-0-7"}, ""},
-		{"a short name in capitals, and a tag that is missing", "IP-10-0-0-7", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
+		{"short node name in capitals, tag missing", "IP-10-0-0-7", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
 			[]string{"is only the first part", "its tag node empty", "tag i-0aa with node=IP-10-0-0-7 (--instance-node-tag of berth-operator)"}, "not set"},
-		{"a name of its own", "db-1", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal", Tags: map[string]string{"node": "db-2"}},
+		{"custom node name", "db-1", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal", Tags: map[string]string{"node": "db-2"}},
 			[]string{"private DNS name is ip-10-0-0-7.lab-1.compute.internal", "its tag node db-2", "tag i-0aa with node=db-1"}, "first part"},
 		{"no DNS name", "db-1", Identity{}, cloud.Instance{}, []string{"private DNS name is empty", "cloud controller manager", "--provider-id"}, "first part"},
 	} {
 		why, _ := tt.id.evaluate(tt.name, "i-0aa", &corev1.Node{}, &tt.in)
 		if why.reason != reasonNotProved || tt.not != "" && strings.Contains(why.message, tt.not) {
-			t.Errorf("%s: %+v", tt.what, why)
+			t.Errorf("%s: evaluate() = %+v, want NotProved", tt.what, why)
 		}
 		for _, part := range tt.want {
 			if !strings.Contains(why.message, part) {
-				t.Errorf("%s: %q lacks %q", tt.what, why.message, part)
+				t.Errorf("%s: message = %q, want it to contain %q", tt.what, why.message, part)
 			}
 		}
 	}
 }
 
-// alone is a node of a controller without an API server, whose cloud says what
-// fl does.
+// alone returns a node of a controller without an API server, whose fleet and cloud are fl.
 func alone(fl *script) *node {
 	c := &Controller{
 		o: Options{Fleet: fl, Clock: clock.Real{}, Logger: slog.New(slog.DiscardHandler)}, fleet: fl,
@@ -222,32 +220,32 @@ func alone(fl *script) *node {
 	return n
 }
 
-// An answer of EC2 without the instance may be of a part that trails the others.
-func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
+// A single EC2 reply without the instance may come from a part of EC2 that trails the others.
+func TestOneReplyWithoutInstanceProvesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
 		n, bare := alone(fl), &corev1.Node{}
 		look := func(want string) time.Duration {
 			t.Helper()
-			n.identity(t.Context(), bare) // asks, if that is due
+			n.identity(t.Context(), bare) // queries EC2 if due
 			synctest.Wait()
 			if why := n.identity(t.Context(), bare); why.reason != want {
-				t.Fatalf("got %+v, want %q", why, want)
+				t.Fatalf("identity() = %+v, want reason %q", why, want)
 			}
 			now := n.c.now()
 			return n.state.wake(now).Sub(now)
 		}
 		if wait := look(reasonNotProved); wait != absentRetry || !n.state.liveness.vanishedAt.IsZero() {
-			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.state.liveness.vanishedAt)
+			t.Errorf("after one reply: retry after %v, vanishedAt = %v", wait, n.state.liveness.vanishedAt)
 		}
 		time.Sleep(absentRetry) //nolint:forbidigo // virtual time
 		if wait := look(reasonInstanceGone); wait != proofRetry || n.state.liveness.vanishedAt.IsZero() {
-			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.state.liveness.vanishedAt)
+			t.Errorf("after two replies: retry after %v, vanishedAt = %v", wait, n.state.liveness.vanishedAt)
 		}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
 		time.Sleep(proofRetry) //nolint:forbidigo // virtual time
 		if look(""); !n.state.liveness.vanishedAt.IsZero() {
-			t.Error("it is there, and counts as vanished")
+			t.Error("instance exists but counts as vanished")
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -257,37 +255,37 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 		n.identity(t.Context(), &corev1.Node{})
 		synctest.Wait()
 		if why := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.state.liveness.vanishedAt.IsZero() {
-			t.Errorf("terminated, by EC2's own words: %+v", why)
+			t.Errorf("identity() of a terminated instance = %+v, want InstanceGone", why)
 		}
 	})
 }
 
-// A Node that is made anew without its provider ID, all at once: EC2 is asked
-// while the fleet stops, and asked again if that answer finds another node.
-func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
+// A Node is recreated without its provider ID: EC2 is queried while the fleet stops, and queried again if
+// the reply arrives at a node that is no longer in use.
+func TestProofIsRequestedAfterTheFleetStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
 		n, bare := alone(fl), &corev1.Node{}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
-		harness.OK(t, controllers.Same("the reason before EC2 was asked", n.identity(t.Context(), bare).reason, reasonNotProved))
+		harness.OK(t, controllers.Same("reason before EC2 was queried", n.identity(t.Context(), bare).reason, reasonNotProved))
 		next := n.c.suspend(n)
 		synctest.Wait()
 		next.identity(t.Context(), bare)
 		synctest.Wait()
 		if why := next.identity(t.Context(), bare); why != (refusal{}) {
-			t.Errorf("EC2 names the Node, and: %+v", why)
+			t.Errorf("identity() = %+v although EC2's DNS name matches", why)
 		}
 	})
 }
 
-func TestObjectsThatFollowEachOther(t *testing.T) {
+func TestRecreationDelay(t *testing.T) {
 	now := time.Date(2026, 11, 22, 7, 0, 0, 0, time.UTC)
 	var l recreation
 	for i, tt := range []struct {
-		after, wait time.Duration // since the last was made, until it is worked for
+		after, wait time.Duration // since the last creation, until work begins
 	}{
 		{0, 0},
-		{time.Second, 0}, // as after a person deleted one
+		{time.Second, 0}, // as after a deletion by hand
 		{time.Second, 2 * time.Second},
 		{time.Second, 4 * time.Second},
 		{time.Second, 8 * time.Second},
@@ -303,17 +301,17 @@ func TestObjectsThatFollowEachOther(t *testing.T) {
 		uid := types.UID(fmt.Sprint(i))
 		l = l.next(uid, now)
 		if got := l.from.Sub(now); got != tt.wait {
-			t.Errorf("object %d waits %v, want %v", i, got, tt.wait)
+			t.Errorf("object %d is delayed by %v, want %v", i, got, tt.wait)
 		}
 		if again := l.next(uid, now.Add(time.Second)); again != l {
-			t.Errorf("object %d, looked at again: %+v, want %+v", i, again, l)
+			t.Errorf("object %d observed again = %+v, want %+v", i, again, l)
 		}
 	}
 }
 
-// A node that deletes its object and makes it again, over and over, has the
-// fleet begin anew a few times only, and the object says why it has no addresses.
-func TestObjectMadeAgainTooOften(t *testing.T) {
+// If a node deletes and recreates its object repeatedly, the fleet restarts only a few times, and the
+// object says why it has no addresses.
+func TestObjectRecreatedTooOften(t *testing.T) {
 	now := clock.NewFake(time.Now())
 	fl, _ := setUp(t, Options{Clock: now})
 	api := harness.KubeClient(t)
@@ -322,7 +320,7 @@ func TestObjectMadeAgainTooOften(t *testing.T) {
 		harness.OK(t, api.Delete(t.Context(), o))
 		o = objectOf("node-1", instance)
 		harness.OK(t, api.Create(t.Context(), o))
-		await(t, "the object is seen", func() bool {
+		await(t, "object observed", func() bool {
 			n := fl.Controller.node("node-1")
 			return n != nil && n.uid == o.UID
 		})
@@ -330,13 +328,13 @@ func TestObjectMadeAgainTooOften(t *testing.T) {
 	}
 	sets := fl.called("Set")
 	if sets > 6 {
-		t.Errorf("the fleet began %d times in 20 s", sets)
+		t.Errorf("Set called %d times in 20 s, want at most 6", sets)
 	}
 	awaitDegraded(t, "node-1", reasonPaced)
-	await(t, "it is worked for in the end", func() bool {
+	await(t, "work begins after the delay", func() bool {
 		now.Advance(10 * time.Second)
-		fl.queue.Add("node-1") // the queue goes by the machine's clock
+		fl.queue.Add("node-1") // the queue uses the system clock
 		return fl.called("Set") > sets
 	})
-	until(t, "node-1", "no longer reported", degraded(reasonAsExpected))
+	until(t, "node-1", "healthy", degraded(reasonAsExpected))
 }

@@ -21,7 +21,7 @@ import (
 // address (eni.Config.Committed) until it is no longer assigned. A whole ENI is marked by its ID, in
 // the write that removes its addresses from available.
 
-var errUnmarked = errors.New("somebody else changed the object: this is not being released any more")
+var errUnmarked = errors.New("somebody else changed the object: this is no longer being released")
 
 // marked reports whether the object has an entry in unassigning.
 func marked(o *v1alpha1.NodeNetwork, text string) bool {
@@ -39,7 +39,7 @@ func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
 }
 
-// mayMarkENI is mayMark for a whole ENI. The daemon must have confirmed all of its addresses, and
+// mayMarkENI works like mayMark for a whole ENI. The daemon must have confirmed all of its addresses, and
 // nothing may use it.
 func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
 	for p, at := range nodenetwork.Available(o) {

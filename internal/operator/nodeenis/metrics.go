@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 )
 
-// The metrics that Cilium documents for its AWS ENI allocator, under Berth's names, and further
-// ones: on listings, on free addresses of subnets, and on how long pods wait for addresses.
+// The metrics that Cilium documents for its AWS ENI allocator, under Berth's names, and additional ones
+// about listings, free addresses of subnets, and how long pods wait for addresses.
 var (
 	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those. A pod's addresses of both families count as one.", "type")
 	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
@@ -29,14 +29,14 @@ var (
 	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
 	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")
 
-	callBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60} // EC2 calls, seconds
+	callBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60} // of EC2 calls, in seconds
 )
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famOrphans, famCollected, famSubnets, famDemand}
 
-// Metrics count the work for nodes. They implement fleet.Observer and
-// pace.Observer, and are safe for concurrent use.
+// Metrics measures the work for nodes. It implements fleet.Observer and pace.Observer, and is safe for
+// concurrent use.
 type Metrics struct {
 	assigns   *prometheus.CounterVec
 	creations *prometheus.CounterVec
@@ -48,7 +48,7 @@ type Metrics struct {
 	collected *prometheus.CounterVec
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
@@ -56,13 +56,13 @@ func NewMetrics() *Metrics {
 		resyncs: famResyncs.Counter(), demand: famDemand.Histogram(metric.WaitBuckets),
 		orphans: famOrphans.Gauge(), collected: famCollected.Counter(),
 	}
-	m.Collected(eni.Collected{Known: true}) // each metric exists before its first event
+	m.Collected(eni.Collected{Known: true}) // so that each series exists before its first event
 	m.resyncs.WithLabelValues()
 	m.demand.WithLabelValues()
 	return m
 }
 
-// Collectors are those to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncs, m.demand, m.orphans, m.collected}
 }
@@ -91,8 +91,7 @@ func (m *Metrics) Collected(found eni.Collected) {
 	m.collected.WithLabelValues().Add(float64(found.Deleted))
 }
 
-// DemandServed counts a node that had more waiting pods than free addresses,
-// and got enough after so long.
+// DemandServed records how long a node had more waiting pods than free addresses, once it has enough.
 func (m *Metrics) DemandServed(after time.Duration) {
 	m.demand.WithLabelValues().Observe(after.Seconds())
 }
@@ -109,12 +108,12 @@ func (m *Metrics) Limited(operation string, waited time.Duration) {
 
 // Totals are sums over all nodes, for metrics (Cilium's AWS ENI allocator, "Metrics").
 type Totals struct {
-	Used, Available, Needed      int // pods that have addresses; for which there are addresses; for which more are wanted
-	ENIs                         int // with an address that no pod uses
-	Nodes, InDeficit, AtCapacity int // nodes
+	Used, Available, Needed      int // in pods: with addresses, with room, and still needed
+	ENIs                         int // ENIs with an address that no pod uses
+	Nodes, InDeficit, AtCapacity int // numbers of nodes
 }
 
-// Totals counts as of now. It takes about a microsecond an address.
+// Totals returns the current sums. It takes about a microsecond per address.
 func (c *Controller) Totals() Totals {
 	c.mu.Lock()
 	nodes := slices.Collect(maps.Values(c.nodes))
@@ -147,8 +146,8 @@ func (s *state) addTo(t *Totals) {
 	}
 }
 
-// Gauges are collected on each scrape: the totals of the nodes, and the subnets that they may
-// use, which subnets must return quickly.
+// Gauges collects the totals of the nodes, and the subnets that they may use, on each scrape. subnets must
+// return quickly.
 func (c *Controller) Gauges(subnets func() []cloud.Subnet) prometheus.Collector {
 	return gauges(c.Totals, subnets)
 }

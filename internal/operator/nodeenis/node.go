@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// node is one object's side of the fleet: a fleet.Node of one instance. It does the I/O; what is
-// known and decided is in its state.
+// node is one object's fleet.Node, for one instance. It does the I/O; knowledge and decisions are in its
+// state.
 type node struct {
 	c          *Controller
 	name       string
@@ -23,8 +23,7 @@ type node struct {
 	instanceID string
 	createdAt  time.Time // of the object
 
-	// writing serializes this node's requests to the API server; it is taken
-	// before mu.
+	// writing serializes this node's requests to the API server; it is acquired before mu.
 	writing sync.Mutex
 
 	mu    sync.Mutex // guards state; never held across I/O
@@ -33,8 +32,8 @@ type node struct {
 
 var _ fleet.Node = (*node)(nil)
 
-// newNode continues where whoever wrote the object left off. With other, the
-// object was of another instance until now, and says nothing of this one.
+// newNode continues where the previous writer of the object stopped. If other is set, the object had
+// another instance until now, so its content does not apply.
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	return &node{
 		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, createdAt: o.CreationTimestamp.Time,
@@ -42,8 +41,8 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	}
 }
 
-// Publish implements fleet.Node. An inventory that could not be written, or that somebody
-// overwrote, is written again by the controller.
+// Publish implements fleet.Node. If an inventory could not be written, or was overwritten by somebody
+// else, the controller writes it again.
 func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
 	n.mu.Lock()
 	n.state.setInventory(&inv)

@@ -30,7 +30,7 @@ import (
 func TestPublish(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"}))
-	o := get(t, "node-1") // durable on return
+	o := get(t, "node-1") // stored when Publish returns
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
 	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-1"}))
 	n.Reconciled(eni.Status{Confirmed: true, Available: 18, Needed: 3})
@@ -43,24 +43,24 @@ func TestPublish(t *testing.T) {
 		return u.Waiting == 5 && u.ENIs["eni-1"] == eni.ENIUsage{Used: 2, Assignable: 16, Free: cloud.Amount{Addresses: 1}} && fl.called("Kick") > 0
 	})
 	if got, want := fl.Totals(), (Totals{Used: 2, Available: 18, Needed: 3, ENIs: 1, Nodes: 1, InDeficit: 1}); got != want {
-		t.Errorf("totals: %+v, want %+v", got, want)
+		t.Errorf("Totals() = %+v, want %+v", got, want)
 	}
-	// Only the daemon's report was news to the fleet, and nobody else wrote.
+	// Only the daemon's report is new to the fleet, and nobody else wrote.
 	if k, d, s := fl.called("Kick"), fl.called("Invalidate"), fl.called("Set"); k != 1 || d != 0 || s != 1 {
-		t.Errorf("%d kicks, %d invalidations, %d settings; want 1, 0, 1", k, d, s)
+		t.Errorf("%d calls of Kick, %d of Invalidate and %d of Set, want 1, 0 and 1", k, d, s)
 	}
-	// What is published already is not written again.
-	harness.Eventually(t, controllers.Limit, "not written again without a change", func() error { // but for what waited
+	// Published content is not written again.
+	harness.Eventually(t, controllers.Limit, "no write without a change", func() error { // apart from delayed status writes
 		o := get(t, "node-1")
 		publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"}))
 		if now := get(t, "node-1"); now.ResourceVersion != o.ResourceVersion {
-			return fmt.Errorf("%s, then %s", o.ResourceVersion, now.ResourceVersion)
+			return fmt.Errorf("resource version changed from %s to %s", o.ResourceVersion, now.ResourceVersion)
 		}
 		return nil
 	})
 }
 
-// The daemon never sees an available address whose ENI it does not know.
+// The daemon never sees an available address whose ENI is not in the status.
 func TestOrderOfWrites(t *testing.T) {
 	_, n := setUp(t, Options{})
 	watcher, err := client.NewWithWatch(harness.ControlPlane.Config(), client.Options{Scheme: harness.KubeClient(t).Scheme()})
@@ -78,7 +78,7 @@ func TestOrderOfWrites(t *testing.T) {
 		states++
 		for a, at := range o.Spec.IPAM.Available {
 			if _, ok := o.Status.ENI.ENIs[at.Resource]; !ok {
-				t.Errorf("state %d has %s of %s without that ENI", states, a, at.Resource)
+				t.Errorf("version %d of the object has address %s of %s without that ENI", states, a, at.Resource)
 			}
 		}
 		if o.ResourceVersion == last {
@@ -90,12 +90,11 @@ func TestOrderOfWrites(t *testing.T) {
 	harness.OK(t, available("10.0.0.3")(o))
 	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-9"}))
 	if states < 7 {
-		t.Errorf("saw %d states only", states)
+		t.Errorf("watch showed %d versions of the object, want at least 7", states)
 	}
 }
 
-// Two writers of the same object, and a daemon that reports all the time: what
-// is published arrives.
+// With a second writer of the object that writes all the time, inventories still get published.
 func TestConflictStorm(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -116,37 +115,36 @@ func TestConflictStorm(t *testing.T) {
 	list := []string{}
 	for i := range 20 {
 		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
-		await(t, "a storm", func() bool { return writes.Load() > int32(i) })
+		await(t, "concurrent writes", func() bool { return writes.Load() > int32(i) })
 		harness.Eventually(t, controllers.Limit, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
 		harness.OK(t, available(list...)(get(t, "node-1")))
 	}
 	cancel()
 	<-ended
-	harness.OK(t, controllers.Same("invalidations, though nobody wrote what the operator publishes", fl.called("Invalidate"), 0))
+	harness.OK(t, controllers.Same("calls of Invalidate although nobody else wrote spec.ipam", fl.called("Invalidate"), 0))
 }
 
-// While the API server is away Publish fails at once but for the first time,
-// and once it is back the newest inventory is written without anybody asking.
+// While the API server is unavailable, Publish fails immediately after the first attempt. When the API
+// server is back, the newest inventory is written without another call.
 func TestAPIServerAway(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	back := harness.WithoutAPIServer(t)
 	for i := range 20 {
 		if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", fmt.Sprintf("10.0.1.%d", i)})); err == nil {
-			t.Fatal("published without an API server")
+			t.Fatal("Publish() succeeded without an API server")
 		}
 	}
 	n.Reconciled(eni.Status{Confirmed: true})
 	back()
-	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
-	harness.OK(t, controllers.Same("invalidations about its own writes", fl.called("Invalidate"), 0))
+	until(t, "node-1", "newest inventory published", available("10.0.0.1", "10.0.1.19"))
+	harness.OK(t, controllers.Same("calls of Invalidate because of own writes", fl.called("Invalidate"), 0))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1")})
-	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 }) // the watch is back
+	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 }) // the watch works again
 }
 
-// Whatever a person writes where the operator publishes is put right, as soon
-// as the cloud was looked at, and spoils no other node.
-func TestHandEdits(t *testing.T) {
+// Manual edits of the published fields are corrected as soon as EC2 has been listed.
+func TestManualEditsAreCorrected(t *testing.T) {
 	right := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"})
 	for name, edit := range map[string]string{
 		"emptied":        `{"spec":{"ipam":{"available":null}}}`,
@@ -160,41 +158,41 @@ func TestHandEdits(t *testing.T) {
 			publish(t, n, right)
 			o := patch(t, edit)
 			fl.awaitCalls(t, "Invalidate", 1)
-			n.Reconciled(eni.Status{Confirmed: true}) // a pass before the cloud was observed
+			n.Reconciled(eni.Status{Confirmed: true}) // a pass before EC2 was listed
 			if now := get(t, "node-1"); !sameIPAM(now.Spec.IPAM, o.Spec.IPAM) {
-				t.Error("written before the cloud was looked at")
+				t.Error("spec.ipam was written before EC2 was listed")
 			}
 			publish(t, n, right)
 			n.Reconciled(eni.Status{Confirmed: true})
-			until(t, "node-1", "right again", available("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+			until(t, "node-1", "corrected", available("10.0.0.1", "10.0.0.2", "10.0.0.3"))
 			n.Reconciled(eni.Status{Confirmed: true})
-			until(t, "node-1", "nothing on its way back", releasing())
+			until(t, "node-1", "no addresses being released", releasing())
 		})
 	}
 }
 
-// What another took away is published again only when the cloud still lists it
-// long after.
-func TestTakenAwayStaysAway(t *testing.T) {
+// An address that another operator took away is published again only if EC2 still lists it after the
+// settle time.
+func TestTakenAwayAddressStaysAway(t *testing.T) {
 	const settle = 5 * time.Second
-	now := clock.NewFake(time.Now()) // so that the listing is not an old one because of a stall
+	now := clock.NewFake(time.Now()) // so that a stall does not make the listing old
 	fl, n := setUp(t, Options{Settle: settle, Clock: now})
 	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	publish(t, n, all)
 	_, other := play(t, Options{})
 	publish(t, other, inventory([]string{"10.0.0.1"}))
 	await(t, "doubt", func() bool { return fl.called("Invalidate") > 0 })
-	publish(t, n, all) // by a listing that is old
+	publish(t, n, all) // from a stale listing
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
-	harness.OK(t, controllers.Same("invalidations before it is time", fl.called("Invalidate"), 1))
+	harness.OK(t, controllers.Same("calls of Invalidate before the settle time is over", fl.called("Invalidate"), 1))
 	now.Advance(settle)
 	fl.awaitCalls(t, "Invalidate", 2)
 	publish(t, n, all)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 }
 
-// A new operator seeds the fleet with what the last one published.
-func TestSeed(t *testing.T) {
+// A new operator seeds the fleet with the published inventory.
+func TestNewOperatorSeedsTheFleet(t *testing.T) {
 	first, n := setUp(t, Options{})
 	inv, began := inventory([]string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.32/28"}), time.Now()
 	publish(t, n, inv)
@@ -202,21 +200,20 @@ func TestSeed(t *testing.T) {
 	second, _ := play(t, Options{})
 	got := second.seed()
 	if got.InstanceID != instance || len(got.ENIs) != 3 || got.Limits != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, Prefixes: true}) {
-		t.Fatalf("seed: %+v", got)
+		t.Fatalf("seed = %+v, want 3 ENIs with the limits", got)
 	}
 	for i := range inv.ENIs {
 		if !got.ENIs[i].Equal(inv.ENIs[i]) {
-			t.Errorf("seed has %+v, want %+v", got.ENIs[i], inv.ENIs[i])
+			t.Errorf("ENI in the seed = %+v, want %+v", got.ENIs[i], inv.ENIs[i])
 		}
 	}
-	// Kept to the second.
+	// Stored with a resolution of one second.
 	if got.At.Before(began.Add(-time.Second)) || got.At.After(time.Now()) {
-		t.Errorf("seed is of %v, want when it was written", got.At)
+		t.Errorf("seed.At = %v, want the time of the write", got.At)
 	}
 }
 
-// How it stands with the trunk is in the object, and stays there while the next operator
-// does not know it yet.
+// The trunk's state is published in the object, and stays there until the next operator knows it.
 func TestTrunkStatus(t *testing.T) {
 	s, n := setUp(t, Options{})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
@@ -232,32 +229,32 @@ func TestTrunkStatus(t *testing.T) {
 		n.Reconciled(eni.Status{Confirmed: true, Trunk: t})
 	}
 	report(n, &eni.Trunk{Reason: "NoRoom", Message: "all places are taken"})
-	until(t, "node-1", "why there is none", says(&v1alpha1.TrunkENI{Reason: "NoRoom", Message: "all places are taken"}))
+	until(t, "node-1", "status.eni.trunk with the reason", says(&v1alpha1.TrunkENI{Reason: "NoRoom", Message: "all places are taken"}))
 	there := &eni.Trunk{ID: "eni-0c", MAC: mac.Addr{2, 0, 0, 0, 0, 12}, DeviceIndex: 3}
 	report(n, there)
 	want := &v1alpha1.TrunkENI{ID: "eni-0c", MAC: "02:00:00:00:00:0c", DeviceIndex: 3}
-	until(t, "node-1", "that it is there", says(want))
+	until(t, "node-1", "status.eni.trunk with the ENI", says(want))
 	if _, ok := get(t, "node-1").Status.ENI.ENIs["eni-0c"]; ok {
-		t.Error("it is among the ENIs that pods may have addresses of")
+		t.Error("trunk is listed in status.eni.enis, whose addresses pods may get")
 	}
 
-	s.end() // another operator goes on
+	s.end() // another operator takes over
 	_, n = play(t, Options{})
-	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2"})) // which is a write of status.eni
+	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2"})) // writes status.eni
 	if err := says(want)(get(t, "node-1")); err != nil {
-		t.Errorf("before it knows: %v", err)
+		t.Errorf("trunk before the new operator knows it: %v", err)
 	}
 	report(n, nil)
-	until(t, "node-1", "that there is none", says(nil))
+	until(t, "node-1", "no status.eni.trunk", says(nil))
 }
 
-// Whoever writes where the operator publishes is reported on the Node, by one
-// event however often it happens. The operator's own writes are not.
-func TestForeignWritesAreTold(t *testing.T) {
+// Foreign writes to the operator's fields are reported on the Node, by one Event however often they
+// happen. The operator's own writes are not reported.
+func TestForeignWritesAreReported(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	create(t, "node-2", nil)
 	other := fl.node(t, "node-2")
-	harness.Eventually(t, controllers.Limit, "the Node is seen", func() error { // an event before that is of another Node
+	harness.Eventually(t, controllers.Limit, "Node in the cache", func() error { // an earlier Event would be recorded for another Node
 		return fl.client.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
 	})
 	right := inventory([]string{"10.0.0.1", "10.0.0.2"})
@@ -267,12 +264,12 @@ func TestForeignWritesAreTold(t *testing.T) {
 		patch(t, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i))
 		fl.awaitCalls(t, "Invalidate", i+1)
 	}
-	harness.Eventually(t, controllers.Limit, "one event, counted", func() error {
+	harness.Eventually(t, controllers.Limit, "one Event with a count", func() error {
 		list := &eventsv1.EventList{}
 		harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
 		for _, e := range list.Items {
 			if e.Reason == "NetworkOverwritten" && (e.Series == nil || !strings.Contains(e.Note, "spec.ipam")) {
-				return fmt.Errorf("%q, series %v", e.Note, e.Series)
+				return fmt.Errorf("Event %q has series %v", e.Note, e.Series)
 			}
 		}
 		return sameList("events", eventsOf(t, "node-1"), []string{"Warning NetworkOverwritten"})
@@ -280,10 +277,10 @@ func TestForeignWritesAreTold(t *testing.T) {
 	harness.OK(t, sameList("events", eventsOf(t, "node-2"), nil))
 }
 
-// late holds a write of spec.ipam back, whose sender hears that the connection
-// broke, and delivers it right before the next one.
+// late holds back a write of spec.ipam, reports a broken connection to the sender, and delivers the write
+// right before the next one.
 type late struct {
-	mu   sync.Mutex // guards both
+	mu   sync.Mutex // guards the fields below
 	arm  bool
 	held *http.Request
 }
@@ -314,17 +311,15 @@ func (l *late) do(r *http.Request, next http.RoundTripper) (*http.Response, erro
 	return next.RoundTrip(r)
 }
 
-// A write whose answer was lost, and that the API server takes after all, is
-// nobody else's.
-func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
+// A write whose reply was lost, and that reaches the API server late, is recognized as the operator's own.
+func TestLateWriteIsRecognized(t *testing.T) {
 	l := &late{}
 	fl, n := setUp(t, Options{}, harness.Through(l.do))
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	l.mu.Lock()
 	l.arm = true
 	l.mu.Unlock()
-	// This fails, unless the write that broke was the controller's, by which it
-	// had started to publish the same.
+	// This fails, unless the broken write was the controller's, which had already started to publish the same.
 	_ = n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"}))
 	harness.Eventually(t, controllers.Limit, "published", func() error {
 		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
@@ -332,24 +327,24 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 	harness.OK(t, available("10.0.0.1", "10.0.0.3")(get(t, "node-1")))
 	l.mu.Lock()
 	if l.arm || l.held != nil {
-		t.Errorf("no write broke, or it was not delivered: %t, %t", l.arm, l.held != nil)
+		t.Errorf("write still to be broken = %t, still to be delivered = %t, want neither", l.arm, l.held != nil)
 	}
 	l.mu.Unlock()
-	harness.OK(t, controllers.Same("invalidations about its own write", fl.called("Invalidate"), 0))
+	harness.OK(t, controllers.Same("calls of Invalidate because of own writes", fl.called("Invalidate"), 0))
 	harness.OK(t, sameList("events", eventsOf(t, "node-1"), nil))
 }
 
-// An operator that is behind does not bring back what another took away.
+// A stale operator does not republish an address that another one took away.
 func TestStaleWriter(t *testing.T) {
-	older, stale := setUp(t, Options{Settle: time.Hour}) // the test is over by then
+	older, stale := setUp(t, Options{Settle: time.Hour}) // longer than the test
 	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	publish(t, stale, all)
-	older.end() // it learns nothing any more, and its writes still go out
+	older.end() // it gets no more events but still writes
 
 	_, fresh := play(t, Options{Settle: time.Second})
 	publish(t, fresh, inventory([]string{"10.0.0.1"}))
 	for range 3 {
-		harness.Eventually(t, controllers.Limit, "published or not", func() error {
+		harness.Eventually(t, controllers.Limit, "stale write attempted", func() error {
 			err := stale.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}))
 			if slow(err) {
 				return err
@@ -361,10 +356,10 @@ func TestStaleWriter(t *testing.T) {
 		})
 		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
 	}
-	harness.OK(t, controllers.Same("invalidations of the old fleet", older.called("Invalidate"), 1))
+	harness.OK(t, controllers.Same("calls of Invalidate of the old fleet", older.called("Invalidate"), 1))
 }
 
-// dropped is an object without one available address.
+// dropped removes one available address from an object.
 func dropped(o *v1alpha1.NodeNetwork, address string) *v1alpha1.NodeNetwork {
 	delete(o.Spec.IPAM.Available, address)
 	return o

@@ -15,10 +15,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// state is what is known of one node, by subject. The node's lock guards it. Its methods decide,
-// and do no I/O.
+// state is the state of one node, by subject. The node's lock guards it. Its methods decide and do no
+// I/O.
 type state struct {
-	obj         *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
+	obj         *v1alpha1.NodeNetwork // the newest version seen, shared with the cache: read-only
 	fleet       fleetState
 	handshake   handshake
 	ownership   ownership
@@ -30,8 +30,8 @@ type state struct {
 	problem     reportedProblem
 }
 
-// newState is that of an object at now. With other, the object was of another instance until
-// now, and says nothing of this one.
+// newState returns the state for an object at now. If other is set, the object had another instance until
+// now, so its content does not apply.
 func newState(o *v1alpha1.NodeNetwork, other bool, now time.Time) state {
 	s := state{
 		obj:       o,
@@ -40,37 +40,37 @@ func newState(o *v1alpha1.NodeNetwork, other bool, now time.Time) state {
 		config:   configuration{seed: eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}},
 		liveness: liveness{reportedAt: o.CreationTimestamp.Time},
 	}
-	s.problem.reason, s.problem.note, _ = problemOf(o) // by whoever wrote it
+	s.problem.reason, s.problem.note, _ = problemOf(o) // as reported by the previous writer
 	if other {
 		return s
 	}
 	s.config.seed = seed(o, now)
 	if len(o.Spec.IPAM.Available) > 0 {
-		s.liveness.readiness = ready // it was at some time; nobody may have seen what happened since
+		s.liveness.readiness = ready // it once was; changes since then may have gone unnoticed
 	}
 	s.handshake.resume(o, s.config.seed.Releasing, now)
 	return s
 }
 
-// setInventory makes inv what the object should say.
+// setInventory sets the inventory to publish.
 func (s *state) setInventory(inv *eni.Inventory) {
 	s.ownership.observeFirst = false
 	s.fleet.setInventory(inv)
 	s.handshake.setInventory(inv)
 }
 
-// change is what a new state of an object means for its node.
+// change describes what a new version of an object means for its node.
 type change struct {
-	foreign bool // somebody else wrote what the operator publishes
-	usage   bool // pods use other addresses, or the daemon confirmed some
+	foreign bool // somebody else wrote the operator's fields
+	usage   bool // usage changed, or the daemon confirmed addresses
 }
 
-// update takes a state of the object, if it is newer than the one at hand. What another
-// operator took out of available is suppressed for settle.
+// update takes a new version of the object, unless it is older than the current one. Addresses that
+// another operator took out of available are suppressed for settle.
 func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Duration) change {
 	if o.UID != s.obj.UID || !nodenetwork.Newer(o, s.obj) {
 		if o.UID == s.obj.UID && o.ResourceVersion == s.obj.ResourceVersion {
-			s.obj = o // the cache's copy of the answer to a write: one of the two is freed
+			s.obj = o // share the cache's copy of a write's reply, so that the other copy is freed
 		}
 		return change{}
 	}
@@ -82,7 +82,7 @@ func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Durat
 		s.handshake.adoptReleasing(o)
 	}
 	if sameReport(before, o) {
-		return c // such as after an own write
+		return c // for example after an own write
 	}
 	s.liveness.reportedAt = now
 	was, is := &before.Status.IPAM, &o.Status.IPAM
@@ -91,13 +91,13 @@ func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Durat
 	return c
 }
 
-// sameReport reports whether the daemon reports the same.
+// sameReport reports whether two versions have the same report of the daemon.
 func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	a, b := &x.Status.IPAM, &y.Status.IPAM
 	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && slices.Equal(a.MissingLinks, b.MissingLinks) && maps.Equal(a.Used, b.Used)
 }
 
-// update takes a state of the object, and tells the fleet, and people, what it means.
+// update takes a new version of the object and notifies the fleet and, by Events, users.
 func (n *node) update(ctx context.Context, o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	c := n.state.update(o, n.c.now(), n.c.o.Settle)
@@ -106,27 +106,26 @@ func (n *node) update(ctx context.Context, o *v1alpha1.NodeNetwork) change {
 	return c
 }
 
-// timed is a part of the state with something to do at a time, without an event.
+// timed is a part of the state that becomes due at a certain time, without an event.
 type timed interface {
-	// due is the first moment after now at which there may be something to do;
-	// zero: there is none.
+	// due returns the first time after now at which there may be something to do, or zero.
 	due(now time.Time) time.Time
 }
 
-// timers are all timed parts, in the order in which Reconcile handles them
-// (TestEveryTimedPartIsAmongTheTimers). Demand, and candidates that the fleet does not ask for
-// any more, need no timer: each pass of the fleet looks at them.
+// timers returns all timed parts, in the order in which Reconcile handles them
+// (TestEveryTimedPartIsAmongTheTimers). Demand, and candidates that the fleet no longer asks for, need no
+// timer: each pass of the fleet checks them.
 func (s *state) timers() []timed {
 	return []timed{
-		&s.eligibility, // EC2 is asked for the proof again, or the hold of a recreated object ends
-		&s.ownership,   // what another operator took away may be published again
-		&s.liveness,    // the object of a node that is gone is deleted
-		&s.writes,      // the API server is asked again, or news of the status is written
+		&s.eligibility, // query EC2 again for proof, or end the delay of a recreated object
+		&s.ownership,   // publish suppressed addresses again
+		&s.liveness,    // delete the object of a node that is gone
+		&s.writes,      // retry a request, or write a delayed status
 	}
 }
 
-// wake is the first moment after since at which there may be something to do;
-// zero: there may be none until something changes.
+// wake returns the first time after since at which there may be something to do, or zero if that depends
+// on a change.
 func (s *state) wake(since time.Time) time.Time {
 	var moments []time.Time
 	for _, t := range s.timers() {
@@ -135,10 +134,10 @@ func (s *state) wake(since time.Time) time.Time {
 	return retry.Earliest(since, moments...)
 }
 
-// schedule has the node reconciled when the first of its timers is due. The queue keeps the
-// earliest time of each node, so every reconciliation asks for the next. since is when the
-// reconciliation began: what became due after that is handled at once, as the reconciliation may
-// have looked at it before.
+// schedule queues the node for when the first of its timers is due. The queue keeps the earliest time of
+// each node, so every reconciliation schedules the next one. since is when the reconciliation began:
+// parts that became due after that are handled immediately, as the reconciliation may have looked at
+// them before.
 func (n *node) schedule(since time.Time) {
 	n.mu.Lock()
 	at := n.state.wake(since)
@@ -160,12 +159,12 @@ func (l *liveness) due(now time.Time) time.Time { return retry.Earliest(now, l.d
 
 func (w *writes) due(now time.Time) time.Time { return retry.Earliest(now, w.retry.Until, w.newsAt) }
 
-// fleetState is what the fleet last reported of a node.
+// fleetState is the fleet's last report about a node.
 type fleetState struct {
-	inv       *eni.Inventory        // to be published; nil: nothing was observed yet
+	inv       *eni.Inventory        // to be published; nil before the first observation
 	primaries map[netip.Prefix]bool // the primary addresses of inv's ENIs
 	status    eni.Status
-	passBegan time.Time // about when the fleet's current pass began
+	passBegan time.Time // approximate start of the fleet's current pass
 }
 
 func (f *fleetState) setInventory(inv *eni.Inventory) {
@@ -178,9 +177,9 @@ func (f *fleetState) setInventory(inv *eni.Inventory) {
 	}
 }
 
-// unmarked are the addresses and prefixes that pods may have, each with its ENI, without ENIs
-// that are marked. Where pods get no IPv6 address, it leaves out single IPv6 addresses, which
-// a subnet may assign to each new ENI, unless one was published: pods may still have that.
+// unmarked returns the addresses and prefixes that pods may have, each with its ENI, except those of
+// marked ENIs. If pods get no IPv6 addresses, it omits single IPv6 addresses, which a subnet may assign to
+// each new ENI, except published ones: pods may still have these.
 func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
 	out := podAddresses(f.inv)
 	six := f.inv.Families.Has(ipfamily.IPv6)
@@ -191,7 +190,7 @@ func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
 	return out
 }
 
-// podAddresses are the addresses and prefixes that pods may have, each with its ENI.
+// podAddresses returns the addresses and prefixes that pods may have, each with its ENI.
 func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
 	out := map[netip.Prefix]string{}
 	for i := range inv.ENIs {
@@ -209,8 +208,8 @@ func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
 	return out
 }
 
-// seed is what the object says was published of its instance. What is marked in it is still
-// being released; candidates are not.
+// seed returns the inventory that was published in the object. Marked addresses are still being
+// released; candidates are not.
 func seed(o *v1alpha1.NodeNetwork, now time.Time) eni.Inventory {
 	r := nodenetwork.Read(o)
 	inv := r.Inventory

@@ -33,7 +33,7 @@ func (n *node) Usage() eni.Usage {
 	return n.usage()
 }
 
-// usage is how pods use what was published. n.mu is held; it reads the cache.
+// usage returns how pods use the published addresses. n.mu is held; it reads the cache.
 func (n *node) usage() eni.Usage {
 	is := &n.state.obj.Status.IPAM
 	return eni.Usage{
@@ -42,13 +42,13 @@ func (n *node) usage() eni.Usage {
 	}
 }
 
-// families are those of which pods get addresses: those that the fleet works by, or
-// before it does those of the object.
+// families returns the address families of pods: those in the fleet's settings, or before there are
+// settings, those of the object.
 func (s *state) families() ipfamily.Set {
 	if s.config.set {
 		return s.config.settings.Policy.Families
 	}
-	families, _ := nodenetwork.Families(s.obj) // Settings reports an invalid one
+	families, _ := nodenetwork.Families(s.obj) // an invalid value is reported by Settings
 	return families
 }
 
@@ -62,10 +62,9 @@ type counter struct {
 
 func (s *state) counter() counter { return counter{s.obj, &s.fleet, &s.handshake, s.families()} }
 
-// byENI counts an object's addresses by ENI, in pods. All that are in
-// status.ipam.used are used, also those that cool: Cilium counts
-// len(status.ipam.used). What is being released is neither used nor free, and an
-// ENI's own address is never released.
+// byENI counts an object's addresses by ENI, in pods. All addresses in status.ipam.used count as used,
+// including cooling ones: Cilium counts len(status.ipam.used). Addresses being released are neither used
+// nor free, and an ENI's primary address is never released.
 func (c counter) byENI() map[string]eni.ENIUsage {
 	out := map[string]eni.ENIUsage{}
 	used, inUse := usedOf(c.obj)
@@ -87,8 +86,8 @@ func (c counter) byENI() map[string]eni.ENIUsage {
 	return out
 }
 
-// room is for how many more pods each ENI has published addresses that are not being
-// released. It is negative where pods have addresses that were taken out of available.
+// room returns for how many more pods each ENI has published addresses that are not being released. It is
+// negative if pods have addresses that were taken out of available.
 func (c counter) room(used map[string]counts) map[string]int {
 	stay := amounts{}
 	for p, id := range nodenetwork.Available(c.obj) {
@@ -111,7 +110,7 @@ func (c counter) free() (sum int) {
 	return sum
 }
 
-// available is for how many pods addresses are published.
+// available returns for how many pods addresses are published.
 func (c counter) available() int {
 	all := amounts{}
 	for p, id := range nodenetwork.Available(c.obj) {
@@ -120,8 +119,8 @@ func (c counter) available() int {
 	return all.pods(c.families)
 }
 
-// excess is for how many fewer pods the policy would have addresses, and loss for how many fewer
-// there would be addresses without the candidates. What is being released does not count.
+// excess returns how many pods' worth of addresses exceed the policy's demand, and loss how many would be
+// lost with the candidates. Addresses being released do not count.
 func (c counter) excess(u eni.Usage, policy ipam.Policy) (excess, loss int) {
 	all, kept, busy := amounts{}, amounts{}, ipam.Usage{Waiting: u.Waiting}
 	for p, id := range c.fleet.unmarked(c.obj) {
@@ -143,9 +142,9 @@ func (c counter) excess(u eni.Usage, policy ipam.Policy) (excess, loss int) {
 // counts are numbers of addresses by family.
 type counts [ipfamily.Number]int
 
-// usedOf counts the addresses that pods use, or used lately, by ENI, and lists them with the
-// prefixes around them. The ENI of an available address is that of the object's spec, whatever
-// the daemon says.
+// usedOf counts the addresses that pods use, or used recently, by ENI, and returns them with the prefixes
+// that contain them. The ENI of an available address is taken from the object's spec, whatever the
+// daemon reports.
 func usedOf(o *v1alpha1.NodeNetwork) (byENI map[string]counts, inUse map[netip.Prefix]bool) {
 	byENI, inUse = map[string]counts{}, map[netip.Prefix]bool{}
 	for text, use := range o.Status.IPAM.Used {
@@ -167,8 +166,8 @@ func usedOf(o *v1alpha1.NodeNetwork) (byENI map[string]counts, inUse map[netip.P
 	return byENI, inUse
 }
 
-// spare is for how many more pods an amount on one ENI is enough, of which some addresses are
-// used. It is negative if more are used than the amount is.
+// spare returns for how many more pods the addresses on one ENI suffice, given those in use. It is
+// negative if more are in use than the ENI has.
 func spare(s ipfamily.Set, a cloud.Amount, used counts) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
@@ -177,15 +176,15 @@ func spare(s ipfamily.Set, a cloud.Amount, used counts) int {
 	return n
 }
 
-// amounts are what ENIs have, by their IDs.
+// amounts are the amounts of addresses by ENI ID.
 type amounts map[string]cloud.Amount
 
-// add adds an address, as a prefix of full length, or a prefix to an ENI's.
+// add adds a prefix, or an address as a full-length prefix, to an ENI.
 func (a amounts) add(id string, p netip.Prefix) {
 	a[id] = a[id].Plus(cloud.AmountOf([]netip.Prefix{p}))
 }
 
-// pods is for how many pods the amounts are enough. A pod has all its addresses of one ENI.
+// pods returns for how many pods the amounts suffice. All addresses of a pod are on the same ENI.
 func (a amounts) pods(s ipfamily.Set) (sum int) {
 	for _, n := range a {
 		sum += plan.Pods(s, n)
@@ -193,7 +192,7 @@ func (a amounts) pods(s ipfamily.Set) (sum int) {
 	return sum
 }
 
-// uses reports whether a pod has, or had lately, an address or one in a prefix.
+// uses reports whether a pod has, or had recently, an address or one in a prefix.
 func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	if p.IsSingleIP() {
 		_, ok := o.Status.IPAM.Used[p.Addr().String()]
@@ -207,8 +206,8 @@ func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return false
 }
 
-// usesENI reports whether a pod has, or had lately, an address of an ENI, also one
-// that is not available any more.
+// usesENI reports whether a pod has, or had recently, an address of an ENI, including one that is no
+// longer available.
 func usesENI(o *v1alpha1.NodeNetwork, id string) bool {
 	for _, use := range o.Status.IPAM.Used {
 		if use.Resource == id {
@@ -218,7 +217,7 @@ func usesENI(o *v1alpha1.NodeNetwork, id string) bool {
 	return false
 }
 
-// reportedUIDs are the pods that have an address.
+// reportedUIDs returns the UIDs of the pods that have an address.
 func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 	out := make(map[types.UID]bool, len(used))
 	for _, u := range used {
@@ -229,14 +228,14 @@ func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 	return out
 }
 
-// demand is since when more pods wait on a node than it has free addresses.
+// demand tracks since when more pods wait on a node than it has free addresses.
 type demand struct {
-	since     time.Time // zero: no more than there are
-	available int       // how many addresses were published then
+	since     time.Time // zero if there are enough
+	available int       // number of addresses published at that time
 }
 
-// update takes the counts of now. If demand has ended because addresses were published, and not
-// because pods went, it returns when the demand began.
+// update takes the current counts. If demand ended because addresses were published, and not because pods
+// were deleted, it returns when the demand began.
 func (d *demand) update(waiting, free, available int, now time.Time) (served time.Time) {
 	switch {
 	case waiting > free:
@@ -252,7 +251,7 @@ func (d *demand) update(waiting, free, available int, now time.Time) (served tim
 	return served
 }
 
-// trackDemand updates demand, and reports how long it lasted if it was served.
+// trackDemand updates demand, and reports its duration if it was served.
 func (n *node) trackDemand() {
 	now := n.c.now()
 	n.mu.Lock()
@@ -263,11 +262,11 @@ func (n *node) trackDemand() {
 	}
 }
 
-// podsByNode is the field by which the cache finds the pods of a node. The cache has at least
-// those that wait for an address.
+// podsByNode is the index field for the pods of a node. The cache has at least the pods that wait for an
+// address.
 const podsByNode = "node"
 
-// waitingPods counts a node's pods that wait and are not in used. It reads the cache.
+// waitingPods counts a node's waiting pods that are not in used. It reads the cache.
 func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddress) (n int) {
 	pods, err := objects.List[corev1.PodList](context.Background(), c.client, client.MatchingFields{podsByNode: node})
 	if err != nil || len(pods.Items) == 0 {
@@ -282,20 +281,19 @@ func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddre
 	return n
 }
 
-// hasFirst reports whether a pod's first interface is one of its NICs, by its annotations: then the
-// pod takes no address.
+// hasFirst reports whether, according to its annotations, a pod's first interface is one of its NICs.
+// Such a pod takes no address.
 func hasFirst(p *corev1.Pod) bool {
 	text := p.Annotations[v1alpha1.AnnotationNICs]
 	if !strings.Contains(text, nicrequest.FirstInterface) {
-		return false // nearly all pods: the list need not be parsed
+		return false // fast path for nearly all pods: the list need not be parsed
 	}
 	entries, _ := nicrequest.Parse(text)
 	return slices.ContainsFunc(entries, func(e nicrequest.Entry) bool { return e.Name == nicrequest.FirstInterface })
 }
 
-// podChanged tells a node of each pod that comes to wait, or does so no more: one that
-// got its address changes, or is deleted from what is watched. Other pods, which the cache may
-// have too, do not matter.
+// podChanged notifies a node of each pod that starts or stops waiting. A pod that got its address changes,
+// or is deleted from a filtered watch. Other pods, which the cache may have as well, are ignored.
 func (c *Controller) podChanged(_ context.Context, before, after client.Object, _ queue.Adder) {
 	for _, o := range []client.Object{after, before} {
 		if p, ok := o.(*corev1.Pod); ok && watched.Waits(p) {

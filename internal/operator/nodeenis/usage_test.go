@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// offer is an object's available things, by ENI.
+// offer returns an object with these available addresses by ENI.
 func offer(byENI map[string][]string) *v1alpha1.NodeNetwork {
 	o := &v1alpha1.NodeNetwork{}
 	o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
@@ -33,8 +33,8 @@ func offer(byENI map[string][]string) *v1alpha1.NodeNetwork {
 	return o
 }
 
-// The object's numbers are of pods, each of which has its addresses of one ENI.
-func TestPodsOfAmounts(t *testing.T) {
+// The object's counts are in pods, each of which has all its addresses on one ENI.
+func TestCountsAreInPods(t *testing.T) {
 	for _, tt := range []struct {
 		s    ipfamily.Set
 		enis map[string][]string
@@ -51,7 +51,7 @@ func TestPodsOfAmounts(t *testing.T) {
 			a.add(id, p)
 		}
 		if got := a.pods(tt.s); got != tt.want {
-			t.Errorf("%s, %v: %d, want %d", tt.s, tt.enis, got, tt.want)
+			t.Errorf("pods(%s) of %v = %d, want %d", tt.s, tt.enis, got, tt.want)
 		}
 	}
 }
@@ -65,25 +65,25 @@ func TestUseOfFamilies(t *testing.T) {
 		"eni-3": {"10.0.2.1"},
 	})
 	s.obj.Status.IPAM.Used = map[string]v1alpha1.UsedAddress{
-		"10.0.0.1": {Resource: "eni-1"}, "2001:db8:0:1::9": {Resource: "eni-1"}, "10.0.0.2": {Resource: "eni-1", Cooling: true}, // one pod, and half a one of before
-		"2001:db8::1": {Resource: "eni-9"}, "2001:db8::2": {}, // of eni-2, whatever the daemon says
+		"10.0.0.1": {Resource: "eni-1"}, "2001:db8:0:1::9": {Resource: "eni-1"}, "10.0.0.2": {Resource: "eni-1", Cooling: true}, // one pod, and one address of an earlier pod
+		"2001:db8::1": {Resource: "eni-9"}, "2001:db8::2": {}, // on eni-2, whatever the daemon reports
 	}
 	s.handshake.handed[netip.MustParsePrefix("10.0.0.3/32")] = true
 	want := map[string]eni.ENIUsage{
-		"eni-1": {Used: 2, Free: cloud.Amount{IPv6Prefixes: 1}}, // no IPv4 address is left
+		"eni-1": {Used: 2, Free: cloud.Amount{IPv6Prefixes: 1}}, // no IPv4 address left
 		"eni-2": {Used: 2, Assignable: 1, Free: cloud.Amount{Addresses: 1, IPv6: 1}},
 		"eni-3": {Free: cloud.Amount{Addresses: 1}},
 	}
 	if got := s.counter().byENI(); !maps.Equal(got, want) {
-		t.Errorf("got  %+v\nwant %+v", got, want)
+		t.Errorf("byENI() = %+v\nwant      %+v", got, want)
 	}
-	harness.OK(t, controllers.Same("addresses for more pods", s.counter().free(), 1))
+	harness.OK(t, controllers.Same("dual-stack pods with free addresses", s.counter().free(), 1))
 	s.config.settings.Policy.Families = ipfamily.OnlyIPv4
-	harness.OK(t, controllers.Same("IPv4 addresses for more pods", s.counter().free(), 2))
+	harness.OK(t, controllers.Same("IPv4 pods with free addresses", s.counter().free(), 2))
 }
 
-// What goes back at the cost of no pod is no excess that pods could need.
-func TestLossByCandidates(t *testing.T) {
+// Candidates whose release does not reduce the number of possible pods are no loss.
+func TestLossOfCandidates(t *testing.T) {
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3"})
 	inv.Families = ipfamily.Dual
 	s := &state{handshake: newHandshake(), fleet: fleetState{inv: &inv}, obj: offer(nil)}
@@ -100,13 +100,13 @@ func TestLossByCandidates(t *testing.T) {
 			s.handshake.candidates[netip.MustParsePrefix(c)] = true
 		}
 		if excess, loss := s.counter().excess(eni.Usage{}, s.config.settings.Policy); excess != tt.excess || loss != tt.loss {
-			t.Errorf("%v: excess %d, loss %d; want %d and %d", tt.candidates, excess, loss, tt.excess, tt.loss)
+			t.Errorf("excess() with candidates %v = %d, %d, want %d, %d", tt.candidates, excess, loss, tt.excess, tt.loss)
 		}
 	}
 }
 
-// A subnet's own IPv6 addresses are published only where pods get such, or had some.
-func TestSingleIPv6WherePodsGetNone(t *testing.T) {
+// Single IPv6 addresses assigned by a subnet are published only if pods get IPv6 addresses, or had some.
+func TestSingleIPv6ForIPv4Pods(t *testing.T) {
 	inv := inventory([]string{"10.0.0.1", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::/80"})
 	for _, tt := range []struct {
 		s    ipfamily.Set
@@ -124,13 +124,13 @@ func TestSingleIPv6WherePodsGetNone(t *testing.T) {
 			got = append(got, nodenetwork.Format(p))
 		}
 		if slices.Sort(got); !slices.Equal(got, tt.want) {
-			t.Errorf("%s, %v: %v, want %v", tt.s, tt.had, got, tt.want)
+			t.Errorf("unmarked(%s, %v) = %v, want %v", tt.s, tt.had, got, tt.want)
 		}
 	}
 }
 
-// Of a node whose pods have addresses of both families, each kind goes back by its own
-// number, and what EC2 lists of IPv6 is in the object.
+// On a dual-stack node, each kind of address is released in its own amount, and the object has the IPv6
+// CIDRs and limits that EC2 lists.
 func TestDualStack(t *testing.T) {
 	harness.KubeClean(t)
 	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.IPFamilies = "dual" })
@@ -140,20 +140,20 @@ func TestDualStack(t *testing.T) {
 	inv.ENIs[1].SubnetIPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1::/64")}
 	publish(t, n, inv)
 	n.Reconciled(eni.Status{Confirmed: true})
-	o := until(t, "node-1", "counts of pods", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
+	o := until(t, "node-1", "counts in pods", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
 		return o.Status.ENI.Available == 18 && o.Status.ENI.Limits != nil && o.Status.ENI.Limits.IPv6AddressesPerENI == 10
 	}))
 	if got := o.Status.ENI.ENIs["eni-1"].SubnetIPv6CIDRs; len(got) != 1 || got[0] != "2001:db8:0:1::/64" {
-		t.Errorf("blocks %v", got)
+		t.Errorf("subnetIPv6CIDRs = %v, want the subnet's CIDR", got)
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2", "2001:db8:0:1:3::7")})
 	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 && u.ENIs["eni-1"].Assignable == 17 })
 	if got := fl.Totals(); got.Used != 1 || got.Available != 18 {
-		t.Errorf("totals %+v", got)
+		t.Errorf("Totals() = %+v, want 1 used and 18 available", got)
 	}
 	ask := func(want cloud.Amount) []netip.Prefix { return n.Withdraw("eni-1", want) }
 	if out := ask(cloud.Amount{IPv6Prefixes: 2}); len(out) != 0 {
-		t.Fatalf("handed out unconfirmed: %v", out)
+		t.Fatalf("Withdraw() = %v before the daemon confirmed anything", out)
 	}
 	ask(cloud.Amount{IPv6: 1})
 	until(t, "node-1", "candidates", releasing("2001:db8:0:1:2::/80", "2001:db8:0:1::2"))
@@ -164,25 +164,25 @@ func TestDualStack(t *testing.T) {
 		return confirmed(n.state.obj, netip.MustParsePrefix("2001:db8:0:1:2::/80"))
 	})
 	if out := ask(cloud.Amount{IPv6Prefixes: 2}); len(out) != 1 || out[0] != netip.MustParsePrefix("2001:db8:0:1:2::/80") {
-		t.Fatalf("handed out %v", out)
+		t.Fatalf("Withdraw() = %v, want the confirmed prefix", out)
 	}
 	inv.Releasing = []eni.Release{{Prefix: netip.MustParsePrefix("2001:db8:0:1:2::/80"), ENI: "eni-1", Since: time.Now()}}
 	publish(t, n, inv)
 	harness.OK(t, unassigning("2001:db8:0:1:2::/80")(get(t, "node-1")))
 
-	// What another operator goes on with.
+	// The next operator continues with the same state.
 	fl.end()
 	fl, _ = play(t, Options{})
 	seed := fl.seed()
 	if seed.Families != ipfamily.Dual || seed.Limits.IPv6PerENI != 10 || len(seed.ENIs) != 2 || len(seed.ENIs[1].IPv6) != 2 || len(seed.ENIs[1].IPv6Prefixes) != 2 ||
 		len(seed.ENIs[1].SubnetIPv6) != 1 || len(seed.Releasing) != 1 {
-		t.Errorf("seed %+v", seed)
+		t.Errorf("seed = %+v, want both families and the prefix being released", seed)
 	}
 }
 
-// Where the cache has all pods, as beside VPC ports, what becomes of those that do not wait
-// for an address is no work for their node.
-func TestPodsThatDoNotWait(t *testing.T) {
+// If the cache has all pods, as with VPC ports, changes of pods that do not wait for an address cause no
+// work for their node.
+func TestPodsThatDoNotWaitCauseNoWork(t *testing.T) {
 	_, n := setUp(t, Options{})
 	fl := newScript()
 	h := queue.OnChange((&Controller{fleet: fl, nodes: map[string]*node{"node-1": n}}).podChanged)
@@ -198,22 +198,22 @@ func TestPodsThatDoNotWait(t *testing.T) {
 	update(starts, runs)
 	update(runs, runs)
 	h.Delete(t.Context(), event.DeleteEvent{Object: runs}, nil)
-	harness.OK(t, controllers.Same("kicks for pods that do not wait", fl.called("Kick"), 0))
+	harness.OK(t, controllers.Same("calls of Kick for pods that do not wait", fl.called("Kick"), 0))
 	h.Create(t.Context(), event.CreateEvent{Object: waits}, nil)
 	update(unbound, waits)
 	update(waits, starts)
 	h.Delete(t.Context(), event.DeleteEvent{Object: waits}, nil)
-	harness.OK(t, controllers.Same("kicks for changes of pods that wait", fl.called("Kick"), 4))
+	harness.OK(t, controllers.Same("calls of Kick for changes of waiting pods", fl.called("Kick"), 4))
 }
 
-// A pod whose first interface is one of its NICs waits for no address.
-func TestPodsThatTakeNoAddress(t *testing.T) {
+// A pod whose first interface is one of its NICs does not wait for an address.
+func TestPodsWithoutAnAddress(t *testing.T) {
 	for nics, want := range map[string]bool{
 		"": false, "[]": false, "[{}]": false, "[{name: eth1}]": false, "- [eth0": false, "[{name: eth00}]": false, "[{nic: eth0}]": false,
 		"[{name: eth0}]": true, "[{}, {name: eth0, nic: db}]": true, "- {}\n- name: eth0\n": true,
 	} {
 		if got := hasFirst(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.AnnotationNICs: nics}}}); got != want {
-			t.Errorf("%q: got %v, want %v", nics, got, want)
+			t.Errorf("hasFirst(%q) = %v, want %v", nics, got, want)
 		}
 	}
 }

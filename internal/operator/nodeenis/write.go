@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// attempts bounds the requests of one write. Two or three suffice; each further
-	// pair is one conflict with somebody who writes all the time.
+	// attempts limits the requests of one write. Two or three suffice; each further pair means a
+	// conflict with another writer.
 	attempts = 24
-	// requestTimeout bounds one request to the API server.
+	// requestTimeout limits one request to the API server.
 	requestTimeout = 10 * time.Second
 
-	// busyRetry is the longest wait after conflicts alone.
+	// busyRetry is the maximum backoff if only conflicts occurred.
 	busyRetry = time.Second
 )
 
@@ -35,23 +35,23 @@ var (
 	errForeign = errors.New("somebody else wrote it: EC2 is listed before it is written again")
 	errUnmoved = errors.New("the API server accepted a write that changed nothing")
 	errBusy    = fmt.Errorf("it changed %d times while it was being written", attempts/2)
-	errOther   = errors.New("it was replaced by another object, or is of another instance")
+	errOther   = errors.New("it was replaced by another object, or has another instance")
 )
 
-// backoff is the wait after requests that failed, with the last error.
+// backoff is the backoff after failed requests, with the last error.
 type backoff struct {
 	retry.Backoff
 	err error
 }
 
-// writes are the times of a node's requests.
+// writes tracks the times of a node's requests.
 type writes struct {
 	retry    backoff
-	statusAt time.Time // when status was last written
-	newsAt   time.Time // when it is written next; zero: nothing is new
+	statusAt time.Time // when the status was last written
+	newsAt   time.Time // when it is to be written next; zero if it is up to date
 }
 
-// fail doubles the wait, and varies it by up to a half.
+// fail doubles the delay, with a jitter of up to a half.
 func (b *backoff) fail(now time.Time, err error) {
 	most := retry.Most
 	if errors.Is(err, errBusy) {
@@ -61,9 +61,8 @@ func (b *backoff) fail(now time.Time, err error) {
 	b.err = err
 }
 
-// write brings the object to its desired state. It makes no request during a backoff: the
-// controller comes back then, and requests of other nodes do not wait. since is when the
-// reconciliation that it ends began.
+// write brings the object to its desired state. During a backoff it makes no request and does not block
+// those of other nodes: the controller comes back later. since is when the current reconciliation began.
 func (n *node) write(ctx context.Context, s scope, since time.Time) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
@@ -87,8 +86,8 @@ func (n *node) write(ctx context.Context, s scope, since time.Time) error {
 	return err
 }
 
-// converge makes one request after the other until nothing is left to do, each
-// conditional on the state of the object that it was decided on.
+// converge makes one request after the other until nothing is left to do, each conditional on the version
+// of the object that it is based on.
 func (n *node) converge(ctx context.Context, s scope) error {
 	for range attempts {
 		now := n.c.now()
@@ -105,7 +104,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		n.mu.Unlock()
 		if q == nothing {
 			if s == everything {
-				n.recordProblem(ctx) // the answer to the write that has it may have been lost
+				n.recordProblem(ctx) // the reply to the write that has the problem may have been lost
 			}
 			return nil
 		}
@@ -131,7 +130,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 	return errBusy
 }
 
-// wrote takes the answer to a write.
+// wrote handles the reply to a write.
 func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
 	n.update(ctx, got)
 	if q != writeStatus {
@@ -144,8 +143,8 @@ func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) 
 	n.recordProblem(ctx)
 }
 
-// refresh reads the object from the API server, after a conflict. If somebody else
-// wrote what the operator publishes, the write ends.
+// refresh reads the object from the API server after a conflict. If somebody else wrote the operator's
+// fields, the write is aborted.
 func (n *node) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -163,10 +162,10 @@ func (n *node) refresh(ctx context.Context) error {
 	return nil
 }
 
-// notify tells the fleet, and people, what a new state of the object means.
+// notify notifies the fleet and, by Events, users of what a new version of the object means.
 func (n *node) notify(ctx context.Context, c change) {
 	if c.foreign {
-		n.c.o.Logger.Warn("somebody else wrote a node's spec.ipam; listing EC2 again", "node", n.name)
+		n.c.o.Logger.Warn("spec.ipam of a NodeNetwork was written by somebody else; listing EC2 again", "node", n.name)
 		n.c.fleet.Invalidate(n.name)
 		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
@@ -176,16 +175,16 @@ func (n *node) notify(ctx context.Context, c change) {
 	}
 }
 
-// appliedIPAM is an IPAMSpec that a request has also where it is empty: a field that is left out
-// stays as whoever wrote it last left it.
+// appliedIPAM is an IPAMSpec whose empty fields are part of the request: an omitted field would keep the
+// value of its last writer.
 type appliedIPAM struct {
 	Available map[string]v1alpha1.AvailableAddress `json:"available"`
 	Releasing []string                             `json:"releasing"`
-	// Unassigning, as above.
+	// Unassigning must be sent even if empty.
 	Unassigning []string `json:"unassigning"`
 }
 
-// appliedENI is an ENIStatus likewise.
+// appliedENI is an ENIStatus with the same property.
 type appliedENI struct {
 	ENIs      map[string]v1alpha1.ENI `json:"enis"`
 	Count     int32                   `json:"count"`
@@ -198,9 +197,8 @@ type appliedENI struct {
 	Trunk     *v1alpha1.TrunkENI      `json:"trunk,omitempty"`
 }
 
-// apply writes the operator's part of an object's spec or status by server-side
-// apply, unless anybody wrote to the object since base: then the error is a
-// conflict. It returns the object after it, trimmed.
+// apply writes the operator's part of an object's spec or status by server-side apply. If the object has
+// changed since base, it returns a conflict. It returns the resulting object, trimmed.
 func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q request, want desiredState) (*v1alpha1.NodeNetwork, error) {
 	var spec, status any
 	if q == writeSpec {
@@ -233,20 +231,19 @@ func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q re
 	return got, nil
 }
 
-// ownership is whether somebody else writes spec.ipam of a node's object, and
-// what follows from it.
+// ownership tracks whether somebody else writes spec.ipam of a node's object, and the consequences.
 type ownership struct {
-	// sent is the spec.ipam of the last request, whatever its result, and lost
-	// that of the last request without an answer, which may have been stored as well.
+	// sent is the spec.ipam of the last request, whatever its result. lost is that of the last
+	// request without a reply, which may have been stored as well.
 	sent, lost *v1alpha1.IPAMSpec
-	// observeFirst: spec.ipam may be somebody else's; it is not written before the
-	// fleet publishes what it observed since.
+	// observeFirst means that spec.ipam may be somebody else's. It is not written until the fleet
+	// publishes a newer observation.
 	observeFirst bool
-	suppressed   map[netip.Prefix]time.Time // not published before then
+	suppressed   map[netip.Prefix]time.Time // when each address may be published again
 }
 
-// foreign reports whether o has another spec.ipam than before, and than any that this process has
-// sent since: their answers may come later, or never.
+// foreign reports whether the spec.ipam of o differs from before, and from all that this process has sent
+// since, whose replies may be late or lost.
 func (w *ownership) foreign(before, o *v1alpha1.NodeNetwork) bool {
 	if sameIPAM(before.Spec.IPAM, o.Spec.IPAM) {
 		return false
@@ -259,10 +256,9 @@ func (w *ownership) foreign(before, o *v1alpha1.NodeNetwork) bool {
 	return true
 }
 
-// overwritten takes that somebody else changed before to o. What another operator
-// took out of available is suppressed for settle: most likely it was unassigned,
-// and a listing of the cloud that has it is stale. What a person took out is
-// published again once the cloud was observed.
+// overwritten handles a foreign write that changed before to o. Addresses that another operator took out
+// of available are suppressed for settle: they were most likely unassigned, and an EC2 listing that has
+// them is stale. Addresses that a person took out are published again once EC2 has been listed.
 func (w *ownership) overwritten(before, o *v1alpha1.NodeNetwork, now time.Time, settle time.Duration) {
 	w.observeFirst = true
 	if !byOperator(o) {
@@ -278,8 +274,8 @@ func (w *ownership) overwritten(before, o *v1alpha1.NodeNetwork, now time.Time, 
 	}
 }
 
-// expire drops suppressions that have ended, and reports whether there were any: the cloud must
-// be observed again before these addresses are published.
+// expire drops expired suppressions, and reports whether there were any: EC2 must be listed again before
+// these addresses are published.
 func (w *ownership) expire(now time.Time) bool {
 	before := len(w.suppressed)
 	maps.DeleteFunc(w.suppressed, func(_ netip.Prefix, until time.Time) bool { return !until.After(now) })

@@ -1,6 +1,5 @@
-// Package objects reads and writes objects of the Kubernetes API the way all controllers of
-// berth-operator do: under the operator's field owner, and only if an object still is the one
-// that the decision was made on.
+// Package objects reads and writes Kubernetes objects in the way that all controllers of berth-operator do:
+// with the operator's field owner, and only if an object is still the one that the decision was based on.
 package objects
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Shared has Get return the cache's own object instead of a copy: the caller must not change it.
+// Shared makes Get return the cache's own object instead of a copy. The caller must not modify it.
 const Shared = client.UnsafeDisableDeepCopy
 
-// Get returns the object of a key, or nil if there is none.
+// Get returns an object by key, or nil if it does not exist.
 func Get[T any, P interface {
 	*T
 	client.Object
@@ -39,8 +38,8 @@ func Get[T any, P interface {
 	return o, nil
 }
 
-// List returns the objects that opts select. They are the cache's own where r is one: the caller
-// must not change them.
+// List returns the objects selected by opts. If r is a cache, they are the cache's own objects, which the
+// caller must not modify.
 func List[T any, P interface {
 	*T
 	client.ObjectList
@@ -52,7 +51,7 @@ func List[T any, P interface {
 	return list, nil
 }
 
-// Keys returns the keys of the objects that opts select; none while they cannot be read.
+// Keys returns the keys of the objects selected by opts, or none if they cannot be read.
 func Keys(ctx context.Context, r client.Reader, list client.ObjectList, opts ...client.ListOption) (keys []client.ObjectKey) {
 	if r.List(ctx, list, append(opts, client.UnsafeDisableDeepCopy)...) != nil {
 		return nil
@@ -64,7 +63,7 @@ func Keys(ctx context.Context, r client.Reader, list client.ObjectList, opts ...
 	return keys
 }
 
-// nameOf is a key as people write it.
+// nameOf formats a key for messages.
 func nameOf(key client.ObjectKey) string {
 	if key.Namespace == "" {
 		return key.Name
@@ -80,14 +79,14 @@ func describe(o client.Object) string {
 // owner is the operator's field owner.
 var owner = client.FieldOwner(v1alpha1.OwnerOperator)
 
-// IfUnchanged is a patch with what differs from before. The API server answers with a conflict
-// if the object has changed since: queue.RetryConflicts reconciles it again then.
+// IfUnchanged returns a patch with the differences from before. If the object has changed since, the API
+// server returns a conflict, after which queue.RetryConflicts reconciles the object again.
 func IfUnchanged(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
 
-// Patch changes before to after, unless the object has changed since it was before. The error is
-// a conflict then, and NotFound if it is gone. After becomes the object as it is at the API server.
+// Patch changes before to after. It returns a conflict if the object has changed since before was read, and
+// NotFound if it is gone. after is updated to the API server's version.
 func Patch(ctx context.Context, c client.Client, before, after client.Object) error {
 	if err := c.Patch(ctx, after, IfUnchanged(before), owner); err != nil {
 		return fmt.Errorf("write %s: %w", describe(before), err)
@@ -95,8 +94,8 @@ func Patch(ctx context.Context, c client.Client, before, after client.Object) er
 	return nil
 }
 
-// AddFinalizer gives an object a finalizer, and reports whether it had none. The error is a
-// conflict if the object has changed since it was read. The object itself stays as it was read.
+// AddFinalizer adds a finalizer to an object, and reports whether it was missing. It returns a conflict if
+// the object has changed since it was read. The passed object is not modified.
 func AddFinalizer(ctx context.Context, c client.Client, o client.Object, finalizer string) (added bool, err error) {
 	after := o.DeepCopyObject().(client.Object)
 	if !controllerutil.AddFinalizer(after, finalizer) {
@@ -108,9 +107,9 @@ func AddFinalizer(ctx context.Context, c client.Client, o client.Object, finaliz
 	return true, nil
 }
 
-// RemoveFinalizer takes a finalizer off an object, and reports whether it had it. An object that is
-// gone is no error; the error is a conflict if the object has changed since it was read. The
-// object itself stays as it was read.
+// RemoveFinalizer removes a finalizer from an object, and reports whether the object had it. It is no error
+// if the object is gone. It returns a conflict if the object has changed since it was read. The passed
+// object is not modified.
 func RemoveFinalizer(ctx context.Context, c client.Client, o client.Object, finalizer string) (removed bool, err error) {
 	after := o.DeepCopyObject().(client.Object)
 	if !controllerutil.RemoveFinalizer(after, finalizer) {
@@ -122,8 +121,7 @@ func RemoveFinalizer(ctx context.Context, c client.Client, o client.Object, fina
 	return true, nil
 }
 
-// Delete deletes the object that was read, by its UID. One that is gone, or was replaced by
-// another of its name, is no error.
+// Delete deletes an object by its UID. It is no error if the object is gone or was recreated.
 func Delete(ctx context.Context, c client.Client, o client.Object) error {
 	uid := o.GetUID()
 	err := c.Delete(ctx, o.DeepCopyObject().(client.Object), client.Preconditions{UID: &uid})
@@ -136,8 +134,8 @@ func Delete(ctx context.Context, c client.Client, o client.Object) error {
 	return nil
 }
 
-// DeleteUnchanged deletes an object unless it has changed since it was read: the error is a
-// conflict then. One that is gone is no error.
+// DeleteUnchanged deletes an object, or returns a conflict if it has changed since it was read. It is no
+// error if the object is gone.
 func DeleteUnchanged(ctx context.Context, c client.Client, o client.Object) error {
 	uid, version := o.GetUID(), o.GetResourceVersion()
 	err := c.Delete(ctx, o.DeepCopyObject().(client.Object), client.Preconditions{UID: &uid, ResourceVersion: &version})
@@ -147,8 +145,8 @@ func DeleteUnchanged(ctx context.Context, c client.Client, o client.Object) erro
 	return nil
 }
 
-// PatchStatus writes an object's status by a patch, which IfUnchanged or client.MergeFrom makes. An
-// object that is gone is no error. O becomes the object as it is at the API server.
+// PatchStatus writes an object's status by a patch made with IfUnchanged or client.MergeFrom. It is no error
+// if the object is gone. o is updated to the API server's version.
 func PatchStatus(ctx context.Context, c client.Client, o client.Object, patch client.Patch) error {
 	name := describe(o)
 	if err := c.Status().Patch(ctx, o, patch, owner); client.IgnoreNotFound(err) != nil {
@@ -157,10 +155,9 @@ func PatchStatus(ctx context.Context, c client.Client, o client.Object, patch cl
 	return nil
 }
 
-// ApplyStatus writes fields of the status of an object that was read, by server-side apply
-// under a field owner. It returns the resource version after that, which is empty if the object
-// is gone. The error is a conflict if the object has changed since: of a status the API server
-// checks the resource version, and not the UID.
+// ApplyStatus writes fields of an object's status by server-side apply with a field owner. It returns the
+// resulting resource version, or "" if the object is gone. It returns a conflict if the object has changed
+// since it was read: for a status, the API server checks the resource version and not the UID.
 func ApplyStatus(ctx context.Context, c client.Client, o client.Object, kind schema.GroupVersionKind, fieldOwner string, status map[string]any) (version string, err error) {
 	u := &unstructured.Unstructured{Object: map[string]any{"status": status}}
 	u.SetGroupVersionKind(kind)

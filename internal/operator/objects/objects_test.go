@@ -19,7 +19,7 @@ const finalizer = "berth.dev/test"
 
 var vpcKind = v1alpha1.GroupVersion.WithKind("VPC")
 
-// newClient is a client of an API server of its own with the VPC blue, and that as it was read.
+// newClient returns a client of a fake API server that has the VPC blue, and that VPC.
 func newClient(t *testing.T) (client.Client, *v1alpha1.VPC) {
 	t.Helper()
 	server := apifake.New(apifake.Kind{GroupVersionKind: vpcKind, Resource: "vpcs", Cluster: true, Status: true})
@@ -34,7 +34,7 @@ func newClient(t *testing.T) (client.Client, *v1alpha1.VPC) {
 	return c, read(t, c)
 }
 
-// read is the VPC blue; nil: it is gone.
+// read returns the VPC blue, or nil if it is gone.
 func read(t *testing.T, c client.Client) *v1alpha1.VPC {
 	t.Helper()
 	v, err := Get[v1alpha1.VPC](t.Context(), c, client.ObjectKey{Name: "blue"})
@@ -42,7 +42,7 @@ func read(t *testing.T, c client.Client) *v1alpha1.VPC {
 	return v
 }
 
-// touch changes the VPC blue as somebody else does.
+// touch changes the VPC blue as another writer.
 func touch(t *testing.T, c client.Client) {
 	t.Helper()
 	v := read(t, c)
@@ -51,7 +51,7 @@ func touch(t *testing.T, c client.Client) {
 	harness.OK(t, c.Patch(t.Context(), v, client.MergeFrom(before)))
 }
 
-// replace deletes the VPC blue, and makes another of its name.
+// replace recreates the VPC blue.
 func replace(t *testing.T, c client.Client) {
 	t.Helper()
 	harness.OK(t, c.Delete(t.Context(), read(t, c)))
@@ -66,18 +66,17 @@ func remove(t *testing.T, c client.Client) {
 func TestGetAndList(t *testing.T) {
 	c, _ := newClient(t)
 	if none, err := Get[v1alpha1.VPC](t.Context(), c, client.ObjectKey{Name: "green"}); none != nil || err != nil {
-		t.Errorf("an object that does not exist: %v, %v", none, err)
+		t.Errorf("Get() of a missing object = %v, %v, want nil, nil", none, err)
 	}
 	if list, err := List[v1alpha1.VPCList](t.Context(), c); err != nil || len(list.Items) != 1 {
-		t.Errorf("got %v, %v; want one VPC", list, err)
+		t.Errorf("List() = %v, %v, want one VPC", list, err)
 	}
 	if _, err := Get[v1alpha1.PodNIC](t.Context(), c, client.ObjectKey{Namespace: "shop", Name: "a"}); err == nil || err.Error()[:21] != "read PodNIC shop/a: n" {
-		t.Errorf("a kind that is not served: %v", err)
+		t.Errorf("Get() of a kind that is not served: error = %v, want it to name the object", err)
 	}
 }
 
-// Each write takes place on the object that was read, is refused with a conflict, or is not
-// needed any more.
+// Each write changes the object that was read, fails with a conflict, or turns out to be unnecessary.
 func TestWrites(t *testing.T) {
 	writes := map[string]func(*testing.T, client.Client, *v1alpha1.VPC) error{
 		"Patch": func(t *testing.T, c client.Client, v *v1alpha1.VPC) error {
@@ -99,12 +98,12 @@ func TestWrites(t *testing.T) {
 		"ApplyStatus": func(t *testing.T, c client.Client, v *v1alpha1.VPC) error {
 			version, err := ApplyStatus(t.Context(), c, v, vpcKind, v1alpha1.OwnerOperator, map[string]any{"conditions": []any{map[string]any{"type": "Ready"}}})
 			if now := read(t, c); err == nil && now != nil && version != now.ResourceVersion {
-				t.Errorf("version %q, want %q", version, now.ResourceVersion)
+				t.Errorf("ApplyStatus() = %q, want resource version %q", version, now.ResourceVersion)
 			}
 			return err
 		},
 	}
-	const none, conflict, notFound = "no error", "a conflict", "NotFound"
+	const none, conflict, notFound = "no error", "conflict", "NotFound"
 	for name, want := range map[string]struct{ unchanged, touched, replaced, gone string }{
 		"Patch":           {none, conflict, conflict, notFound},
 		"AddFinalizer":    {none, conflict, conflict, notFound},
@@ -129,19 +128,19 @@ func TestWrites(t *testing.T) {
 				case apierrors.IsNotFound(err):
 					got = notFound
 				case err != nil:
-					t.Errorf("got %v", err)
+					t.Errorf("unexpected error: %v", err)
 				}
 				if got != tt.want {
-					t.Errorf("got %s (%v), want %s", got, err, tt.want)
+					t.Errorf("result = %s (%v), want %s", got, err, tt.want)
 				}
 				after := read(t, c)
 				changed := before != nil && (after == nil || after.ResourceVersion != before.ResourceVersion)
 				isOther := before != nil && before.UID != kept.UID
 				if wrote := err == nil && before != nil && !isOther; changed != wrote {
-					t.Errorf("%s: changed %t, want %t", got, changed, wrote)
+					t.Errorf("with result %s, object changed = %t, want %t", got, changed, wrote)
 				}
 				if v.ResourceVersion != kept.ResourceVersion || len(v.Finalizers) != 0 {
-					t.Error("the object that was read was changed")
+					t.Error("passed object was modified")
 				}
 			}
 		})
@@ -152,24 +151,24 @@ func TestFinalizers(t *testing.T) {
 	c, v := newClient(t)
 	for _, want := range []bool{true, false} {
 		if added, err := AddFinalizer(t.Context(), c, v, finalizer); err != nil || added != want {
-			t.Errorf("added %t, %v; want %t", added, err, want)
+			t.Errorf("AddFinalizer() = %t, %v, want %t", added, err, want)
 		}
 		v = read(t, c)
 	}
 	stale := v.DeepCopy()
 	touch(t, c)
 	if removed, err := RemoveFinalizer(t.Context(), c, stale, finalizer); removed || !apierrors.IsConflict(err) {
-		t.Errorf("of an object that changed: removed %t, %v", removed, err)
+		t.Errorf("RemoveFinalizer() of a changed object = %t, %v, want false and a conflict", removed, err)
 	}
 	v = read(t, c)
 	if removed, err := RemoveFinalizer(t.Context(), c, v, finalizer); err != nil || !removed || len(read(t, c).Finalizers) != 0 {
-		t.Errorf("removed %t, %v; finalizers %v", removed, err, read(t, c).Finalizers)
+		t.Errorf("RemoveFinalizer() = %t, %v; finalizers left = %v", removed, err, read(t, c).Finalizers)
 	}
 	remove(t, c)
 	if removed, err := RemoveFinalizer(t.Context(), c, v, finalizer); err != nil || !removed {
-		t.Errorf("of an object that is gone: removed %t, %v", removed, err)
+		t.Errorf("RemoveFinalizer() of a missing object = %t, %v, want true, nil", removed, err)
 	}
 	if removed, err := RemoveFinalizer(t.Context(), c, &v1alpha1.VPC{}, finalizer); err != nil || removed {
-		t.Errorf("of an object without it: removed %t, %v", removed, err)
+		t.Errorf("RemoveFinalizer() of an object without the finalizer = %t, %v, want false, nil", removed, err)
 	}
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// scope is what a shared failure holds up: new ports of a subnet or of a VPC, or all calls of it.
+// scope is what a shared failure blocks: new ports of a subnet or of a VPC, or all calls of a VPC.
 type scope struct {
 	vpc    string
 	kind   vpcport.Scope // ScopeSubnet, ScopeVPC or ScopeCaller
-	subnet string        // IDs of the subnets that are asked for
+	subnet string        // IDs of the requested subnets
 }
 
-// backoffs hold NICs up after failures that all of a scope would meet. After the wait one NIC tries,
-// for all.
+// backoffs delays NICs after failures that would affect all NICs of a scope. After the delay, one NIC probes for
+// all of them.
 type backoffs struct {
 	clock clock.Clock
 
@@ -30,14 +30,14 @@ type backoffs struct {
 	of map[scope]*sharedBackoff
 }
 
-// sharedBackoff is that of one scope.
+// sharedBackoff is the backoff of one scope.
 type sharedBackoff struct {
 	failed  nicplan.Failure
-	probe   types.UID // of the NIC that tries; empty: none does
+	probe   types.UID // UID of the probing NIC, or "" if there is none
 	waiting map[types.NamespacedName]bool
 }
 
-// waiter is a NIC that a failure of a class held up.
+// waiter is a NIC that was delayed by a failure of this class.
 type waiter struct {
 	key   types.NamespacedName
 	class vpcport.Class
@@ -47,7 +47,7 @@ func newBackoffs(c clock.Clock) *backoffs {
 	return &backoffs{clock: c, of: map[scope]*sharedBackoff{}}
 }
 
-// scopesOf are those that a call of a NIC is in.
+// scopesOf returns the scopes that a NIC's call belongs to.
 func scopesOf(vpc string, d nicplan.Desired, k nicplan.Kind) []scope {
 	scopes := []scope{{vpc: vpc, kind: vpcport.ScopeCaller}}
 	if k == nicplan.Create {
@@ -56,7 +56,7 @@ func scopesOf(vpc string, d nicplan.Desired, k nicplan.Kind) []scope {
 	return scopes
 }
 
-// subnetsOf are the subnets of which a NIC is to get any address.
+// subnetsOf returns the subnets in which a NIC may get any address.
 func subnetsOf(d nicplan.Desired) string {
 	var ids []string
 	for _, a := range d.Port.Addresses {
@@ -67,7 +67,7 @@ func subnetsOf(d nicplan.Desired) string {
 	return strings.Join(ids, " ")
 }
 
-// pass reports whether a NIC may make a call, or which failure holds it up and until when.
+// pass reports whether a NIC may make a call; if not, it returns the failure that delays it, and until when.
 func (b *backoffs) pass(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind) (failed nicplan.Failure, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,7 +82,7 @@ func (b *backoffs) pass(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind
 			shared.waiting[n.key] = true
 			failed = shared.failed
 			if !now.Before(failed.Until) {
-				failed.Until = now.Add(lastPoll) // it is resumed once the one that tries has its reply
+				failed.Until = now.Add(lastPoll) // resumed earlier, when the probing NIC has its reply
 			}
 			return failed, false
 		}
@@ -94,8 +94,8 @@ func (b *backoffs) pass(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind
 	return nicplan.Failure{}, true
 }
 
-// ended takes in the result of a NIC's call, for the NIC and for all of its scopes. It returns the
-// NICs that need not wait any longer.
+// ended records the result of a NIC's call for the NIC and its scopes. It returns the NICs that no longer have to
+// wait.
 func (b *backoffs) ended(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind, err error) (resumed []waiter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,7 +133,7 @@ func (b *backoffs) ended(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kin
 	return resumed
 }
 
-// scopeOf is the scope of a failure, if it is not the NIC's alone.
+// scopeOf returns the scope of a failure, if it is shared.
 func scopeOf(vpc string, d nicplan.Desired, k nicplan.Kind, p vpcport.Policy) (scope, bool) {
 	switch p.Scope {
 	case vpcport.ScopeCaller:
@@ -147,7 +147,7 @@ func scopeOf(vpc string, d nicplan.Desired, k nicplan.Kind, p vpcport.Policy) (s
 	}
 }
 
-// fail notes a failure. The wait doubles while failures are of one class.
+// fail records a failure. The delay doubles with successive failures of the same class.
 func fail(f *nicplan.Failure, now time.Time, class vpcport.Class, err error) {
 	if f.Class != class {
 		f.Times = 0
@@ -167,7 +167,7 @@ func fail(f *nicplan.Failure, now time.Time, class vpcport.Class, err error) {
 	}
 }
 
-// lift removes a backoff, and returns the NICs that it held up. b.mu is held.
+// lift removes a backoff, and returns the NICs that it delayed. b.mu is held.
 func (b *backoffs) lift(s scope) (resumed []waiter) {
 	shared := b.of[s]
 	if shared == nil {
@@ -185,8 +185,8 @@ func (b *backoffs) open(vpc string) (resumed []waiter) {
 	return b.liftAll(vpc, func(scope, vpcport.Class) bool { return true })
 }
 
-// room removes the backoffs of new ports of a VPC after one of its ports was deleted, but for those
-// that somebody has to end.
+// room removes the backoffs of new ports of a VPC after one of its ports was deleted, except those that only a
+// user can end.
 func (b *backoffs) room(vpc string) (resumed []waiter) {
 	return b.liftAll(vpc, func(s scope, class vpcport.Class) bool {
 		return s.kind != vpcport.ScopeCaller && !vpcport.PolicyOf(class).Edit
@@ -204,7 +204,7 @@ func (b *backoffs) liftAll(vpc string, is func(scope, vpcport.Class) bool) (resu
 	return resumed
 }
 
-// forget drops a NIC. If it was to try for others, another one does.
+// forget drops a NIC. If it was probing, another one can.
 func (b *backoffs) forget(uid types.UID, key types.NamespacedName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

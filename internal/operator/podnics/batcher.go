@@ -14,32 +14,31 @@ import (
 )
 
 const (
-	// gather is how long a call waits for others of its kind that one request can carry, and
-	// gatherMore how long while several requests that were not full are in flight.
+	// gather is how long a call waits for others of its kind that fit into the same request, and
+	// gatherMore how long while several partly filled requests are in flight.
 	gather     = 20 * time.Millisecond
 	gatherMore = 200 * time.Millisecond
-	// pollsYield is how long polls wait at most while calls are in flight by which pods get their
-	// ports: a poll reports what is so already, and polls that wait become one request.
+	// pollsYield is how long polls wait at most while calls are in flight that give pods their ports: a
+	// poll only reports what is already the case, and waiting polls are combined into one request.
 	pollsYield = 2 * time.Second
-	// callTimeout bounds a request, including its wait for its turn at the provider.
+	// callTimeout limits a request, including its wait for its turn at the provider.
 	callTimeout = 2 * time.Minute
 )
 
-// callKind is a kind of calls that one request can carry together.
+// callKind is a kind of calls that can be combined into one request.
 type callKind int
 
 const (
 	creates callKind = iota
 	looks
 	polls
-	singles // of one port each: changes and deletions
+	singles // changes and deletions, of one port each
 	callKinds
 )
 
-// atOnce is how many requests of a kind are in flight at most, and partly how many of them before one
-// that is not full waits for more calls: the more there is to do, the more goes into a request.
-// A provider that takes more of them says so (vpcport.Traits.AtOnce), and limits by itself how
-// many it takes of all kinds.
+// atOnce limits the requests of a kind in flight, and partly how many of them may be in flight before a request
+// that is not full waits for more calls: under load, requests carry more calls. A provider that can take more
+// requests says so (vpcport.Traits.AtOnce) and itself limits the total of all kinds.
 var (
 	atOnce = [callKinds]int{creates: 8, looks: 8, polls: 8, singles: 32}
 	partly = [callKinds]int{creates: 4, looks: 4, polls: 2, singles: 32}
@@ -58,7 +57,7 @@ func kindOf(k nicplan.Kind) callKind {
 	}
 }
 
-// call is what one NIC asks of the provider.
+// call is a call to the provider on behalf of one NIC.
 type call struct {
 	uid      types.UID
 	step     nicplan.Step
@@ -67,7 +66,7 @@ type call struct {
 	at       time.Time // when it was submitted
 }
 
-// batcher puts the calls of each VPC together into requests to its provider, and makes them. Each call gets
+// batcher combines the calls of each VPC into requests to its provider, and makes them. Each call gets exactly
 // one reply.
 type batcher struct {
 	clock  clock.Clock
@@ -75,29 +74,29 @@ type batcher struct {
 	flying sync.WaitGroup // requests in flight
 	closed chan struct{}
 
-	mu     sync.Mutex // guards all below, and all vpcBatchers
+	mu     sync.Mutex // guards the fields below and all vpcBatchers
 	ctx    context.Context
 	cancel context.CancelFunc
 	shut   bool
 	byVPC  map[string]*vpcBatcher
 }
 
-// vpcBatcher has the calls of one VPC. batcher.mu guards it.
+// vpcBatcher holds the calls of one VPC. batcher.mu guards it.
 type vpcBatcher struct {
 	all      *batcher
 	provider vpcport.Provider
 	waiting  [callKinds][]call
-	wakes    [callKinds]time.Time // when begin is called once more; zero: not by itself
+	wakes    [callKinds]time.Time // when a timer calls begin again; zero if none is set
 	running  [callKinds]int
-	most     int // ports of one Create; 0: what the provider says
+	most     int // ports per Create; 0: as in the provider's traits
 }
 
-// newBatcher returns a batcher that passes replies to reply, and holds calls back until open.
+// newBatcher returns a batcher that passes replies to reply, and holds calls back until open is called.
 func newBatcher(c clock.Clock, reply func(call, nicplan.Reply)) *batcher {
 	return &batcher{clock: c, reply: reply, closed: make(chan struct{}), byVPC: map[string]*vpcBatcher{}}
 }
 
-// open has requests be made, with ctx.
+// open starts making requests, with ctx.
 func (b *batcher) open(ctx context.Context) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,7 +108,7 @@ func (b *batcher) open(ctx context.Context) {
 	}
 }
 
-// close lets no further request begin, and waits for those in flight.
+// close stops new requests and waits for those in flight.
 func (b *batcher) close() {
 	b.mu.Lock()
 	b.shut = true
@@ -119,7 +118,7 @@ func (b *batcher) close() {
 	b.cancel()
 }
 
-// submit has a call made by the provider that the VPC has now.
+// submit queues a call for the VPC's current provider.
 func (b *batcher) submit(vpc string, provider vpcport.Provider, c call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -137,8 +136,8 @@ func (b *batcher) submit(vpc string, provider vpcport.Provider, c call) {
 	of.begin(k)
 }
 
-// due is how long the next request of a kind waits for more calls; not ok: until another one ends. b.all.mu is
-// held.
+// due returns how long the next request of a kind waits for more calls; ok is false if it must wait until another
+// one ends. b.all.mu is held.
 func (b *vpcBatcher) due(k callKind) (wait time.Duration, ok bool) {
 	n := len(b.waiting[k])
 	if b.all.ctx == nil || b.all.shut || n == 0 || b.running[k] >= max(atOnce[k], b.provider.Traits().AtOnce) {
@@ -156,8 +155,7 @@ func (b *vpcBatcher) due(k callKind) (wait time.Duration, ok bool) {
 	return max(0, limit-b.all.clock.Now().Sub(b.waiting[k][0].at)), true
 }
 
-// begin starts as many requests of a kind as may be, and has the next ones start when they are due. batcher.mu
-// is held.
+// begin starts as many requests of a kind as allowed, and sets a timer for the next one. batcher.mu is held.
 func (b *vpcBatcher) begin(k callKind) {
 	wait, ok := b.due(k)
 	for ; ok && wait == 0; wait, ok = b.due(k) {
@@ -204,12 +202,12 @@ func (b *vpcBatcher) start(k callKind) {
 		b.running[k]--
 		b.begin(k)
 		if k != polls {
-			b.begin(polls) // which may have yielded to this
+			b.begin(polls) // polls may have yielded to this request
 		}
 	}()
 }
 
-// full is how many calls a request carries at most. batcher.mu is held.
+// full returns the maximum number of calls per request. batcher.mu is held.
 func (b *vpcBatcher) full(k callKind) int {
 	traits := b.provider.Traits()
 	switch {
@@ -223,7 +221,7 @@ func (b *vpcBatcher) full(k callKind) int {
 	return max(1, traits.MaxBatch)
 }
 
-// take removes the calls of the next request. batcher.mu is held.
+// take removes and returns the calls of the next request. batcher.mu is held.
 func (b *vpcBatcher) take(k callKind) []call {
 	waiting, n := b.waiting[k], b.full(k)
 	if k == creates {
@@ -231,12 +229,12 @@ func (b *vpcBatcher) take(k callKind) []call {
 	}
 	n = min(n, len(waiting))
 	batch := slices.Clone(waiting[:n])
-	clear(waiting[:n]) // what they point to is not kept
+	clear(waiting[:n]) // release the memory they refer to
 	b.waiting[k] = waiting[n:]
 	return batch
 }
 
-// takeAlike removes the calls for new ports that one request asks for, up to most of them. batcher.mu is held.
+// takeAlike removes and returns calls for new ports that fit into one request, at most most. batcher.mu is held.
 func (b *vpcBatcher) takeAlike(most int) []call {
 	waiting := b.waiting[creates]
 	picked := nicplan.Batch(func(yield func(vpcport.NewPort) bool) {
@@ -250,7 +248,7 @@ func (b *vpcBatcher) takeAlike(most int) []call {
 	for at, i := range picked {
 		batch[at] = waiting[i]
 	}
-	// Those that stay move up to the last one that goes.
+	// Remaining calls move up behind the last one taken.
 	last := len(picked) - 1
 	to := picked[last] + 1
 	for i := picked[last]; i >= 0; i-- {

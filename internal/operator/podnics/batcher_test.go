@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
-// replies are what calls came to.
+// replies are the replies by NIC.
 type replies struct {
 	mu sync.Mutex // guards all
 	of map[types.UID]nicplan.Reply
@@ -27,12 +27,12 @@ func (a *replies) take(c call, got nicplan.Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if _, twice := a.of[c.uid]; twice {
-		panic(fmt.Sprintf("%s has two replies", c.uid))
+		panic(fmt.Sprintf("call of %s got two replies", c.uid))
 	}
 	a.of[c.uid] = got
 }
 
-// failed counts the answers of each class.
+// failed counts the errors by class.
 func (a *replies) failed() map[vpcport.Class]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -45,7 +45,7 @@ func (a *replies) failed() map[vpcport.Class]int {
 	return n
 }
 
-// batch has calls done by a provider in virtual time, and returns how long it took.
+// batched makes calls with a provider in virtual time, and returns the replies and the time it took.
 func batched(t *testing.T, p vpcport.Provider, calls []call) (*replies, time.Duration) {
 	t.Helper()
 	a := &replies{of: map[types.UID]nicplan.Reply{}}
@@ -64,7 +64,7 @@ func batched(t *testing.T, p vpcport.Provider, calls []call) (*replies, time.Dur
 			break
 		}
 		if time.Since(began) > time.Hour {
-			t.Fatalf("%d of %d answers", n, len(calls))
+			t.Fatalf("got %d of %d replies within an hour", n, len(calls))
 		}
 		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time
 	}
@@ -79,7 +79,7 @@ func createCall(i int, addresses ...vpcport.NewAddress) call {
 	return call{uid: uid, step: nicplan.Step{Kind: nicplan.Create}, desired: w}
 }
 
-// bigProvider has a network with room for thousands, and a small one.
+// bigProvider returns a provider with a subnet for thousands of ports and a small one.
 func bigProvider(o portfake.Options) *portfake.Provider {
 	p := portfake.New(o)
 	p.AddNetwork(vpcport.Network{ID: "n-big", MTU: 1500, Subnets: []vpcport.Subnet{
@@ -89,8 +89,8 @@ func bigProvider(o portfake.Options) *portfake.Provider {
 	return p
 }
 
-// The ports of 2,000 pods of one moment are asked for in as few calls as the provider
-// lets, and take no longer than those calls must.
+// The ports of 2,000 pods created at the same moment take as few requests as the provider allows, and little more
+// time than these requests.
 func TestManyPortsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pods, latency, atOnce = 2000, 400 * time.Millisecond, 8
@@ -101,13 +101,13 @@ func TestManyPortsAtOnce(t *testing.T) {
 		}
 		a, took := batched(t, p, calls)
 		if n := a.failed(); len(n) > 0 || len(p.All()) != pods {
-			t.Errorf("failed %v, %d ports", n, len(p.All()))
+			t.Errorf("failures = %v with %d ports created, want no failure and a port per pod", n, len(p.All()))
 		}
 		requests := p.Front.Count("Create")
 		bound := time.Duration((requests+atOnce-1)/atOnce) * latency
-		t.Logf("%d requests, %v; these alone take %v", requests, took, bound)
+		t.Logf("%d requests in %v, at least %v", requests, took, bound)
 		if requests != (pods+63)/64 || took > bound*115/100 {
-			t.Errorf("%d requests, %v, want %d in %v", requests, took, (pods+63)/64, bound*115/100)
+			t.Errorf("%d requests in %v, want %d in at most %v", requests, took, (pods+63)/64, bound*115/100)
 		}
 		var polled []call
 		for i, port := range p.All() {
@@ -115,13 +115,12 @@ func TestManyPortsAtOnce(t *testing.T) {
 		}
 		p.Front.ResetCalls()
 		if a, _ := batched(t, p, polled); len(a.failed()) > 0 || p.Front.Count("Ports") != pods/100 || p.Front.Count("Get") != 0 {
-			t.Errorf("failed %v, %d calls", a.failed(), p.Front.Count("Ports", "Get"))
+			t.Errorf("failures of polls %v with %d requests", a.failed(), p.Front.Count("Ports", "Get"))
 		}
 	})
 }
 
-// Few calls that are not full are under way at once: the others wait for more, and not for
-// long.
+// Few partly filled requests are in flight at a time: other calls wait for more, but not for long.
 func TestTrickleOfPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ports, every, latency = 300, 10 * time.Millisecond, 400 * time.Millisecond
@@ -135,16 +134,16 @@ func TestTrickleOfPorts(t *testing.T) {
 		}
 		time.Sleep(latency + gatherMore) //nolint:forbidigo // virtual time
 		if len(a.failed()) > 0 || len(a.of) != ports {
-			t.Errorf("%d answers, failed %v, %v after the last one was asked for", len(a.of), a.failed(), latency+gatherMore)
+			t.Errorf("%d replies, failures %v, %v after the last call", len(a.of), a.failed(), latency+gatherMore)
 		}
 		d.close()
 		if n := p.Front.Count("Create"); n > ports/5 {
-			t.Errorf("%d calls for %d ports", n, ports)
+			t.Errorf("%d requests for %d ports, want at most a fifth", n, ports)
 		}
 	})
 }
 
-// Polls let calls go first by which pods get their ports, but not for ever.
+// Polls yield to calls that give pods their ports, but not indefinitely.
 func TestPollsYield(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const latency = 400 * time.Millisecond
@@ -164,7 +163,7 @@ func TestPollsYield(t *testing.T) {
 		d.submit("a", p, call{uid: "polled", step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
 		took := (<-polled).Sub(began)
 		if took < pollsYield || took > pollsYield+2*latency+gather {
-			t.Errorf("a poll among calls that make ports took %v, want %v and a turn", took, pollsYield)
+			t.Errorf("poll among creations took %v, want %v and the time of a request", took, pollsYield)
 		}
 		d.close()
 		d = newBatcher(clock.Real{}, func(call, nicplan.Reply) { polled <- time.Now() })
@@ -172,13 +171,13 @@ func TestPollsYield(t *testing.T) {
 		began = time.Now()
 		d.submit("a", p, call{uid: "polled", step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
 		if took := (<-polled).Sub(began); took != gather+latency {
-			t.Errorf("a poll alone took %v, want %v", took, gather+latency)
+			t.Errorf("poll alone took %v, want %v", took, gather+latency)
 		}
 		d.close()
 	})
 }
 
-// A batch that does not fit as a whole fills what room there is, in few calls.
+// If there is no room for a whole batch, it fills the remaining room with few requests.
 func TestNoRoomForAll(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -199,16 +198,16 @@ func TestNoRoomForAll(t *testing.T) {
 			}
 			a, _ := batched(t, p, calls)
 			if n := a.failed(); n[tt.class] != 64-tt.made || len(n) != 1 || len(p.All()) != tt.made {
-				t.Errorf("%s: failed %v, %d ports, want %d", tt.name, n, len(p.All()), tt.made)
+				t.Errorf("%s: failures %v, %d ports created, want %d", tt.name, n, len(p.All()), tt.made)
 			}
 			if n := p.Front.Count("Create"); n > 16 {
-				t.Errorf("%s: %d calls", tt.name, n)
+				t.Errorf("%s: %d requests, want at most 16", tt.name, n)
 			}
 		})
 	}
 }
 
-// What one NIC asks for that cannot be holds up none of those that are asked for with it.
+// An impossible request of one NIC does not affect the others in its batch.
 func TestOneOfABatchIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := bigProvider(portfake.Options{})
@@ -221,15 +220,15 @@ func TestOneOfABatchIsRefused(t *testing.T) {
 		calls = append(calls, createCall(20, vpcport.NewAddress{SubnetID: "s-big", IP: netip.MustParseAddr("10.0.0.9")}), createCall(21, vpcport.NewAddress{SubnetID: "s-none"}))
 		a, _ := batched(t, p, calls)
 		if n := a.failed(); n[vpcport.MACTaken] != 1 || n[vpcport.AddressTaken] != 1 || n[vpcport.ReferenceGone] != 1 || len(n) != 3 {
-			t.Errorf("failed %v", n)
+			t.Errorf("failures = %v, want one each of MACTaken, AddressTaken and ReferenceGone", n)
 		}
 		if vpcport.ClassOf(a.of["uid-7"].Err) != vpcport.MACTaken || vpcport.ClassOf(a.of["uid-20"].Err) != vpcport.AddressTaken || len(p.All()) != 2+19 {
-			t.Errorf("answers %v, %d ports", a.of, len(p.All()))
+			t.Errorf("replies = %v with %d ports, want two refusals and 19 new ports", a.of, len(p.All()))
 		}
 	})
 }
 
-// A look finds what a listing does not show yet, and knows what is gone from it.
+// Look finds ports that a stale listing does not show yet, and does not report deleted ones.
 func TestLookBehindAListing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := bigProvider(portfake.Options{Lag: time.Minute})
@@ -243,14 +242,14 @@ func TestLookBehindAListing(t *testing.T) {
 		for uid, want := range map[types.UID]string{"uid-0": there.ID, "uid-1": given.ID, "uid-2": "", "uid-3": ""} {
 			got := a.of[uid]
 			if got.Err != nil || len(got.Ports) > 1 || len(got.Ports) == 1 != (want != "") || want != "" && got.Ports[0].ID != want {
-				t.Errorf("%s: %+v, want %q", uid, got, want)
+				t.Errorf("reply for %s = %+v, want port %q", uid, got, want)
 			}
 		}
 	})
 }
 
-// A failure that all NICs of a scope would meet holds them up. After the wait one tries for all, and its
-// success resumes the others.
+// A failure that would affect all NICs of a scope delays them all. After the delay, one NIC probes, and its success
+// resumes the others.
 func TestBackoffs(t *testing.T) {
 	clk := clock.NewFake(time.Unix(10_000, 0))
 	b := newBackoffs(clk)
@@ -265,7 +264,7 @@ func TestBackoffs(t *testing.T) {
 	pass := func(uid types.UID, d nicplan.Desired, k nicplan.Kind, want bool) {
 		t.Helper()
 		if failed, ok := b.pass(uid, nics[uid], d, k); ok != want || !ok && !failed.Until.After(clk.Now()) {
-			t.Errorf("%s may call: %v until %v, want %v", uid, ok, failed.Until, want)
+			t.Errorf("pass(%s) = %v until %v, want %v", uid, ok, failed.Until, want)
 		}
 	}
 	ended := func(uid types.UID, class vpcport.Class, want ...string) {
@@ -279,11 +278,11 @@ func TestBackoffs(t *testing.T) {
 			resumed[w.key.Name] = true
 		}
 		if len(resumed) != len(want) {
-			t.Errorf("after the call of %s are resumed %v, want %v", uid, resumed, want)
+			t.Errorf("call of %s resumed %v, want %v", uid, resumed, want)
 		}
 		for _, name := range want {
 			if !resumed[name] {
-				t.Errorf("after the call of %s %s is not resumed", uid, name)
+				t.Errorf("call of %s did not resume %s", uid, name)
 			}
 		}
 	}
@@ -293,28 +292,28 @@ func TestBackoffs(t *testing.T) {
 	pass("b", full, nicplan.Look, true)
 	clk.Advance(time.Minute)
 	pass("a", full, nicplan.Create, true)
-	pass("b", full, nicplan.Create, false) // a tries for all
+	pass("b", full, nicplan.Create, false) // a probes for all
 	pass("c", full, nicplan.Create, false)
 	ended("a", vpcport.SubnetFull)
 	if f := nics["a"].attempts.Failed; f.Times != 2 || !f.Until.After(clk.Now()) {
-		t.Errorf("after the second failure: %+v", f)
+		t.Errorf("after the second failure = %+v, want two failures and a delay", f)
 	}
 	clk.Advance(time.Minute)
 	pass("b", full, nicplan.Create, true)
 	pass("a", full, nicplan.Create, false)
-	b.forget("b", nics["b"].key) // it does not try any more
+	b.forget("b", nics["b"].key) // no longer probes
 	pass("c", full, nicplan.Create, true)
 	ended("c", vpcport.Unknown, "a")
 	pass("a", full, nicplan.Create, true)
 
-	// A failure of the credentials holds up all calls of the VPC; a port that is deleted does not end that.
+	// A failure of the credentials delays all calls of the VPC. The deletion of a port does not end that.
 	ended("a", vpcport.Unauthorized)
 	pass("c", full, nicplan.Look, false)
 	ended("b", vpcport.OverQuota)
 	if resumed := b.room("blue"); len(resumed) != 1 || resumed[0].class != vpcport.OverQuota {
-		t.Errorf("a deleted port resumes %+v", resumed)
+		t.Errorf("room() resumed %+v, want the NIC over quota", resumed)
 	}
 	if resumed := b.open("blue"); len(resumed) != 2 || len(b.of) != 0 {
-		t.Errorf("another provider resumes %+v", resumed)
+		t.Errorf("open() resumed %+v, want all", resumed)
 	}
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// caller makes the requests for a batch of calls, and gives each call its reply.
+// caller makes the requests for a batch of calls, and passes each call its reply.
 type caller struct {
 	provider vpcport.Provider
 	clock    clock.Clock
 	reply    func(call, nicplan.Reply)
-	most     int // ports of one Create after the provider refused more; 0: as its traits say
+	most     int // ports per Create after the provider rejected more; 0: as in its traits
 }
 
 func (c *caller) do(ctx context.Context, k callKind, batch []call) {
 	switch k {
 	case creates:
-		_ = c.create(ctx, batch) // each call has its reply
+		_ = c.create(ctx, batch) // each call got its reply
 	case looks:
 		c.look(ctx, batch)
 	case polls:
@@ -34,8 +34,8 @@ func (c *caller) do(ctx context.Context, k callKind, batch []call) {
 	}
 }
 
-// create asks for the ports of a batch, and where that is refused for those of parts of it. It returns
-// the last error.
+// create creates the ports of a batch. If the request is rejected, it retries with parts of the batch where that may
+// help. It returns the last error.
 func (c *caller) create(ctx context.Context, batch []call) (err error) {
 	ports := make([]vpcport.NewPort, len(batch))
 	all := make([]int, len(batch))
@@ -75,7 +75,7 @@ func (c *caller) create(ctx context.Context, batch []call) (err error) {
 			calls[i] = batch[at]
 		}
 		if last != nil && vpcport.PolicyOf(vpcport.ClassOf(last)).Scope != vpcport.ScopeNIC && sameRoom(batch) {
-			c.fail(calls, last) // one half found no room, so the other would not either
+			c.fail(calls, last) // if one half found no room, the other will not either
 			continue
 		}
 		last = c.create(ctx, calls)
@@ -83,7 +83,7 @@ func (c *caller) create(ctx context.Context, batch []call) (err error) {
 	return last
 }
 
-// splits reports whether part of a batch may succeed although all of it was refused.
+// splits reports whether part of a batch may succeed although the whole batch was rejected.
 func splits(c vpcport.Class) bool {
 	switch c {
 	case vpcport.Invalid, vpcport.ReferenceGone, vpcport.SubnetFull, vpcport.AddressTaken, vpcport.MACTaken, vpcport.OverQuota,
@@ -93,7 +93,7 @@ func splits(c vpcport.Class) bool {
 	return false
 }
 
-// sameRoom reports whether all calls ask for addresses of the same subnets.
+// sameRoom reports whether all calls request addresses in the same subnets.
 func sameRoom(batch []call) bool {
 	for _, each := range batch {
 		if subnetsOf(each.desired) != subnetsOf(batch[0].desired) {
@@ -109,9 +109,8 @@ func (c *caller) fail(batch []call, err error) {
 	}
 }
 
-// look asks for the ports that the NICs of a batch may have: by device, by the ID of a given port, and
-// by a MAC address that was refused. A known port that the listing lacks is asked for by itself, as
-// listings may be stale.
+// look finds the ports that the NICs of a batch may have: by device, by the ID of a given port, and by a MAC address
+// that was refused. A known port that the listing lacks is read individually, as listings may be stale.
 func (c *caller) look(ctx context.Context, batch []call) {
 	began := c.clock.Now()
 	var byDevice, byID, byMAC vpcport.Filter
@@ -153,7 +152,7 @@ func (c *caller) look(ctx context.Context, batch []call) {
 	}
 }
 
-// matching are the ports that may be those of a call's NIC: by ID, device or MAC address.
+// matching returns the ports that may belong to a call's NIC: by ID, device or MAC address.
 func matching(found []vpcport.Port, each call) (out []vpcport.Port) {
 	for _, p := range found {
 		d := each.desired
@@ -169,7 +168,7 @@ func hasID(ports []vpcport.Port, id string) bool {
 	return slices.ContainsFunc(ports, func(p vpcport.Port) bool { return p.ID == id })
 }
 
-// add adds the port with an ID to ports, if it exists.
+// add reads a port by ID and adds it to ports, if it exists.
 func (c *caller) add(ctx context.Context, ports []vpcport.Port, id string) ([]vpcport.Port, error) {
 	p, err := c.provider.Get(ctx, id)
 	switch {
@@ -181,7 +180,7 @@ func (c *caller) add(ctx context.Context, ports []vpcport.Port, id string) ([]vp
 	return nil, err
 }
 
-// poll asks how the ports of a batch do.
+// poll reads the state of the ports of a batch.
 func (c *caller) poll(ctx context.Context, batch []call) {
 	var f vpcport.Filter
 	for _, each := range batch {
@@ -214,7 +213,7 @@ func (c *caller) single(ctx context.Context, each call) {
 	case nicplan.Change:
 		revision := 0
 		if p := each.observed.Port; p != nil && p.ID == each.step.Port && each.step.Change.Device != nil {
-			revision = p.Revision // fails if somebody else takes the port meanwhile
+			revision = p.Revision // makes the change fail if somebody else takes the port meanwhile
 		}
 		r.Err = failpoint.Around("operator.port.change", func() error {
 			p, err := c.provider.Update(ctx, each.step.Port, revision, each.step.Change)
@@ -224,7 +223,7 @@ func (c *caller) single(ctx context.Context, each call) {
 	case nicplan.Delete:
 		r.Err = failpoint.Around("operator.port.delete", func() error { return c.provider.Delete(ctx, each.step.Port) })
 	default:
-		r.Err = fmt.Errorf("no call does %v", each.step.Kind)
+		r.Err = fmt.Errorf("unexpected step %v", each.step.Kind)
 	}
 	if r.Err != nil {
 		r.Port = nil

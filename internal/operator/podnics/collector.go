@@ -21,25 +21,25 @@ import (
 )
 
 const (
-	// vanishedPause is how long the collector waits for more PodNICs that vanish, so that one listing
-	// serves many, and vanishedAgain how long it waits after such a listing failed.
+	// vanishedPause is how long the collector waits for further vanished PodNICs, so that one listing serves
+	// many, and vanishedAgain how long it waits after such a listing failed.
 	vanishedPause = 2 * time.Second
 	vanishedAgain = 15 * time.Second
 )
 
-// What became of ports without a PodNIC.
+// Outcomes for ports without a PodNIC, as metric labels.
 const (
 	sweptDeleted  = "deleted"
 	sweptReturned = "returned"
 )
 
-// maxTries is how many of the MAC addresses that a port may have got the collector recognizes.
+// maxTries is how many of a port's possible MAC addresses the collector recognizes.
 const maxTries = 16
 
-// collector lists all ports of Berth in each VPC at intervals and finds those of NICs that other clients of the provider changed. It
-// deletes orphans, ports without a PodNIC: at once if the PodNIC vanished while this process
-// watched, otherwise after they were seen for a while, such as those of a call that an operator made
-// that did not lead any more.
+// collector periodically lists all ports of Berth in each VPC, and finds those that other clients of the provider changed.
+// It deletes orphans, which are ports without a PodNIC: immediately if the PodNIC vanished while this process was watching,
+// otherwise after they have been seen for some time. They may come, for example, from a call of an operator that had lost
+// its lease.
 type collector struct {
 	o      Options
 	api    *kubeAPI
@@ -48,18 +48,18 @@ type collector struct {
 	nics   *queue.Queue // of the nicReconciler
 }
 
-// sightings are when ports of a VPC without a PodNIC were first seen, by ID.
+// sightings record when ports of a VPC without a PodNIC were first seen, by ID.
 type sightings map[string]time.Time
 
-// vpcListings is what the collector keeps of a VPC from one listing to the next.
+// vpcListings is the collector's state of a VPC between listings.
 type vpcListings struct {
-	busy   atomic.Bool // a listing is in flight, and seen is its alone
+	busy   atomic.Bool // a listing is in flight and owns seen
 	seen   sightings   // the orphans of the last listing
-	looked time.Time   // when orphans were looked for last
+	looked time.Time   // when orphans were last looked for
 }
 
-// run lists ports until ctx ends. Each VPC goes at its own pace: one whose provider does not answer delays no
-// other. How many calls there are at a time, the providers bound.
+// run lists ports until ctx ends. VPCs are independent: one whose provider does not answer does not delay the others.
+// The providers limit the number of concurrent calls.
 func (c *collector) run(ctx context.Context) error {
 	var flying sync.WaitGroup
 	defer flying.Wait()
@@ -123,7 +123,7 @@ func (c *collector) run(ctx context.Context) error {
 	}
 }
 
-// collect lists the ports of one VPC, and looks for orphans in them if it is time for that.
+// collect lists the ports of one VPC, and looks for orphans if that is due.
 func (c *collector) collect(ctx context.Context, vpc string, l *vpcListings) error {
 	now := c.o.Clock.Now()
 	all := now.Sub(l.looked) >= c.o.Orphans
@@ -137,12 +137,12 @@ func (c *collector) collect(ctx context.Context, vpc string, l *vpcListings) err
 	return nil
 }
 
-// list lists the ports of one VPC. It deletes those of PodNICs that vanished and, if all are to be
-// collected, other orphans that were seen for long enough.
+// list lists the ports of one VPC. It deletes ports of vanished PodNICs and, if all is set, other orphans that were seen
+// for long enough.
 func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bool) error {
 	opened, err := c.o.Networks.Of(vpc)
 	if err != nil {
-		return nil // its condition says so
+		return nil // reported in the VPC's condition
 	}
 	began := c.o.Clock.Now()
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
@@ -159,7 +159,7 @@ func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bo
 	byUID := map[types.UID][]vpcport.Port{}
 	for _, p := range ports {
 		if uid, isWarm := p.WarmVPC(c.o.Cluster); isWarm && vpcs[uid] != "" {
-			continue // the pool's
+			continue // belongs to the warm pool
 		}
 		if uid, ok := vpcport.DeviceUID(c.o.Cluster, p.Device); ok && p.Mine(c.o.Cluster) {
 			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
@@ -176,7 +176,7 @@ func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bo
 	return err
 }
 
-// orphans deletes or returns the orphans that are due and whose PodNIC the API server does not have either.
+// orphans deletes or returns the due orphans whose PodNIC does not exist at the API server either.
 func (c *collector) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, all bool) error {
 	now, orphans, there := c.o.Clock.Now(), map[types.UID][]vpcport.Port{}, map[string]bool{}
 	for uid, ports := range byUID {
@@ -199,7 +199,7 @@ func (c *collector) orphans(ctx context.Context, opened Opened, byUID map[types.
 	if err := c.api.live.List(ctx, list); err != nil {
 		return fmt.Errorf("list PodNICs: %w", err)
 	}
-	recorded := map[string]bool{} // also those with the mark of a VPC object that is gone
+	recorded := map[string]bool{} // also ports marked with the UID of a deleted VPC object
 	for i := range list.Items {
 		delete(due, list.Items[i].UID)
 		recorded[list.Items[i].Status.PortID] = true
@@ -217,8 +217,8 @@ func (c *collector) orphans(ctx context.Context, opened Opened, byUID map[types.
 	return nil
 }
 
-// dueOrphans are the orphans that are to be released by now: those of PodNICs that vanished while this
-// process watched once they have cooled, and if all, those that were seen for as long as age.
+// dueOrphans returns the orphans to release now: those of PodNICs that vanished while this process was watching, once
+// they have cooled down, and with all also those seen for as long as age.
 func dueOrphans(orphans map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, all bool, now time.Time, cooling, age time.Duration) map[types.UID][]vpcport.Port {
 	due := map[types.UID][]vpcport.Port{}
 	for uid, ports := range orphans {
@@ -232,7 +232,7 @@ func dueOrphans(orphans map[types.UID][]vpcport.Port, gone map[types.UID]time.Ti
 	return due
 }
 
-// remove deletes an orphan that Berth made. From a user's it removes Berth's marks.
+// remove deletes an orphan that Berth created. From a user's port it only removes Berth's marks.
 func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid string, p vpcport.Port) error {
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -253,9 +253,9 @@ func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid s
 	return nil
 }
 
-// madeByBerth reports whether Berth made a port with its marks, which a user's port carries too while a NIC
-// uses it. It knows it by the MAC address or the name, which both depend on the PodNIC's UID, or by the name
-// of warm ports. A user's port is older than the PodNIC.
+// madeByBerth reports whether Berth created a port that carries its marks; a user's port carries them too while a NIC uses
+// it. Berth's ports are recognized by their MAC address or name, both of which depend on the PodNIC's UID, or by the name
+// of warm ports. A user's port is older than the PodNIC and has none of these.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	for try := range byte(maxTries) {
 		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
@@ -265,38 +265,38 @@ func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	return strings.HasPrefix(p.Name, portPrefix(uid)) || strings.HasPrefix(p.Name, warm.NamePrefix)
 }
 
-// vanished are the PodNICs that were gone before their ports were released: somebody removed the
-// finalizer, or etcd was restored. Each is kept until a listing shows no port of it any more.
+// vanished tracks the PodNICs that disappeared before their ports were released, because somebody removed the finalizer or
+// etcd was restored. Each is kept until a listing shows no port of it.
 type vanished struct {
 	clock  clock.Clock
 	settle time.Duration
-	// wake is set when there is one more.
+	// wake is set when a PodNIC is added.
 	wake retry.Signal
 
 	mu  sync.Mutex // guards all
 	all map[types.UID]vanishedNIC
 }
 
-// vanishedNIC is one of them.
+// vanishedNIC is a PodNIC that vanished.
 type vanishedNIC struct {
 	vpc      string
-	at       time.Time // when it vanished, or the last call about it ended
-	inFlight bool      // a call about it is in flight, which may still make a port
+	at       time.Time // when it vanished, or when its last call ended
+	inFlight bool      // a call for it is in flight, which may still create a port
 }
 
 func newVanished(c clock.Clock, settle time.Duration) *vanished {
 	return &vanished{clock: c, settle: settle, wake: retry.NewSignal(), all: map[types.UID]vanishedNIC{}}
 }
 
-// leaves reports whether a NIC whose PodNIC is gone may have left a port. A user's port counts only if
-// it carries the NIC's mark: without one it was never taken, or was given back.
+// leaves reports whether a NIC whose PodNIC is gone may have left a port. A user's port counts only if it carries the NIC's
+// mark: otherwise it was never taken, or was returned.
 func (n *nic) leaves(uid types.UID) bool {
 	o := n.observed
 	port := o.Port != nil && (!n.given || strings.HasSuffix(o.Port.Device, ":"+string(uid)))
 	return n.call.inFlight || port || len(o.Extra) > 0 || !o.Looked && (o.Kept || o.Recorded != "")
 }
 
-// add adds a PodNIC of a VPC that has vanished.
+// add adds a vanished PodNIC of a VPC.
 func (v *vanished) add(uid types.UID, vpc string, inFlight bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -311,7 +311,7 @@ func (v *vanished) remove(uid types.UID) {
 	delete(v.all, uid)
 }
 
-// callEnded notes the end of a call about a PodNIC that vanished meanwhile.
+// callEnded records the end of a call for a PodNIC that has vanished.
 func (v *vanished) callEnded(uid types.UID) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -321,8 +321,8 @@ func (v *vanished) callEnded(uid types.UID) {
 	}
 }
 
-// in returns when those PodNICs of a VPC vanished that a listing shows ports of. The others are
-// dropped if the listing began long enough after they vanished to show all ports.
+// in returns when the PodNICs of a VPC that still have listed ports vanished. Others are dropped if the listing began long
+// enough after they vanished to show all their ports.
 func (v *vanished) in(vpc string, listed map[types.UID][]vpcport.Port, began time.Time) map[types.UID]time.Time {
 	v.mu.Lock()
 	defer v.mu.Unlock()

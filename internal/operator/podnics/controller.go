@@ -34,58 +34,57 @@ var _ = failpoint.Register(
 	"operator.port.delete.before", "operator.port.delete.after", "operator.port.forget.before", "operator.port.forget.after",
 )
 
-// Networks are the VPCs whose providers are open. Its methods may be called concurrently, and do no I/O.
+// Networks are the VPCs whose providers are open. Its methods may be called concurrently and do no I/O.
 type Networks interface {
-	// Of returns an open VPC, or an error for a person: there is no such VPC, or its credentials are
-	// rejected. A VPC stays open while its provider is away.
+	// Of returns an open VPC, or an error to show to users, for example that the VPC does not exist or its credentials are
+	// rejected. A VPC stays open while its provider is unavailable.
 	Of(vpc string) (Opened, error)
-	// Changed registers tell, which is called with the name of a VPC each time the result of Of may have
-	// changed, also when the VPC is gone. It must return quickly.
+	// Changed registers a callback that receives the name of a VPC each time the result of Of may have changed, including
+	// when the VPC is deleted. The callback must return quickly.
 	Changed(tell func(vpc string))
 }
 
-// Opened is a VPC whose provider is open and has its network.
+// Opened is a VPC whose provider is open and has the VPC's network.
 type Opened struct {
-	UID      string // of its object
+	UID      string // of the VPC object
 	Provider vpcport.Provider
-	Network  vpcport.Network // as it was found last
+	Network  vpcport.Network // as last read
 	Spec     v1alpha1.VPCSpec
 }
 
-// Options are the settings of a Controller. Zero durations take the defaults named.
+// Options are the settings of a Controller. Zero durations mean the defaults given below.
 type Options struct {
-	// Cluster is the cluster's name, which marks its ports.
+	// Cluster is the name of the cluster, with which its ports are marked.
 	Cluster  string
 	Networks Networks
-	// First is the first interface of pods; {eth0, IsPort: true} when zero.
+	// First is the first interface of pods; default {eth0, IsPort: true}.
 	First nicrequest.First
 
-	// PoliciesSince returns when the oldest policy of a namespace was made that may give its pods NICs;
-	// false if there is none. Nil: there are none.
+	// PoliciesSince returns when the oldest policy that may give NICs to a namespace's pods was created, or false if
+	// there is none. Nil means no policies.
 	PoliciesSince func(ctx context.Context, namespace string) (time.Time, bool)
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
 	Metrics *Metrics // nil: not exported
 
-	// Settle is how long the effect of a call may take to show at the provider; 1 min.
+	// Settle is how long the effect of a call may take to show at the provider; default 1 min.
 	Settle time.Duration
-	// UnplugGrace is how long a port is kept for the node that may have it plugged, once its pod is gone
-	// or the node is not ready; 1 min.
+	// UnplugGrace is how long a port is kept for a node that may have it plugged after its pod is gone or the node is not
+	// ready; default 1 min.
 	UnplugGrace time.Duration
-	// Listing is the interval in which all ports of Berth are listed to find drift; 1 min.
+	// Listing is the interval at which all ports of Berth are listed to find drift; default 1 min.
 	Listing time.Duration
-	// Orphans is the interval in which such a listing looks for ports without a PodNIC; 10 min.
+	// Orphans is the interval at which a listing also looks for ports without a PodNIC; default 10 min.
 	Orphans time.Duration
-	// OrphanAge is for how long a port without a PodNIC must have been seen before it is deleted;
-	// 10 min.
+	// OrphanAge is how long a port without a PodNIC must have been seen before it is deleted; default 10 min.
 	OrphanAge time.Duration
-	// WarmIdle is for how long a node has warm ports after its pods last needed one; 10 min. WarmKeep is
-	// for how long a warm port is kept that is one too many; 1 min.
+	// WarmIdle is how long a node keeps warm ports after its pods last needed one; default 10 min. WarmKeep is how long
+	// a surplus warm port is kept; default 1 min.
 	WarmIdle, WarmKeep time.Duration
 }
 
-// Controller gives pods their NICs in VPCs. Its parts have the state and the locks.
+// Controller gives pods their NICs in VPCs. Its parts hold the state and the locks.
 type Controller struct {
 	api       *kubeAPI
 	states    *nicStates
@@ -95,11 +94,10 @@ type Controller struct {
 	metrics   *Metrics
 }
 
-// Setup adds the controllers to mgr, whose cache must have been made with Watches and Index. They work
-// while mgr leads.
+// Setup adds the controllers to mgr, whose cache must have been created with Watches and Index. They run while mgr leads.
 func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Cluster == "" || o.Networks == nil {
-		return nil, errors.New("controllers of VPC ports: the cluster's name and Networks are needed")
+		return nil, errors.New("set up VPC port controllers: Cluster and Networks are required")
 	}
 	o.First = cmp.Or(o.First, nicrequest.First{Name: "eth0", IsPort: true})
 	if o.PoliciesSince == nil {
@@ -141,13 +139,13 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		mgr.Add(manager.RunnableFunc(nics.pool.Run)),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("controllers of VPC ports: %w", err)
+		return nil, fmt.Errorf("set up VPC port controllers: %w", err)
 	}
 	o.Networks.Changed(c.vpcChanged)
 	return c, nil
 }
 
-// lead has calls to providers be made until ctx ends. Those in flight then finish.
+// lead makes provider calls until ctx ends, and then waits for those in flight.
 func (c *Controller) lead(ctx context.Context) error {
 	c.states.begin()
 	c.nics.calls.open(context.WithoutCancel(ctx))
@@ -156,17 +154,17 @@ func (c *Controller) lead(ctx context.Context) error {
 	return nil
 }
 
-// Known is how many NICs are known. It takes the lock that all work needs: if it does not return, the
-// controller hangs.
+// Known returns how many NICs are known. It takes the lock that all work needs: if it does not return, the controller
+// hangs.
 func (c *Controller) Known() int { return c.states.count() }
 
-// nicsOfNode are the keys of the PodNICs on a node. The pool reads the node's branch capacity too.
+// nicsOfNode returns the keys of the PodNICs on a node. It also notifies the pool, which reads the node's branch capacity.
 func (c *Controller) nicsOfNode(ctx context.Context, o client.Object) []client.ObjectKey {
 	c.nics.pool.Changed()
 	return c.api.nicKeys(ctx, client.MatchingFields{byNode: o.GetName()})
 }
 
-// vpcChanged has all NICs and pods reconciled that may wait for a VPC.
+// vpcChanged queues all NICs and pods that may be waiting for a VPC.
 func (c *Controller) vpcChanged(vpc string) {
 	c.states.resume(c.states.backoffs.open(vpc))
 	c.nics.pool.Changed()
@@ -176,7 +174,7 @@ func (c *Controller) vpcChanged(vpc string) {
 	}
 	pods, err := objects.List[corev1.PodList](ctx, c.api.client)
 	if err != nil {
-		return // before the cache is filled: all pods are reconciled then
+		return // the cache is not filled yet: all pods will be reconciled
 	}
 	for i := range pods.Items {
 		if p := &pods.Items[i]; p.Annotations[v1alpha1.AnnotationVPC] == vpc || c.api.namespaceVPC(ctx, p.Namespace) == vpc {
@@ -185,7 +183,7 @@ func (c *Controller) vpcChanged(vpc string) {
 	}
 }
 
-// nodeChanges passes on the updates of Nodes that change what hostOf, holdOf and the pool read.
+// nodeChanges filters updates of Nodes down to changes that hostOf, holdOf and the pool depend on.
 func nodeChanges() builder.Predicates {
 	type state struct {
 		ready, out       bool

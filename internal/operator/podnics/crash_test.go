@@ -39,12 +39,12 @@ import (
 	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
-// mortal is an operator that a failpoint may kill, in a process of its own.
+// mortal is an operator in its own process that a failpoint may kill.
 type mortal struct {
 	Kubeconfig string
 	Neutron    string // URL
 	MAC        v1alpha1.PortMAC
-	EC2        *amazon // in the place of Neutron
+	EC2        *amazon // used instead of Neutron
 }
 
 func child(m mortal) error {
@@ -52,7 +52,7 @@ func child(m mortal) error {
 	if err != nil {
 		return err
 	}
-	cfg.QPS = -1 // a file cannot say so
+	cfg.QPS = -1 // cannot be set in a kubeconfig file
 	ctx := context.Background()
 	if m.EC2 != nil {
 		return m.EC2.operate(ctx, cfg)
@@ -72,7 +72,7 @@ func child(m mortal) error {
 	return operate(ctx, cfg, Options{Networks: nets})
 }
 
-// operate is an operator until it is killed.
+// operate runs an operator until it is killed.
 func operate(ctx context.Context, cfg *rest.Config, o Options) error {
 	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	_, mgr, err := assemble(ctx, cfg, o)
@@ -82,7 +82,7 @@ func operate(ctx context.Context, cfg *rest.Config, o Options) error {
 	return errors.Join(failpoint.Err(), mgr.Start(ctx))
 }
 
-// stage is a Neutron, an API server, and operators that die.
+// stage is a Neutron, an API server, and operators that get killed.
 type stage struct {
 	*world
 	cloud   *neutronfake.Cloud
@@ -110,8 +110,8 @@ func newStage(t *testing.T, failpoints string, mac v1alpha1.PortMAC) *stage {
 	return s
 }
 
-// live is a life with all that leads to calls: pods that come, move and go, a NIC that is
-// removed, a PodNIC that outlives pods, a user's port.
+// live runs a scenario with all kinds of calls: pods that are created, moved and deleted, a removed NIC, a PodNIC that
+// outlives pods, and a user's port.
 func (s *stage) live() {
 	given := s.cloud.AddPort(neutronfake.Port{Network: s.network, Name: "mine", Project: "p", Tags: []string{vpcport.NamespaceTag(cluster, "default")}})
 	s.podnic("db", v1alpha1.PodNICSpec{})
@@ -132,27 +132,27 @@ func (s *stage) live() {
 	s.schedule("db-1", "node-b")
 	moved := s.awaitObject("db", "moves", boundAt("node-b"))
 	if moved.Status.PortID != db.Status.PortID || moved.Status.MAC != db.Status.MAC {
-		s.t.Errorf("was %+v, is %+v", db.Status, moved.Status)
+		s.t.Errorf("status of PodNIC db changed from %+v to %+v, want the same port", db.Status, moved.Status)
 	}
 	web := s.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	s.deletePod("web")
 	s.awaitGone(web.Name)
 	s.deletePod("given")
-	harness.Eventually(s.t, limit, "the user's port is given back", func() error {
+	harness.Eventually(s.t, limit, "user's port returned", func() error {
 		i := slices.IndexFunc(s.cloud.Ports(), func(p neutronfake.Port) bool { return p.ID == given.ID })
 		if i < 0 {
-			return errors.New("it is gone")
+			return errors.New("the port is gone")
 		}
 		if p := s.cloud.Ports()[i]; p.Device != "" || p.Host != "" {
-			return fmt.Errorf("it is %+v", p)
+			return fmt.Errorf("port = %+v, want no device and no host", p)
 		}
 		return nil
 	})
 }
 
-// sound waits until the ports are those of the PodNICs, one each, and the user's.
+// sound waits until each PodNIC has exactly one port and there are no others except the user's.
 func (s *stage) sound() {
-	harness.Eventually(s.t, limit, "ports and PodNICs agree", func() error {
+	harness.Eventually(s.t, limit, "ports match PodNICs", func() error {
 		list := &v1alpha1.PodNICList{}
 		if err := s.client().List(s.t.Context(), list, client.InNamespace("default")); err != nil {
 			return err
@@ -167,26 +167,25 @@ func (s *stage) sound() {
 		ports := s.cloud.Ports()
 		for _, p := range ports {
 			if id, ok := want[p.Device]; !ok || p.Device != "" && p.ID != id {
-				return fmt.Errorf("port %+v is nobody's", p)
+				return fmt.Errorf("port %+v belongs to no PodNIC", p)
 			}
 		}
 		if len(ports) != len(want) {
-			return fmt.Errorf("%d ports, want %d", len(ports), len(want))
+			return fmt.Errorf("got %d ports, want %d", len(ports), len(want))
 		}
 		return nil
 	})
 }
 
-// An operator that is killed at any step leaves nothing that the next one does not
-// finish: each NIC has one port, none was made twice, none is left, and the user's is
-// there.
+// An operator killed at any step leaves nothing that its successor does not complete: each NIC has one port, none was
+// created twice, none is left over, and the user's port still exists.
 func TestKillAtEveryFailpoint(t *testing.T) {
 	for _, name := range harness.Sample(t, 9, controllers.Failpoints(t, "operator.port.", 15)) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACDerived)
 			s.live()
 			s.sound()
-			harness.OK(t, controllers.Same("operators that died", s.deaths(), 1))
+			harness.OK(t, controllers.Same("killed operators", s.deaths(), 1))
 			made := 0
 			for _, call := range s.cloud.HTTP.Calls() {
 				if call.Method == "POST" && call.Status == 201 {
@@ -194,14 +193,13 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 				}
 			}
 			if made != 4 { // web, pair's two, db
-				t.Errorf("%d ports were made", made)
+				t.Errorf("%d ports were created, want 4", made)
 			}
 		})
 	}
 }
 
-// The same where the provider chooses MAC addresses, and only a look shows whether
-// a port was made.
+// The same with MAC addresses chosen by the provider, where only a look shows whether a port was created.
 func TestKillAfterCreateWithoutChosenMAC(t *testing.T) {
 	for _, name := range harness.Sample(t, 3, []string{"operator.port.create.before", "operator.port.create.after", "operator.port.record.before"}) {
 		t.Run(name, func(t *testing.T) {
@@ -212,7 +210,7 @@ func TestKillAfterCreateWithoutChosenMAC(t *testing.T) {
 	}
 }
 
-// amazon is an EC2 that operators reach in processes of their own, with one VPC object.
+// amazon is an EC2 with one VPC object that operators in their own processes use.
 type amazon struct {
 	URL, Region string
 	UID         string // of the VPC object
@@ -242,7 +240,7 @@ func (a *amazon) operate(ctx context.Context, cfg *rest.Config) error {
 	return operate(ctx, cfg, Options{Networks: nets, WarmIdle: 3 * time.Second, WarmKeep: time.Second})
 }
 
-// warmStage is an EC2, an API server with the Node node-1, and operators that die.
+// warmStage is an EC2, an API server with the Node node-1, and operators that get killed.
 type warmStage struct {
 	*branches
 	lab    *endpoints.Cloud
@@ -284,7 +282,7 @@ func newWarmStage(t *testing.T, failpoints string) *warmStage {
 	return s
 }
 
-// devices are those of the branches that there are, by ID.
+// devices returns the devices of all existing branches by their IDs.
 func (s *warmStage) devices() map[string]string {
 	out := map[string]string{}
 	for _, e := range s.lab.Snapshot().ENIs {
@@ -295,37 +293,37 @@ func (s *warmStage) devices() map[string]string {
 	return out
 }
 
-// sound waits until each PodNIC has a branch of its own that is marked as its, and the pool so many.
+// sound waits until each PodNIC has its own branch with its mark, and the pool has this many.
 func (s *warmStage) sound(pool int) {
 	s.t.Helper()
-	harness.Eventually(s.t, limit, "branches and PodNICs agree", func() error {
+	harness.Eventually(s.t, limit, "branches match PodNICs", func() error {
 		left := s.devices()
 		for _, pod := range []string{"web-0", "web-1", "web-2"} {
 			for _, o := range s.nicsOf(pod) {
 				id := o.Status.PortID
 				if left[id] != vpcport.Device(cluster, string(o.UID)) {
-					return fmt.Errorf("%s has %q: %v", o.Name, id, left)
+					return fmt.Errorf("PodNIC %s has port %q; all ports: %v", o.Name, id, left)
 				}
 				delete(left, id)
 			}
 		}
 		for id, device := range left {
 			if !strings.HasPrefix(device, vpcport.Device(cluster, "warm/")) {
-				return fmt.Errorf("%s is %q's", id, device)
+				return fmt.Errorf("port %s belongs to %q, want a PodNIC or the pool", id, device)
 			}
 		}
 		if len(left) != pool {
-			return fmt.Errorf("the pool has %v, want %d", left, pool)
+			return fmt.Errorf("pool has %v, want %d branches", left, pool)
 		}
 		return nil
 	})
 }
 
-// An operator that is killed at any step leaves nothing that the next one does not finish: no two
-// NICs have one branch, and none is left when nobody needs any.
+// An operator killed at any step leaves nothing that its successor does not complete: no two NICs have the same branch,
+// and none is left over when nobody needs one.
 func TestKilledWithWarmBranches(t *testing.T) {
 	names := controllers.Failpoints(t, "operator.warm.", 4)
-	for _, step := range []string{"record", "change", "delete"} { // with which one is taken, marked and given back
+	for _, step := range []string{"record", "change", "delete"} { // the steps that take, mark and return a warm port
 		names = append(names, "operator.port."+step+".before", "operator.port."+step+".after")
 	}
 	for _, name := range harness.Sample(t, 9, names) {
@@ -337,11 +335,11 @@ func TestKilledWithWarmBranches(t *testing.T) {
 			second := s.starts("web-1", "", "node-1")
 			s.sound(1)
 			if s.deaths() == 0 && !slices.Contains(warm, second.Status.PortID) {
-				t.Errorf("web-1 has %s, want one of %v", second.Status.PortID, warm)
+				t.Errorf("web-1 has port %s, want one of the warm ports %v", second.Status.PortID, warm)
 			}
 			third := s.starts("web-2", "", "node-1")
 			if a, b, c := first.Status.PortID, second.Status.PortID, third.Status.PortID; a == b || b == c || a == c {
-				t.Errorf("they have %s, %s and %s", a, b, c)
+				t.Errorf("ports of the three pods are %s, %s and %s, want three different ones", a, b, c)
 			}
 			s.deletePod("web-1")
 			s.awaitGone(second.Name)
@@ -349,8 +347,8 @@ func TestKilledWithWarmBranches(t *testing.T) {
 			for _, pod := range []string{"web-0", "web-2"} {
 				s.deletePod(pod)
 			}
-			controllers.AwaitValue(t, "what is left", s.devices, nil)
-			harness.OK(t, controllers.Same("operators that died", s.deaths(), 1))
+			controllers.AwaitValue(t, "remaining branches", s.devices, nil)
+			harness.OK(t, controllers.Same("killed operators", s.deaths(), 1))
 		})
 	}
 }

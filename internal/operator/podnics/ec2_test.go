@@ -29,13 +29,13 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// branches is a VPC of EC2, named e, beside that of a world.
+// branches is a world with an additional VPC of EC2, named e.
 type branches struct {
 	*world
 	ec2 *cloudfake.Cloud
 }
 
-// cooling has ports cool for another time.
+// cooling is a provider whose ports cool down for another time.
 type cooling struct {
 	*branch.Provider
 	time time.Duration
@@ -47,8 +47,8 @@ func (c cooling) Traits() vpcport.Traits {
 	return t
 }
 
-// startEC2 has the Nodes node-1 and node-2, of the instances i-1 and i-2 with a trunk each. Ports cool for some time, and the
-// warm pool has so many branches of each kind.
+// startEC2 creates the Nodes node-1 and node-2 for the instances i-1 and i-2, each with a trunk. Ports cool down for
+// cools, and the warm pool has warm branches of each kind.
 func startEC2(t *testing.T, cools time.Duration, warm int32, o Options) *branches {
 	t.Helper()
 	b := &branches{world: start(t, o), ec2: cloudfake.New(cloudfake.Options{})}
@@ -71,14 +71,14 @@ func startEC2(t *testing.T, cools time.Duration, warm int32, o Options) *branche
 	return b
 }
 
-// branchesOf has a Node say how many branch interfaces its pods may have.
+// branchesOf sets a Node's capacity of branch interfaces.
 func (b *branches) branchesOf(node string, n int) {
 	b.t.Helper()
 	o := controllers.Named[corev1.Node](node)
 	controllers.MergeStatus(b.t, b.client(), o, `{"status":{"capacity":{%q:"%d"}}}`, v1alpha1.ResourceBranches, n)
 }
 
-// podIn makes a pod with NICs in VPC e, on a node if there is one.
+// podIn creates a pod with NICs in VPC e, on a node if one is given.
 func (b *branches) podIn(name, nics, node string) {
 	b.t.Helper()
 	p := newPod(name, nics)
@@ -96,8 +96,8 @@ func (b *branches) enis() []cloud.ENI {
 	return list
 }
 
-// A pod's NIC is a branch of its node's trunk, made once the pod has a node and not before;
-// once nobody has it, it is kept until it has cooled.
+// A pod's NIC is a branch of its node's trunk, created only once the pod has a node. After the pod is gone, it is kept
+// until it has cooled down.
 func TestBranchOfAPod(t *testing.T) {
 	const cools = 3 * time.Second
 	b := startEC2(t, cools, 0, Options{})
@@ -107,23 +107,23 @@ func TestBranchOfAPod(t *testing.T) {
 	o := b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
 	list := b.enis()
 	if len(list) != 1 || list[0].ID != o.Status.PortID || list[0].Type != cloud.InterfaceBranch || len(list[0].Groups) != 1 || list[0].Groups[0] != "sg-web" {
-		t.Fatalf("EC2 has %+v", list)
+		t.Fatalf("ENIs = %+v, want one branch with group sg-web", list)
 	}
 	plug := o.Status.Plug
 	if o.Status.Host != "i-1" || plug.Type != v1alpha1.PlugVLAN || plug.VLAN != int32(b.ec2.State.Associations()[0].VLAN) || plug.TrunkMAC == "" || plug.TrunkMAC == o.Status.MAC {
-		t.Errorf("status %+v, plug %+v", o.Status, plug)
+		t.Errorf("status = %+v, plug = %+v, want a VLAN on the trunk of i-1", o.Status, plug)
 	}
-	harness.OK(t, controllers.Same("ENIs that were asked for", b.calls("CreateENI"), 1))
+	harness.OK(t, controllers.Same("CreateENI calls", b.calls("CreateENI"), 1))
 	b.says(o, v1alpha1.NodePlugged)
 	b.deletePod("web")
 	b.awaitObject(o.Name, "waits for its node", in(v1alpha1.PhaseReleasing))
 	said := time.Now()
 	b.says(o, v1alpha1.NodeUnplugged)
 	b.awaitGone(o.Name)
-	if d := time.Since(said); d < cools-time.Second { // of a second the API server keeps no parts
-		t.Errorf("it was deleted %v after it was unplugged, want %v", d, cools)
+	if d := time.Since(said); d < cools-time.Second { // the API server's times have a resolution of one second
+		t.Errorf("PodNIC was deleted %v after it was unplugged, want %v", d, cools)
 	}
-	harness.OK(t, controllers.Same("ENIs that are left", len(b.enis()), 0))
+	harness.OK(t, controllers.Same("remaining ENIs", len(b.enis()), 0))
 }
 
 func (b *branches) calls(op string) (n int) {
@@ -135,35 +135,34 @@ func (b *branches) calls(op string) (n int) {
 	return n
 }
 
-// What keeps a NIC from its node is said: no instance, no trunk, no room. It comes once there
-// is room.
+// The status says why a NIC cannot get to its node: no instance, no trunk, or no room. The NIC follows once there is room.
 func TestNodesWithoutRoomForBranches(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
-	b.podIn("odd", "", "node-a") // which is no EC2 instance's
+	b.podIn("odd", "", "node-a") // a Node that is not an EC2 instance
 	b.waits("odd", reasonRefused, "spec.providerID")
 
 	var last string
-	for i := range 10 { // an m5.large has nine
+	for i := range 10 { // an m5.large has nine branches
 		last = fmt.Sprint("web-", i)
 		b.podIn(last, "", "node-1")
 		if i < 9 {
 			b.awaitNIC(last, "eth0", "is active", in(v1alpha1.PhaseActive))
 		}
 	}
-	b.awaitNIC(last, "eth0", "has no room", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonBinding, "as many branch interfaces as its type may have"))
+	b.awaitNIC(last, "eth0", "reports that the node is full", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonBinding, "as many branch interfaces as its type may have"))
 	b.deletePod("web-0")
-	b.awaitNIC(last, "eth0", "has the room of another", in(v1alpha1.PhaseActive))
+	b.awaitNIC(last, "eth0", "gets the place of a deleted NIC", in(v1alpha1.PhaseActive))
 }
 
-// Where the first interface of pods may be a branch it is one if a NIC has its name, in VPCs of EC2
-// alone. A pod that runs keeps the first interface that it came with.
-func TestFirstInterfaceThatIsABranch(t *testing.T) {
+// If the first interface of pods may be a branch, it is one if a NIC has its name, in VPCs of EC2 only. A running pod keeps
+// the first interface that it started with.
+func TestBranchAsFirstInterface(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{First: nicrequest.First{Name: "eth0", MayBePort: true}})
 	leads := func(pod, nic string, want bool) *v1alpha1.PodNIC {
 		t.Helper()
 		return b.awaitNIC(pod, nic, "is active", func(o *v1alpha1.PodNIC) error {
 			if o.Status.DefaultRoute != want {
-				return fmt.Errorf("it has the default route: %v", o.Status.DefaultRoute)
+				return fmt.Errorf("status.defaultRoute = %v", o.Status.DefaultRoute)
 			}
 			return in(v1alpha1.PhaseActive)(o)
 		})
@@ -189,33 +188,33 @@ func TestFirstInterfaceThatIsABranch(t *testing.T) {
 	b.finish("bare", corev1.PodRunning)
 	b.nameVPC("e")
 	asks := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"[{name: eth0}]"}}}`, v1alpha1.AnnotationNICs)
-	harness.Eventually(t, controllers.Limit, "the API server admits NICs of a namespace that names its VPC", func() error {
+	harness.Eventually(t, controllers.Limit, "annotation admitted", func() error {
 		return b.client().Patch(t.Context(), podOf("bare"), client.RawPatch(types.MergePatchType, asks))
 	})
 	b.awaitEvent("bare", "NICsRefused", noPort)
 	if b.hasEvent("web", "NICsRefused") {
-		t.Error("a pod that comes is refused what it comes with")
+		t.Error("pod web has an Event NICsRefused for NICs that it was created with")
 	}
 	b.annotate("web", "[{}]")
 	b.awaitEvent("web", "NICsRefused", "lacks eth0, the pod's first interface, which cannot be removed")
 	for pod, want := range map[string]int{"web": 2, "plain": 1, "neutron": 0, "route": 0, "bare": 0} {
 		if got := b.nicsOf(pod); len(got) != want {
-			t.Errorf("%s has %v, want %d", pod, got, want)
+			t.Errorf("pod %s has NICs %v, want %d", pod, got, want)
 		}
 	}
 	if o := b.nicsOf("web")["eth0"]; o.DeletionTimestamp != nil {
-		t.Error("the first interface is taken away")
+		t.Error("the first interface of a running pod is being deleted")
 	}
 	b.finish("web", corev1.PodRunning)
 	b.annotate("web", "[{}, {name: eth0, securityGroups: [sg-web]}, {name: eth2}]")
 	leads("web", "eth2", false)
 	before := leads("web", "eth0", true)
 	deletePodNIC(t, b.world, before.Name)
-	b.awaitNIC("web", "eth0", "is made again", another(before, in(v1alpha1.PhaseActive)))
+	b.awaitNIC("web", "eth0", "is recreated", another(before, in(v1alpha1.PhaseActive)))
 	leads("web", "eth0", true)
 }
 
-// open opens VPC e, from now on with ports of some IP families, which cool for some time.
+// open reopens VPC e, with ports of these IP families that cool down for cools.
 func (b *branches) open(families ipfamily.Set, cools time.Duration) {
 	b.t.Helper()
 	o, err := b.nets.Of("e")
@@ -228,19 +227,19 @@ func (b *branches) open(families ipfamily.Set, cools time.Duration) {
 	b.nets.set("e", o)
 }
 
-// families are those of the ports of VPC e from now on.
+// families sets the IP families of new ports in VPC e.
 func (b *branches) families(f ipfamily.Set) {
 	b.t.Helper()
 	b.open(f, 0)
 }
 
-// Patterns of addresses in subnet-a.
+// Patterns for addresses in subnet-a.
 const (
 	anIPv4 = `10\.0\.\d+\.\d+/20 of subnet-a, gateway 10\.0\.0\.1`
 	anIPv6 = `2001:db8:0:a:\S*/64 of subnet-a, gateway fe80:ec2::1`
 )
 
-// has wants a NIC to be active with addresses that match patterns, one each, and returns it.
+// has waits until a NIC is active with addresses that match these patterns, and returns it.
 func (b *branches) has(pod, nic string, patterns ...string) *v1alpha1.PodNIC {
 	b.t.Helper()
 	return b.awaitNIC(pod, nic, "has its addresses", func(o *v1alpha1.PodNIC) error {
@@ -249,31 +248,31 @@ func (b *branches) has(pod, nic string, patterns ...string) *v1alpha1.PodNIC {
 			got = append(got, fmt.Sprintf("%s of %s, gateway %s", a.CIDR, a.Subnet, a.Gateway))
 		}
 		if !regexp.MustCompile("^" + strings.Join(patterns, "; ") + "$").MatchString(strings.Join(got, "; ")) {
-			return fmt.Errorf("it has %q, want %q", got, patterns)
+			return fmt.Errorf("addresses = %q, want %q", got, patterns)
 		}
 		return in(v1alpha1.PhaseActive)(o)
 	})
 }
 
-// madeAgain deletes the port of a pod's NIC, and wants another with its addresses.
+// madeAgain deletes the port of a pod's NIC, and waits for another one with the same addresses.
 func (b *branches) madeAgain(pod string, before *v1alpha1.PodNIC) {
 	b.t.Helper()
 	harness.OK(b.t, b.ec2.DeleteENI(b.t.Context(), before.Status.PortID))
 	after := b.awaitNIC(pod, before.Status.Interface, "has another port", anotherPort(before.Status.PortID, in(v1alpha1.PhaseActive)))
 	if !slices.Equal(after.Status.Addresses, before.Status.Addresses) {
-		b.t.Errorf("the NIC has %+v, had %+v", after.Status.Addresses, before.Status.Addresses)
+		b.t.Errorf("addresses = %+v, want the previous ones, %+v", after.Status.Addresses, before.Status.Addresses)
 	}
 }
 
-// waits wants the port of a pod's NIC not to be ready for a reason.
+// waits waits until a NIC's port is not ready for a reason.
 func (b *branches) waits(pod, reason string, words ...string) {
 	b.t.Helper()
 	b.awaitNIC(pod, "eth0", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reason, words...))
 }
 
-// A subnet that got its block of IPv6 after the network was looked at serves: the NIC has both addresses once that is
-// looked at again.
-func TestSubnetThatGetsIPv6Late(t *testing.T) {
+// A subnet that got an IPv6 CIDR after the network was read is usable: the NIC gets both addresses once the network is read
+// again.
+func TestSubnetGetsIPv6(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.families(ipfamily.Dual)
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
@@ -283,9 +282,9 @@ func TestSubnetThatGetsIPv6Late(t *testing.T) {
 	b.has("web", "eth0", anIPv4, anIPv6)
 }
 
-// A VPC that gets IPv6 gives new NICs an address of it too, as their subnet has them, and leaves those that
-// there are as they are. A port that is made again has both addresses again.
-func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
+// If a VPC gets IPv6, new NICs also get an IPv6 address if their subnet has IPv6. Existing NICs stay as they are. A recreated
+// port has both addresses again.
+func TestVPCGetsIPv6(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.podIn("old", "", "node-1")
@@ -296,15 +295,15 @@ func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
 	b.has("new", "eth1", anIPv4, strings.Replace(anIPv6, `\S*`, ":77", 1))
 	b.has("new", "eth2", anIPv4, strings.Replace(anIPv6, `\S*`, ":88", 1))
 	if now := b.has("old", "eth0", anIPv4); now.Status.PortID != old.Status.PortID || now.Status.Addresses[0] != old.Status.Addresses[0] {
-		t.Errorf("the NIC of before was %+v, is %+v", old.Status, now.Status)
+		t.Errorf("existing NIC changed from %+v to %+v", old.Status, now.Status)
 	}
 	b.podIn("odd", "[{addresses: [{ip: 10.0.0.99}, {ip: 10.0.0.98}]}]", "")
 	b.awaitEvent("odd", "NICsRefused", "is of the same family as that before")
 	b.madeAgain("new", first)
 }
 
-// Addresses that somebody gives a branch are not its NIC's, and not asked for when its port is made again; one
-// that is taken away is.
+// Addresses that somebody adds to a branch do not become its NIC's, and are not requested when the port is recreated. An
+// address that was removed is requested again.
 func TestAddressesOfOthers(t *testing.T) {
 	four, six := netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("2001:db8::9")
 	at := func(addrs ...netip.Addr) (list []vpcport.FixedIP) {
@@ -321,34 +320,34 @@ func TestAddressesOfOthers(t *testing.T) {
 	}
 	network := vpcport.Network{Subnets: []vpcport.Subnet{{ID: "subnet-a", CIDR: netip.MustParsePrefix("10.0.0.0/20"), IPv6CIDR: netip.MustParsePrefix("2001:db8::/64")}}}
 	for name, tt := range map[string]struct {
-		port      string // that was recorded; empty: this one
+		port      string // recorded port; "" means this one
 		had       []v1alpha1.PortAddress
 		has, want []vpcport.FixedIP
 	}{
-		"a new port":                   {"", nil, at(four, six), at(four, six)},
-		"two of a family":              {"", nil, at(four, six, six.Next()), at(four, six)},
-		"another before its own":       {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Prev(), six), at(four, six)},
-		"its own is gone":              {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Next()), at(four, six.Next())},
-		"a family less":                {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four), at(four)},
-		"a family more":                {"", as("10.0.0.9/20"), at(four, six), at(four)},
-		"a family more of a new port":  {"eni-0", as("10.0.0.9/20"), at(four, six), at(four, six)},
-		"IPv6 alone, and another":      {"", as("2001:db8::9/64"), at(six.Next(), six), at(six)},
-		"of a block that nobody knows": {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, netip.MustParseAddr("2001:db8:1::9")), at(four)},
-		"of such a block, and new":     {"", nil, at(four, netip.MustParseAddr("2001:db8:1::9")), at(four, netip.MustParseAddr("2001:db8:1::9"))},
-		"of such a block alone":        {"", nil, at(netip.MustParseAddr("2001:db8:1::9")), at(netip.MustParseAddr("2001:db8:1::9"))},
-		"what it had cannot be read":   {"", as("nonsense"), at(four), at(four)},
-		"nothing":                      {"", as("10.0.0.9/20"), nil, nil},
+		"new port":                                      {"", nil, at(four, six), at(four, six)},
+		"two addresses of a family":                     {"", nil, at(four, six, six.Next()), at(four, six)},
+		"foreign address before the own one":            {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Prev(), six), at(four, six)},
+		"own address replaced":                          {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Next()), at(four, six.Next())},
+		"family removed":                                {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four), at(four)},
+		"family added":                                  {"", as("10.0.0.9/20"), at(four, six), at(four)},
+		"family added with a new port":                  {"eni-0", as("10.0.0.9/20"), at(four, six), at(four, six)},
+		"foreign IPv6 address on an IPv6-only port":     {"", as("2001:db8::9/64"), at(six.Next(), six), at(six)},
+		"own address of unknown CIDR":                   {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, netip.MustParseAddr("2001:db8:1::9")), at(four)},
+		"new port with address of unknown CIDR":         {"", nil, at(four, netip.MustParseAddr("2001:db8:1::9")), at(four, netip.MustParseAddr("2001:db8:1::9"))},
+		"new port with only an address of unknown CIDR": {"", nil, at(netip.MustParseAddr("2001:db8:1::9")), at(netip.MustParseAddr("2001:db8:1::9"))},
+		"invalid recorded address":                      {"", as("nonsense"), at(four), at(four)},
+		"no addresses":                                  {"", as("10.0.0.9/20"), nil, nil},
 	} {
 		p := &vpcport.Port{ID: "eni-1", Addresses: tt.has}
 		st := v1alpha1.PodNICStatus{PortID: cmp.Or(tt.port, p.ID), Addresses: tt.had}
 		s := &observation{o: &v1alpha1.PodNIC{Status: st}, opened: Opened{Provider: branch.Open(branch.Settings{}), Network: network}}
 		if got := s.own(p); !slices.Equal(got.Addresses, tt.want) || !slices.Equal(p.Addresses, tt.has) {
-			t.Errorf("%s: %v, want %v", name, got.Addresses, tt.want)
+			t.Errorf("%s: own() = %v, want %v", name, got.Addresses, tt.want)
 		}
 	}
 }
 
-// A port that lost all of its addresses is said to, and the NIC keeps what it had, which a port in its place is to
+// If a port lost all of its addresses, the NIC reports that and keeps its recorded addresses, which a replacement port is to
 // have again.
 func TestBranchWithoutAnAddress(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
@@ -357,18 +356,18 @@ func TestBranchWithoutAnAddress(t *testing.T) {
 	before := b.starts("web", "", "node-1")
 	has := netip.MustParsePrefix(before.Status.Addresses[0].CIDR).Addr()
 	harness.OK(t, b.ec2.UnassignAddresses(t.Context(), before.Status.PortID, []netip.Prefix{cloud.HostPrefix(has)}))
-	b.families(ipfamily.OnlyIPv6) // by which NICs are looked at
-	b.awaitNIC("web", "eth0", "says that its port has no address", func(o *v1alpha1.PodNIC) error {
+	b.families(ipfamily.OnlyIPv6) // makes NICs be observed again
+	b.awaitNIC("web", "eth0", "reports that its port has no address", func(o *v1alpha1.PodNIC) error {
 		if !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
-			return fmt.Errorf("it has %+v", o.Status.Addresses)
+			return fmt.Errorf("addresses = %+v, want the recorded ones", o.Status.Addresses)
 		}
 		return condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "has no address of the families of VPC e (spec.ec2.ipFamilies)")(o)
 	})
 	b.madeAgain("web", before)
 }
 
-// Of a VPC of IPv6 alone a NIC has an address of that, and a subnet without any says so.
-func TestBranchesOfIPv6(t *testing.T) {
+// In an IPv6-only VPC a NIC gets an IPv6 address, and a subnet without IPv6 is reported.
+func TestIPv6OnlyBranches(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.families(ipfamily.OnlyIPv6)
 	b.podIn("early", "", "node-1")
@@ -382,9 +381,9 @@ func TestBranchesOfIPv6(t *testing.T) {
 	b.waits("odd", reasonRefused, "10.0.0.99 is in no subnet of VPC e")
 }
 
-// A NIC may be in a subnet of IPv6 alone where it has no IPv4 address; in a VPC of both its status says that there
-// is none such.
-func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
+// A NIC may be in an IPv6-only subnet if it needs no IPv4 address. In a dual-stack VPC, its status says that there is no such
+// subnet.
+func TestBranchesInIPv6OnlySubnet(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.ec2.State.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
@@ -396,27 +395,27 @@ func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
 	b.podIn("web", "[{subnet: subnet-6}]", "node-1")
 	b.madeAgain("web", b.has("web", "eth0", strings.NewReplacer("db8:0:a", "db8:0:6", "subnet-a", "subnet-6").Replace(anIPv6)))
 	if list := b.enis(); len(list) != 1 || list[0].Primary.IsValid() {
-		t.Errorf("EC2 has %+v", list)
+		t.Errorf("ENIs = %+v, want one without an IPv4 address", list)
 	}
 }
 
-// A NIC that outlives pods keeps its address from node to node.
-func TestBranchThatOutlivesPods(t *testing.T) {
+// A NIC that outlives pods keeps its address when it moves to another node.
+func TestBranchOutlivesPods(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.podnic("db", v1alpha1.PodNICSpec{VPC: "e"})
 	b.podIn("one", "[{nic: db}]", "node-1")
 	first := b.awaitObject("db", "is active", in(v1alpha1.PhaseActive)).DeepCopy()
 	b.deletePod("one")
 	b.podIn("two", "[{nic: db}]", "node-2")
-	b.awaitObject("db", "is at the other node", controllers.If(func(o *v1alpha1.PodNIC) bool { return o.Status.Host == "i-2" }))
+	b.awaitObject("db", "is bound to the other node", controllers.If(func(o *v1alpha1.PodNIC) bool { return o.Status.Host == "i-2" }))
 	second := b.awaitObject("db", "is active", in(v1alpha1.PhaseActive))
 	if a, b := first.Status.Addresses[0], second.Status.Addresses[0]; a != b || first.Status.PortID != second.Status.PortID {
-		t.Errorf("had %+v of %s, has %+v of %s", a, first.Status.PortID, b, second.Status.PortID)
+		t.Errorf("address %+v of port %s changed to %+v of port %s", a, first.Status.PortID, b, second.Status.PortID)
 	}
-	harness.OK(t, controllers.Same("ENIs that were asked for", b.calls("CreateENI"), 1))
+	harness.OK(t, controllers.Same("CreateENI calls", b.calls("CreateENI"), 1))
 }
 
-// inPool are the ENIs that are marked as the pool's.
+// inPool returns the ENIs that are marked as warm.
 func (b *branches) inPool() (out []cloud.ENI) {
 	b.t.Helper()
 	for _, e := range b.enis() {
@@ -427,7 +426,7 @@ func (b *branches) inPool() (out []cloud.ENI) {
 	return out
 }
 
-// marks are what the ENIs of ports are marked with, by their IDs.
+// marks returns the marks of all ports' ENIs by ID.
 func (b *branches) marks() map[string]string {
 	out := map[string]string{}
 	for _, e := range b.enis() {
@@ -436,22 +435,22 @@ func (b *branches) marks() map[string]string {
 	return out
 }
 
-// awaitENI waits until an ENI has a mark; empty: until it is gone.
+// awaitENI waits until an ENI has this mark, or is gone if the mark is "".
 func (b *branches) awaitENI(id, mark string) {
 	b.t.Helper()
-	controllers.AwaitValue(b.t, "the mark of "+id, func() string { return b.marks()[id] }, mark)
+	controllers.AwaitValue(b.t, "mark of "+id, func() string { return b.marks()[id] }, mark)
 }
 
-// awaitPool waits until the pool has so many, and returns them.
+// awaitPool waits until the pool has n ENIs, and returns them.
 func (b *branches) awaitPool(n int, what string) (list []cloud.ENI) {
 	b.t.Helper()
 	harness.Eventually(b.t, limit, what, func() error {
 		if list = b.inPool(); len(list) != n {
-			return fmt.Errorf("the pool has %d, want %d: %+v", len(list), n, list)
+			return fmt.Errorf("pool has %d ENIs, want %d: %+v", len(list), n, list)
 		}
 		for _, e := range list {
 			if e.Type != cloud.InterfaceBranch {
-				return fmt.Errorf("%s is no branch yet", e.ID)
+				return fmt.Errorf("ENI %s is not associated as a branch yet", e.ID)
 			}
 		}
 		return nil
@@ -459,14 +458,14 @@ func (b *branches) awaitPool(n int, what string) (list []cloud.ENI) {
 	return list
 }
 
-// starts makes a pod on a node, and waits until its NIC is active.
+// starts creates a pod on a node, and waits until its NIC is active.
 func (b *branches) starts(pod, nics, node string) *v1alpha1.PodNIC {
 	b.t.Helper()
 	b.podIn(pod, nics, node)
 	return b.awaitNIC(pod, "eth0", "is active", in(v1alpha1.PhaseActive))
 }
 
-// away has EC2 answer nothing, until what is returned is called.
+// away makes EC2 unavailable until the returned function is called.
 func (b *branches) away() (back func()) {
 	b.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 	return b.ec2.Front.ClearFaults
@@ -474,72 +473,72 @@ func (b *branches) away() (back func()) {
 
 const inWeb = "[{securityGroups: [sg-web]}]"
 
-// The next pod of a node does not wait for EC2, which may be away: a branch is there that is like
-// its last one's. It becomes the pod's for good, and another takes its place.
+// The next pod of a node does not wait for EC2, which may be unavailable: it gets a warm branch like the last pod's. The
+// branch is marked as the pod's, and another one is created for the pool.
 func TestWarmBranch(t *testing.T) {
 	b := startEC2(t, time.Second, 1, Options{})
 	b.starts("web-0", inWeb, "node-1")
-	warm := b.awaitPool(1, "one more is made")[0]
+	warm := b.awaitPool(1, "a warm branch is created")[0]
 	back := b.away()
 	o := b.starts("web-1", inWeb, "node-1")
 	if o.Status.PortID != warm.ID || o.Status.Addresses[0].CIDR != fmt.Sprintf("%s/20", warm.Primary) || o.Status.Host != "i-1" || o.Status.Plug == nil {
-		t.Errorf("the pod has %+v, want %s with %s", o.Status, warm.ID, warm.Primary)
+		t.Errorf("status = %+v, want warm branch %s with address %s", o.Status, warm.ID, warm.Primary)
 	}
 	back()
 	b.awaitENI(o.Status.PortID, vpcport.Device(cluster, string(o.UID)))
-	next := b.awaitPool(1, "another is made")[0]
+	next := b.awaitPool(1, "another warm branch is created")[0]
 	if next.ID == warm.ID {
-		t.Errorf("%s is in the pool still", warm.ID)
+		t.Errorf("ENI %s is still in the pool", warm.ID)
 	}
 	b.deletePod("web-1")
 	b.awaitGone(o.Name)
-	harness.OK(t, controllers.Same("ENIs, web-0's and a warm one", len(b.enis()), 2))
+	harness.OK(t, controllers.Same("ENIs: that of web-0 and a warm one", len(b.enis()), 2))
 
-	// Others do not get it: in other groups, on another node, with an address of their own.
+	// Pods with other groups, on another node or with a fixed address do not get it.
 	for pod, nics := range map[string]string{"plain": "", "picky": "[{securityGroups: [sg-web], ip: 10.0.9.9}]"} {
 		if o := b.starts(pod, nics, "node-1"); o.Status.PortID == next.ID {
-			t.Errorf("%s has %s", pod, next.ID)
+			t.Errorf("pod %s got warm branch %s, which does not fit", pod, next.ID)
 		}
 	}
 	if o := b.starts("other", inWeb, "node-2"); o.Status.PortID == next.ID {
-		t.Errorf("a pod of another node has %s", next.ID)
+		t.Errorf("pod on another node got warm branch %s", next.ID)
 	}
-	b.awaitPool(3, "each node and set of groups has one")
+	b.awaitPool(3, "one warm branch per node and set of groups")
 }
 
-// Another operator finds what the one before made, and gives none to a NIC that another has, also
-// where EC2 does not know of that.
-func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
+// A new operator finds the warm branches of its predecessor, and gives no NIC a branch that another one has, even if EC2 does
+// not know that.
+func TestWarmBranchesOfPreviousOperator(t *testing.T) {
 	b := startEC2(t, time.Second, 2, Options{})
 	b.starts("web-0", inWeb, "node-1")
-	b.awaitPool(2, "two more are made")
+	b.awaitPool(2, "two warm branches are created")
 	b.ec2.Front.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
 	first := b.starts("web-1", inWeb, "node-1")
 	b.end()
 	creates := b.calls("CreateENI")
 	b.run(Options{WarmKeep: time.Hour})
-	harness.Eventually(t, limit, "the other is found", func() error {
+	harness.Eventually(t, limit, "remaining warm branch found", func() error {
 		if n := b.c.nics.pool.Ready()["e"]; n == 0 && b.calls("CreateENI") == creates {
-			return fmt.Errorf("%d are ready", n)
+			return fmt.Errorf("%d warm branches are ready", n)
 		}
 		return nil
 	})
 	second := b.starts("web-2", inWeb, "node-1")
 	if second.Status.PortID == first.Status.PortID {
-		t.Errorf("web-1 and web-2 have %s", first.Status.PortID)
+		t.Errorf("web-1 and web-2 have the same branch %s", first.Status.PortID)
 	}
 	b.ec2.Front.ClearFaults()
 	third := b.starts("web-3", inWeb, "node-1")
 	if id := third.Status.PortID; id == first.Status.PortID || id == second.Status.PortID {
-		t.Errorf("web-3 has %s, as another", id)
+		t.Errorf("web-3 has branch %s, which another pod has", id)
 	}
-	b.awaitPool(2, "two are ready again")
+	b.awaitPool(2, "two warm branches are ready again")
 }
 
-// A branch that an operator which was replaced still records of another PodNIC stays with the NIC that
-// had it, whether EC2 knows of that or not, and the other gets one of its own; also when that one ends.
-func TestWarmBranchThatTwoRecord(t *testing.T) {
-	for name, known := range map[string]bool{"known": true, "not known yet": false} {
+// If a replaced operator still records a branch for another PodNIC, the branch stays with the NIC that had it, whether or not
+// EC2 knows that. The other NIC gets its own branch. The deletion of the other NIC does not delete the branch either.
+func TestWarmBranchRecordedTwice(t *testing.T) {
+	for name, known := range map[string]bool{"known": true, "mark not written yet": false} {
 		t.Run(name, func(t *testing.T) { twoRecord(t, known) })
 	}
 }
@@ -547,7 +546,7 @@ func TestWarmBranchThatTwoRecord(t *testing.T) {
 func twoRecord(t *testing.T, known bool) {
 	b := startEC2(t, 0, 1, Options{})
 	b.starts("web-0", inWeb, "node-1")
-	b.awaitPool(1, "one more is made")
+	b.awaitPool(1, "a warm branch is created")
 	if !known {
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
 	}
@@ -557,10 +556,10 @@ func twoRecord(t *testing.T, known bool) {
 	if known {
 		b.awaitENI(id, vpcport.Device(cluster, string(owner.UID)))
 	}
-	replaced := harness.KubeClientFor(t, operatorConfig(t)) // with whose rights the other operator wrote
+	replaced := harness.KubeClientFor(t, operatorConfig(t)) // writes with the rights of the other operator
 	for _, pod := range []string{"web-2", "web-3"} {
 		b.podIn(pod, inWeb, "")
-		o := b.awaitNIC(pod, "eth0", "is there", in(v1alpha1.PhasePending))
+		o := b.awaitNIC(pod, "eth0", "exists", in(v1alpha1.PhasePending))
 		controllers.MergeStatus(t, replaced, o, `{"status":{"portID":%q}}`, id)
 	}
 	gone := b.nicsOf("web-3")["eth0"]
@@ -569,18 +568,18 @@ func twoRecord(t *testing.T, known bool) {
 	b.ec2.Front.ClearFaults()
 	b.awaitENI(id, vpcport.Device(cluster, string(owner.UID)))
 	b.schedule("web-2", "node-1")
-	other := b.awaitNIC("web-2", "eth0", "has another", anotherPort(id, in(v1alpha1.PhaseActive)))
+	other := b.awaitNIC("web-2", "eth0", "has another branch", anotherPort(id, in(v1alpha1.PhaseActive)))
 	b.deletePod("web-2")
 	b.awaitGone(other.Name)
 	if o := b.nicsOf("web-1")["eth0"]; o.Status.PortID != id || in(v1alpha1.PhaseActive)(o) != nil {
-		t.Errorf("web-1 has %+v, had %s", o.Status, id)
+		t.Errorf("web-1 = %+v, want branch %s", o.Status, id)
 	}
 	if _, is := b.marks()[id]; !is {
-		t.Errorf("%s is gone: %+v", id, b.enis())
+		t.Errorf("branch %s is gone; ENIs are %+v", id, b.enis())
 	}
 }
 
-// A port that is recorded of two is left to the one that needs it more, whoever asks.
+// If a port is recorded in two PodNICs, the one that needs it more keeps it, whoever is reconciled first.
 func TestPrecedes(t *testing.T) {
 	at := metav1.Now()
 	nic := func(uid string, edit func(*v1alpha1.PodNIC)) *v1alpha1.PodNIC {
@@ -607,32 +606,32 @@ func TestPrecedes(t *testing.T) {
 	for i, a := range inOrder {
 		for k, b := range inOrder {
 			if got := precedes(a, b, "p"); got != (i < k) {
-				t.Errorf("%s before %s: %v", a.UID, b.UID, got)
+				t.Errorf("precedes(%s, %s) = %v", a.UID, b.UID, got)
 			}
 		}
 	}
 }
 
-// What somebody changed is given to nobody; what nobody needs goes; and pods come first where a
+// A warm branch that somebody changed is given to no pod, branches that nobody needs are deleted, and pods have priority if a
 // node has no room.
-func TestWarmBranchesThatAreNotKept(t *testing.T) {
+func TestChangedWarmBranchesAreDeleted(t *testing.T) {
 	b := startEC2(t, 0, 1, Options{WarmIdle: time.Second, WarmKeep: time.Second})
 	b.ec2.State.AddSecurityGroup("sg-open", nil)
 	o := b.starts("web-0", inWeb, "node-1")
-	changed := b.awaitPool(1, "one more is made")[0]
+	changed := b.awaitPool(1, "a warm branch is created")[0]
 	harness.OK(t, b.ec2.SetGroups(t.Context(), changed.ID, []string{"sg-open"}))
 	b.awaitENI(changed.ID, "")
-	b.awaitPool(1, "another takes its place")
+	b.awaitPool(1, "the changed branch is replaced")
 	harness.OK(t, b.ec2.DeleteENI(t.Context(), b.inPool()[0].ID))
-	b.awaitPool(1, "another takes the place of one that was deleted")
+	b.awaitPool(1, "a deleted branch is replaced")
 
 	// An m5.large has room for nine.
 	for i := range 8 {
 		b.starts(fmt.Sprint("more-", i), "", "node-1")
 	}
-	b.awaitPool(0, "there is no room")
+	b.awaitPool(0, "no warm branch on a full node")
 	b.deletePod("more-0")
-	b.awaitPool(1, "there is room again")
+	b.awaitPool(1, "a warm branch once there is room")
 
 	for i := range 8 {
 		if i > 0 {
@@ -641,31 +640,31 @@ func TestWarmBranchesThatAreNotKept(t *testing.T) {
 	}
 	b.deletePod("web-0")
 	b.awaitGone(o.Name)
-	b.awaitPool(0, "nobody needs them")
-	harness.OK(t, controllers.Same("ENIs that are left", len(b.enis()), 0))
+	b.awaitPool(0, "no warm branches without demand")
+	harness.OK(t, controllers.Same("remaining ENIs", len(b.enis()), 0))
 }
 
-// The pool gives its addresses to pods that lack them.
+// The pool gives up its addresses for pods that need them.
 func TestWarmBranchesInAFullSubnet(t *testing.T) {
 	b := startEC2(t, 0, 2, Options{})
 	b.ec2.State.SetFree("subnet-a", 4)
 	b.starts("web-0", inWeb, "node-1")
-	b.awaitPool(2, "two more are made")
-	b.starts("plain-0", "", "node-1") // in another group: the last address
+	b.awaitPool(2, "two warm branches are created")
+	b.starts("plain-0", "", "node-1") // with another group; takes the last address
 	b.starts("plain-1", "", "node-1")
-	b.awaitPool(0, "pods have the addresses")
+	b.awaitPool(0, "warm branches deleted for pods")
 }
 
-// A port that is marked as of the pool of a VPC object that is no more is collected.
-func TestWarmBranchesOfNobody(t *testing.T) {
+// A warm port of a deleted VPC object is collected.
+func TestWarmBranchesOfDeletedVPC(t *testing.T) {
 	b := startEC2(t, 0, 1, Options{})
 	b.starts("web-0", inWeb, "node-1")
-	warm := b.awaitPool(1, "one more is made")[0]
+	warm := b.awaitPool(1, "a warm branch is created")[0]
 	left, err := b.ec2.CreateENI(t.Context(), cloud.CreateENI{
 		SubnetID: "subnet-a", Groups: []string{"sg-web"}, Description: "berth/warm/gone",
 		Tags: map[string]string{eni.TagCluster: cluster, eni.TagOwner: "berth-nic", eni.TagNIC: vpcport.WarmDevice(cluster, "no-such-uid", "1")},
 	})
 	harness.OK(t, err)
 	b.awaitENI(left.ID, "")
-	harness.OK(t, controllers.Same("the warm ENI", b.awaitPool(1, "the other stays")[0].ID, warm.ID))
+	harness.OK(t, controllers.Same("warm ENI of the existing VPC", b.awaitPool(1, "only the existing VPC's warm ENI is left")[0].ID, warm.ID))
 }

@@ -18,12 +18,12 @@ import (
 const (
 	// MaxNote is the maximum length of an Event's note, in bytes (events.k8s.io/v1).
 	MaxNote = 1024
-	// aboutPolicies is the subject of an Event about a pod's policies, where others have a NIC's
-	// name. No NIC has it.
+	// aboutPolicies is the subject of an Event about a pod's policies; other subjects are names of NICs. No NIC has this
+	// name.
 	aboutPolicies = "/policies"
 )
 
-// podEvents makes Events of pods, each once in a row.
+// podEvents records Events of pods, without repeating the last one.
 type podEvents struct {
 	recorder events.EventRecorder
 
@@ -31,7 +31,7 @@ type podEvents struct {
 	last map[types.NamespacedName]lastNotes
 }
 
-// lastNotes are the notes of a pod's last Events, by subject.
+// lastNotes are the notes of a pod's last Events by subject.
 type lastNotes struct {
 	uid types.UID
 	of  map[string]string
@@ -41,8 +41,8 @@ func newPodEvents(recorder events.EventRecorder) *podEvents {
 	return &podEvents{recorder: recorder, last: map[types.NamespacedName]lastNotes{}}
 }
 
-// warn makes an Event of an error of a pod, about the pod (empty subject), one of its NICs or its
-// policies, unless the last one was the same. Without an error the next one is news again.
+// warn records an Event for an error of a pod, about the pod ("" as subject), one of its NICs or its policies, unless the
+// last Event was the same. A nil error resets that.
 func (e *podEvents) warn(p *corev1.Pod, subject, reason string, err error) {
 	note := ""
 	if err != nil {
@@ -54,12 +54,12 @@ func (e *podEvents) warn(p *corev1.Pod, subject, reason string, err error) {
 	e.recorder.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", vpcport.Cut(note, MaxNote))
 }
 
-// isNews remembers a note, and reports whether the last one about the subject was another.
+// isNews remembers a note, and reports whether the last one about the subject was different.
 func (e *podEvents) isNews(pod types.NamespacedName, uid types.UID, subject, note string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	last := e.last[pod]
-	if last.uid != uid { // another pod of its name
+	if last.uid != uid { // the pod was recreated
 		last = lastNotes{uid: uid, of: map[string]string{}}
 	}
 	if last.of[subject] == note {
@@ -70,22 +70,22 @@ func (e *podEvents) isNews(pod types.NamespacedName, uid types.UID, subject, not
 	return true
 }
 
-// forget drops what is remembered of a pod that is gone.
+// forget drops the state of a deleted pod.
 func (e *podEvents) forget(pod types.NamespacedName) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.last, pod)
 }
 
-// policyTrouble returns what is wrong with the NICPolicies of a pod, whose namespace has had some since
-// a moment or has none. An empty reason: nothing.
+// policyTrouble returns a problem with the NICPolicies of a pod, whose namespace has had some since a given time or has
+// none. The reason is "" if there is no problem.
 func policyTrouble(p *corev1.Pod, since time.Time, some bool) (reason, text string) {
 	if over := p.Annotations[v1alpha1.AnnotationNICPolicyOverlap]; over != "" {
 		return "NICPolicyOverlap", fmt.Sprintf("several policies select the pod: the oldest counts, %s; not counted: %s",
 			strings.ReplaceAll(p.Annotations[v1alpha1.AnnotationNICPolicy], ",", ", "), strings.ReplaceAll(over, ",", ", "))
 	}
 	_, judged := p.Annotations[v1alpha1.AnnotationNICPolicy]
-	// Times of objects are whole seconds.
+	// Creation times have a resolution of one second.
 	if !some || judged || !askedOf(p, "").MayBeSelected() || p.CreationTimestamp.Time.Before(since.Truncate(time.Second)) {
 		return "", ""
 	}

@@ -39,9 +39,9 @@ const limit = controllers.Limit
 
 const cluster = "test"
 
-// networks are VPCs that tests open.
+// networks are VPCs that are opened by tests.
 type networks struct {
-	mu   sync.Mutex // guards all below
+	mu   sync.Mutex // guards the fields below
 	open map[string]Opened
 	tell []func(string)
 }
@@ -62,7 +62,7 @@ func (n *networks) Changed(tell func(string)) {
 	n.tell = append(n.tell, tell)
 }
 
-// set opens a VPC, or another of its name.
+// set opens a VPC, or replaces it by another one of the same name.
 func (n *networks) set(vpc string, o Opened) {
 	n.mu.Lock()
 	if n.open == nil {
@@ -73,7 +73,7 @@ func (n *networks) set(vpc string, o Opened) {
 	n.changed(vpc)
 }
 
-// shut closes a VPC, as one that no operator has looked at yet.
+// shut closes a VPC, as if no operator had opened it yet.
 func (n *networks) shut(vpc string) {
 	n.mu.Lock()
 	delete(n.open, vpc)
@@ -100,8 +100,7 @@ var (
 	blue  = vpcport.Network{ID: "n-blue", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{web, small}}
 )
 
-// world is a provider with the network blue, its VPC a, the Nodes node-a and node-b, and
-// an operator.
+// world is a provider with the network blue, its VPC a, the Nodes node-a and node-b, and an operator.
 type world struct {
 	*portfake.Provider
 	t       *testing.T
@@ -145,7 +144,7 @@ func start(t *testing.T, o Options, traits ...portfake.Options) *world {
 	return w
 }
 
-// run starts an operator, under its account, with the roles and policies of mode port.
+// run starts an operator with its service account, and the roles and policies of mode port.
 func (w *world) run(o Options) {
 	w.t.Helper()
 	o.Networks = w.nets
@@ -162,7 +161,7 @@ func operatorConfig(t *testing.T) *rest.Config {
 	return harness.OperatorConfig(t, deploy.PortMode)
 }
 
-// assemble makes an operator that leads.
+// assemble sets up an operator that leads.
 func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
 	mgr, err := controllers.Manager(cfg, Watches())
 	if err != nil {
@@ -204,8 +203,7 @@ func podOf(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 }
 
-// pod makes one in namespace default with NICs in VPC a; empty nics: the annotation is
-// not there.
+// pod creates a pod in namespace default with NICs in VPC a. If nics is "", the pod has no annotation with NICs.
 func (w *world) pod(name, nics string) *corev1.Pod {
 	w.t.Helper()
 	return controllers.Create(w.t, newPod(name, nics))
@@ -227,7 +225,7 @@ func (w *world) schedule(pod, node string) {
 	controllers.Bind(w.t, inDefault(pod), node)
 }
 
-// deletePod ends a pod as a kubelet does, or by force.
+// deletePod deletes a pod as a kubelet does, or by force.
 func (w *world) deletePod(name string) {
 	w.t.Helper()
 	controllers.DeletePod(w.t, inDefault(name))
@@ -238,7 +236,7 @@ func (w *world) annotate(pod, nics string) {
 	controllers.Merge(w.t, podOf(pod), `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
 }
 
-// nameVPC has namespace default name a VPC, until the test is over; empty: none.
+// nameVPC sets the VPC that namespace default names until the test is over; "" removes it.
 func (w *world) nameVPC(vpc string) {
 	w.t.Helper()
 	value := "null"
@@ -248,7 +246,7 @@ func (w *world) nameVPC(vpc string) {
 	}
 	ns := controllers.Named[corev1.Namespace]("default")
 	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
-	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body))) // also at the end of the test
+	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body))) // also runs at the end of the test
 }
 
 func (w *world) finish(pod string, phase corev1.PodPhase) {
@@ -256,14 +254,14 @@ func (w *world) finish(pod string, phase corev1.PodPhase) {
 	controllers.MergeStatus(w.t, w.client(), podOf(pod), `{"status":{"phase":%q}}`, phase)
 }
 
-// podnic makes one as a user does.
+// podnic creates a PodNIC as a user does.
 func (w *world) podnic(name string, spec v1alpha1.PodNICSpec) *v1alpha1.PodNIC {
 	w.t.Helper()
 	spec.VPC = cmp.Or(spec.VPC, "a")
 	return controllers.Create(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: spec})
 }
 
-// nicsOf are the PodNICs of a pod, by their names in it.
+// nicsOf returns the PodNICs of a pod by their interface names.
 func (w *world) nicsOf(pod string) map[string]*v1alpha1.PodNIC {
 	list := &v1alpha1.PodNICList{}
 	harness.OK(w.t, w.client().List(w.t.Context(), list, client.InNamespace("default")))
@@ -277,30 +275,30 @@ func (w *world) nicsOf(pod string) map[string]*v1alpha1.PodNIC {
 	return out
 }
 
-// awaitNIC waits until a pod's NIC is as it should be, and returns it.
+// awaitNIC waits until is returns nil for a pod's NIC, and returns the NIC.
 func (w *world) awaitNIC(pod, name, what string, is func(*v1alpha1.PodNIC) error) (got *v1alpha1.PodNIC) {
 	w.t.Helper()
 	harness.Eventually(w.t, limit, pod+"'s "+name+" "+what, func() error {
 		o := w.nicsOf(pod)[name]
 		if o == nil {
-			return errors.New("there is none")
+			return errors.New("no such NIC")
 		}
 		got = o
 		if err := is(o); err != nil {
-			return fmt.Errorf("%w: %+v", err, o.Status)
+			return fmt.Errorf("%w; status = %+v", err, o.Status)
 		}
 		return nil
 	})
 	return got
 }
 
-// awaitObject is awaitNIC for a PodNIC by its own name.
+// awaitObject works like awaitNIC for a PodNIC given by its own name.
 func (w *world) awaitObject(name, what string, is func(*v1alpha1.PodNIC) error) *v1alpha1.PodNIC {
 	w.t.Helper()
 	return controllers.Await(w.t, inDefault(name), what, is)
 }
 
-// bound makes a pod on a node, and waits until its first NIC is bound.
+// bound creates a pod on a node, and waits until its first NIC is bound.
 func (w *world) bound(pod, nics, node string) *v1alpha1.PodNIC {
 	w.t.Helper()
 	w.pod(pod, nics)
@@ -308,7 +306,7 @@ func (w *world) bound(pod, nics, node string) *v1alpha1.PodNIC {
 	return w.awaitNIC(pod, "eth0", "is bound", boundAt(node))
 }
 
-// plain makes a pod that asks for no NIC on a node.
+// plain creates a pod without NICs on a node.
 func (w *world) plain(name, node string) {
 	w.t.Helper()
 	p := newPod(name, "")
@@ -317,21 +315,21 @@ func (w *world) plain(name, node string) {
 	w.schedule(name, node)
 }
 
-// anotherPort wants a NIC to have another port than one, and then something else.
+// anotherPort checks that a NIC's port is not this one, and then calls is.
 func anotherPort(than string, then func(*v1alpha1.PodNIC) error) func(*v1alpha1.PodNIC) error {
 	return func(o *v1alpha1.PodNIC) error {
 		if o.Status.PortID == than {
-			return errors.New("it has the port of before")
+			return errors.New("still has the previous port")
 		}
 		return then(o)
 	}
 }
 
-// another wants a PodNIC to be another than one of its name, and then something else.
+// another checks that a PodNIC has been recreated, and then calls is.
 func another(than *v1alpha1.PodNIC, then func(*v1alpha1.PodNIC) error) func(*v1alpha1.PodNIC) error {
 	return func(o *v1alpha1.PodNIC) error {
 		if o.UID == than.UID {
-			return errors.New("it is the one of before")
+			return errors.New("still the previous PodNIC")
 		}
 		return then(o)
 	}
@@ -340,24 +338,24 @@ func another(than *v1alpha1.PodNIC, then func(*v1alpha1.PodNIC) error) func(*v1a
 func in(phase v1alpha1.PodNICPhase) func(*v1alpha1.PodNIC) error {
 	return func(o *v1alpha1.PodNIC) error {
 		if o.Status.Phase != phase {
-			return fmt.Errorf("is %s, want %s", o.Status.Phase, phase)
+			return fmt.Errorf("phase = %s, want %s", o.Status.Phase, phase)
 		}
 		return nil
 	}
 }
 
-// boundAt wants a NIC to be bound to a node, whose daemon can plug it.
+// boundAt checks that a NIC is bound to a node, whose daemon can plug it.
 func boundAt(node string) func(*v1alpha1.PodNIC) error {
 	return func(o *v1alpha1.PodNIC) error {
 		st := o.Status
 		if st.Phase != v1alpha1.PhaseBound && st.Phase != v1alpha1.PhaseActive || st.NodeName != node || st.Plug == nil || st.PortID == "" {
-			return fmt.Errorf("not bound at %s", node)
+			return fmt.Errorf("not bound to %s", node)
 		}
 		return nil
 	}
 }
 
-// condition wants a NIC to have a condition.
+// condition checks a condition of a NIC.
 var condition = controllers.Has[*v1alpha1.PodNIC]
 
 func (w *world) awaitEvent(pod, reason, word string) {
@@ -369,13 +367,13 @@ func (w *world) hasEvent(pod, reason string) bool {
 	return slices.ContainsFunc(controllers.Events(w.t, podOf(pod)), func(e string) bool { return strings.HasPrefix(e, reason+": ") })
 }
 
-// says writes a state of a NIC as the daemon of its node.
+// says writes the state of a NIC as the daemon of its node.
 func (w *world) says(o *v1alpha1.PodNIC, state v1alpha1.NodeNICState) {
 	w.t.Helper()
 	w.node(o, v1alpha1.PodNICNode{State: state})
 }
 
-// node writes what the daemon of a NIC's node says of its port, all of it.
+// node writes a whole report about a NIC's port as the daemon of its node.
 func (w *world) node(o *v1alpha1.PodNIC, says v1alpha1.PodNICNode) {
 	w.t.Helper()
 	optional := func(s string) string {
@@ -392,7 +390,7 @@ func (w *world) awaitPorts(n int, what string) {
 	w.t.Helper()
 	harness.Eventually(w.t, limit, what, func() error {
 		if all := w.All(); len(all) != n {
-			return fmt.Errorf("%d ports, want %d: %+v", len(all), n, all)
+			return fmt.Errorf("got %d ports, want %d: %+v", len(all), n, all)
 		}
 		return nil
 	})
@@ -403,7 +401,7 @@ func (w *world) awaitGone(name string) {
 	controllers.AwaitGone(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})
 }
 
-// nth is the address so many after another.
+// nth returns the n-th address after another one.
 func nth(ip netip.Addr, n int) netip.Addr {
 	for range n {
 		ip = ip.Next()

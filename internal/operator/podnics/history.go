@@ -12,36 +12,35 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// podHistory remembers which NICs pods have or had: a namespace's VPC and the operator's settings
-// count for pods that come, not for those that are there. It learns it from PodNICs, and keeps it
-// while the pod exists, as somebody may delete those.
+// podHistory remembers which NICs pods have or had: a namespace's VPC and the operator's settings apply to new pods, not to
+// existing ones. It is built from PodNICs and kept while the pod exists, as somebody may delete these.
 type podHistory struct {
 	api   *kubeAPI
-	first nicrequest.First // of the operator's settings
+	first nicrequest.First // first interface according to the operator's settings
 
 	mu  sync.Mutex // guards all
 	all map[types.NamespacedName]hadNICs
 }
 
-// hadNICs is what one pod has, or had.
+// hadNICs describes the NICs that a pod has or had.
 type hadNICs struct {
 	uid   types.UID
-	vpc   string // of PodNICs of its own; empty: it had none
-	first bool   // a PodNIC was its first interface
-	any   bool   // it had PodNICs, of its own or that it names
+	vpc   string // VPC of PodNICs created for the pod; "" if there were none
+	first bool   // whether a PodNIC was its first interface
+	any   bool   // whether it had PodNICs, created for it or named by it
 }
 
 func newPodHistory(api *kubeAPI, first nicrequest.First) *podHistory {
 	return &podHistory{api: api, first: first, all: map[types.NamespacedName]hadNICs{}}
 }
 
-// add remembers the PodNICs with a pod's name, and returns all that is known of the pod.
+// add remembers the PodNICs with a pod's name, and returns everything known about the pod.
 func (h *podHistory) add(p *corev1.Pod, nics []v1alpha1.PodNIC) hadNICs {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	key := client.ObjectKeyFromObject(p)
 	had := h.all[key]
-	if had.uid != p.UID { // another pod of its name
+	if had.uid != p.UID { // the pod was recreated
 		had = hadNICs{uid: p.UID}
 	}
 	for i := range nics {
@@ -63,14 +62,14 @@ func (h *podHistory) add(p *corev1.Pod, nics []v1alpha1.PodNIC) hadNICs {
 	return had
 }
 
-// forget drops what is remembered of a pod that is gone.
+// forget drops the state of a deleted pod.
 func (h *podHistory) forget(pod types.NamespacedName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.all, pod)
 }
 
-// of is what is known of a pod by its PodNICs.
+// of returns the history of a pod.
 func (h *podHistory) of(ctx context.Context, p *corev1.Pod) (hadNICs, error) {
 	if had := h.add(p, nil); had.any {
 		return had, nil
@@ -82,8 +81,8 @@ func (h *podHistory) of(ctx context.Context, p *corev1.Pod) (hadNICs, error) {
 	return h.add(p, nics), nil
 }
 
-// request is what a pod's annotations ask for if its namespace names a VPC, read with the first
-// interface that the pod came with.
+// request returns what a pod's annotations ask for if its namespace names a VPC, based on the first interface that the pod
+// started with.
 func (h *podHistory) request(ctx context.Context, p *corev1.Pod, vpc string) (request, error) {
 	had, err := h.of(ctx, p)
 	if err != nil {
@@ -92,20 +91,20 @@ func (h *podHistory) request(ctx context.Context, p *corev1.Pod, vpc string) (re
 	return requestOf(p, vpc, h.firstOf(ctx, p, had), false, 0), nil
 }
 
-// firstOf is the first interface of a pod with NICs in a VPC.
+// firstOf returns the first interface of a pod with NICs in a VPC.
 func (h *podHistory) firstOf(ctx context.Context, p *corev1.Pod, had hadNICs) func(vpc string) nicrequest.First {
 	return func(vpc string) nicrequest.First {
 		return had.firstOf(p, h.first.In(h.api.vpc(ctx, vpc).Spec.Provider))
 	}
 }
 
-// firstOf is the first interface of a pod. Of a pod that runs it is what it was when the pod came,
-// whatever the operator's settings say by now.
+// firstOf returns the first interface of a pod. For a running pod it is what it was when the pod started, whatever the
+// operator's settings are now.
 func (had hadNICs) firstOf(p *corev1.Pod, says nicrequest.First) nicrequest.First {
-	came := p.Status.Phase != corev1.PodPending // so it has all that it was made with
+	came := p.Status.Phase != corev1.PodPending // it has all the NICs it was created with
 	switch {
 	case had.first:
-		says.IsPort = !says.MayBePort // by its name alone
+		says.IsPort = !says.MayBePort // recognized only by its name
 	case came && had.any:
 		says.IsPort, says.MayBePort = false, false
 	case came:

@@ -25,8 +25,8 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// A pod's NIC has a port before the pod has a node, which is bound once it has one, and
-// active once it is plugged; it goes with the pod.
+// A pod's NIC has a port before the pod has a node. The port is bound once there is a node, is active once it is plugged, and is
+// deleted with the pod.
 func TestLifeOfANIC(t *testing.T) {
 	w := start(t, Options{})
 	p := w.pod("web", `[{subnet: web}]`)
@@ -35,20 +35,20 @@ func TestLifeOfANIC(t *testing.T) {
 		t.Error(err)
 	}
 	if len(o.OwnerReferences) != 1 || o.OwnerReferences[0].UID != p.UID || o.Labels[v1alpha1.LabelPodUID] != string(p.UID) || !controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort) {
-		t.Errorf("metadata %+v", o.ObjectMeta)
+		t.Errorf("metadata = %+v, want owner, label and finalizer", o.ObjectMeta)
 	}
 	w.schedule("web", "node-a")
 	o = w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	port := w.All()[0]
 	st := o.Status
 	if st.PortID != port.ID || !st.Made || st.Host != "node-a" || st.MAC != port.MAC.String() || st.MTU != 1442 || !st.DefaultRoute || st.Interface != "eth0" || st.Pod == nil || st.Pod.UID != string(p.UID) {
-		t.Errorf("status %+v of port %+v", st, port)
+		t.Errorf("status = %+v does not match port %+v", st, port)
 	}
 	if got := fmt.Sprintf("%v %v %+v", st.Addresses, st.Routes, *st.Plug); got != "[{192.168.0.2/24 s-web 192.168.0.1}] [{10.9.0.0/16 192.168.0.254}] {Type:OVS Bridge:br-int Netns: OVN:true TrunkMAC: VLAN:0}" {
-		t.Errorf("got %s", got)
+		t.Errorf("addresses, routes and plug = %s", got)
 	}
 	if port.MAC.String() != vpcport.DerivedMAC(cluster, string(o.UID), 0).String() || port.Name != portName(string(o.UID), "default", o.Name) {
-		t.Errorf("port %+v", port)
+		t.Errorf("port = %+v, want MAC address and name derived from the PodNIC", port)
 	}
 	w.Plug(port.ID, "node-a")
 	w.says(o, v1alpha1.NodePlugged)
@@ -57,12 +57,12 @@ func TestLifeOfANIC(t *testing.T) {
 	w.awaitObject(o.Name, "waits for its node", in(v1alpha1.PhaseReleasing))
 	w.says(o, v1alpha1.NodeUnplugged)
 	w.awaitGone(o.Name)
-	w.awaitPorts(0, "the port goes")
+	w.awaitPorts(0, "port deleted")
 	harness.OK(t, controllers.Same("calls of Create", w.Front.Count("Create"), 1))
 }
 
-// A pod that has ended gives its ports back though its object stays.
-func TestPodsThatEnd(t *testing.T) {
+// The ports of a pod that has ended are released although the pod object remains.
+func TestEndedPods(t *testing.T) {
 	w := start(t, Options{})
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
 		name := "job-" + map[corev1.PodPhase]string{corev1.PodSucceeded: "good", corev1.PodFailed: "bad"}[phase]
@@ -70,12 +70,12 @@ func TestPodsThatEnd(t *testing.T) {
 		w.finish(name, phase)
 		w.awaitGone(o.Name)
 	}
-	w.awaitPorts(0, "the ports go")
+	w.awaitPorts(0, "ports deleted")
 }
 
-// While the provider takes long to make a port, the daemon of the pod's node finds the
-// PodNIC already, by which it can say what a pod waits for.
-func TestNodeOfACallThatLasts(t *testing.T) {
+// While the provider takes long to create a port, the daemon of the pod's node already finds the PodNIC, and can say what the
+// pod is waiting for.
+func TestPodNICIsVisibleDuringCreation(t *testing.T) {
 	w := start(t, Options{})
 	hold := make(chan struct{})
 	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
@@ -83,14 +83,14 @@ func TestNodeOfACallThatLasts(t *testing.T) {
 	w.schedule("slow", "node-a")
 	o := w.awaitNIC("slow", "eth0", "names its node", controllers.If(func(o *v1alpha1.PodNIC) bool { return o.Status.NodeName == "node-a" }))
 	if o.Status.PortID != "" || o.Status.Phase != v1alpha1.PhasePending {
-		t.Errorf("while the port is made: %+v", o.Status)
+		t.Errorf("status during the call = %+v, want no port and phase Pending", o.Status)
 	}
 	close(hold)
 	w.awaitNIC("slow", "eth0", "is bound", boundAt("node-a"))
 }
 
-// The call for what was edited is made at once.
-func TestEditIsNotWaitedFor(t *testing.T) {
+// A call caused by an edit is not delayed.
+func TestEditsAreNotDelayed(t *testing.T) {
 	clk := clock.NewFake(time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC))
 	states := newNICStates(clk, time.Minute, func(types.NamespacedName) {})
 	r := &nicReconciler{o: Options{Clock: clk}, watch: &observer{o: Options{Clock: clk}, states: states}, states: states, calls: newBatcher(clk, func(call, nicplan.Reply) {})}
@@ -111,11 +111,11 @@ func TestEditIsNotWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b := r.calls.byVPC["a"]; b == nil || len(b.waiting[creates]) != 1 {
-		t.Errorf("no call is to be made: %+v", b)
+		t.Errorf("waiting calls = %+v, want one creation", b)
 	}
 }
 
-// A node that has as many NICs of a VPC as it may takes another once one is gone.
+// A node with the maximum number of NICs of a VPC gets another one once one is deleted.
 func TestNodeLimit(t *testing.T) {
 	w := start(t, Options{})
 	w.respec(func(s *v1alpha1.VPCSpec) { s.MaxNICsPerNode = new(int32(1)) })
@@ -128,13 +128,13 @@ func TestNodeLimit(t *testing.T) {
 	w.awaitNIC("second", "eth0", "is bound", boundAt("node-a"))
 }
 
-// A namespace's quota of PodNICs is kept, and the pod has an Event of it.
+// A namespace's quota of PodNICs is respected, and the pod gets an Event.
 func TestNamespaceQuota(t *testing.T) {
 	w := start(t, Options{})
 	q := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nics"}}
 	q.Spec.Hard = corev1.ResourceList{"count/podnics.berth.dev": resource.MustParse("0")}
 	harness.OK(t, w.client().Create(t.Context(), q))
-	q.Status.Hard, q.Status.Used = q.Spec.Hard, q.Spec.Hard // as Kubernetes' own controller does
+	q.Status.Hard, q.Status.Used = q.Spec.Hard, q.Spec.Hard // as the quota controller does
 	harness.OK(t, w.client().Status().Update(t.Context(), q))
 	t.Cleanup(func() { _ = harness.KubeClient(t).Delete(t.Context(), q) })
 	w.pod("web", "")
@@ -143,7 +143,7 @@ func TestNamespaceQuota(t *testing.T) {
 	w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 }
 
-// An operator that is started finds each port again, and makes none.
+// A restarted operator finds all ports and creates none.
 func TestRestart(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", `[{}, {subnet: web}]`)
@@ -161,14 +161,14 @@ func TestRestart(t *testing.T) {
 	w.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
 	for name, o := range before {
 		if now := w.nicsOf("web")[name]; now == nil || now.Status.PortID != o.Status.PortID {
-			t.Errorf("was %+v, is %+v", o.Status, now)
+			t.Errorf("NIC changed from %+v to %+v, want the same port", o.Status, now)
 		}
 	}
-	w.awaitPorts(3, "no port is made twice")
+	w.awaitPorts(3, "no additional port")
 	harness.OK(t, controllers.Same("calls of Create", w.Front.Count("Create"), 1))
 }
 
-// An API server that is away holds up what needs it, and no port is lost.
+// An API server outage only delays work that depends on it, and no port is lost.
 func TestAPIServerAway(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", "")
@@ -181,8 +181,8 @@ func TestAPIServerAway(t *testing.T) {
 	w.awaitPorts(1, "one port")
 }
 
-// A user's PodNIC outlives pods and keeps its port, its address and its MAC address: it
-// is the next pod's of that name, on another node, once the node before has unplugged it.
+// A user's PodNIC outlives pods and keeps its port, address and MAC address. It is handed to the next pod that names it, on
+// another node, once the previous node has unplugged it.
 func TestPodNICOutlivesPods(t *testing.T) {
 	w := start(t, Options{UnplugGrace: time.Hour})
 	w.podnic("db", v1alpha1.PodNICSpec{Addresses: []v1alpha1.NICAddress{{IP: "192.168.0.77"}}})
@@ -194,39 +194,39 @@ func TestPodNICOutlivesPods(t *testing.T) {
 	w.schedule("db-0", "node-a")
 	o := w.awaitObject("db", "is bound", boundAt("node-a"))
 	if st := o.Status; st.Interface != "eth0" || !st.DefaultRoute || st.Addresses[0].CIDR != "192.168.0.77/24" {
-		t.Errorf("status %+v", st)
+		t.Errorf("status = %+v, want eth0 with the fixed address", st)
 	}
 	w.Plug(o.Status.PortID, "node-a")
 	w.says(o, v1alpha1.NodePlugged)
 	o = w.awaitObject("db", "is active", in(v1alpha1.PhaseActive))
-	// By name a second pod waits for the first.
+	// A second pod that names the PodNIC waits for the first.
 	w.pod("db-1", `[{name: eth0, nic: db}]`)
 	w.schedule("db-1", "node-b")
 	w.awaitEvent("db-1", "PodNICNotFound", "pod db-0 has PodNIC db")
 	w.deletePod("db-0")
 	held := w.awaitObject("db", "waits for node-a", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonPlugged, "node-a", "db-0"))
 	if held.Status.NodeName != "node-a" || held.Status.Pod.Name != "db-0" || w.All()[0].Host != "node-a" {
-		t.Errorf("status %+v", held.Status)
+		t.Errorf("status = %+v, want it still bound to node-a for db-0", held.Status)
 	}
 	w.says(o, v1alpha1.NodeUnplugged)
 	next := w.awaitObject("db", "is bound for the next pod", boundAt("node-b"))
 	if st := next.Status; st.Pod.Name != "db-1" || st.PortID != first.Status.PortID || st.MAC != first.Status.MAC || st.Addresses[0].CIDR != "192.168.0.77/24" || st.Node != nil {
-		t.Errorf("status %+v", st)
+		t.Errorf("status = %+v, want the same port for db-1", st)
 	}
 	w.deletePod("db-1")
-	w.awaitObject("db", "is nobody's", func(o *v1alpha1.PodNIC) error {
+	w.awaitObject("db", "belongs to no pod", func(o *v1alpha1.PodNIC) error {
 		if o.Status.Pod != nil || o.Status.NodeName != "" || w.All()[0].Host != "" {
-			return errors.New("it is somebody's")
+			return errors.New("belongs to a pod")
 		}
 		return in(v1alpha1.PhaseCreated)(o)
 	})
 	deletePodNIC(t, w, "db")
 	w.awaitGone("db")
-	w.awaitPorts(0, "the port goes with it")
+	w.awaitPorts(0, "port deleted with the PodNIC")
 }
 
-// A user's PodNIC stays with the pod that has it while the pod runs, whatever becomes of
-// the namespace's VPC and of the pod's annotations, and is seen to.
+// A user's PodNIC stays with its running pod whatever happens to the namespace's VPC and the pod's annotations, and is kept in
+// its desired state.
 func TestPodNICStaysWithItsPod(t *testing.T) {
 	w := start(t, Options{})
 	w.nameVPC("a")
@@ -243,40 +243,40 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 	w.finish("db-0", corev1.PodRunning)
 	seenTo("its pod runs")
 	if w.hasEvent("db-0", "NICsRefused") {
-		t.Error("a pod that has its NIC has an Event that it gets none")
+		t.Error("pod has an Event NICsRefused although it has its NIC")
 	}
 	w.nameVPC("")
 	seenTo("its namespace has no VPC")
 	w.nameVPC("a")
 	w.annotate("db-0", `[{name: eth0, nic: db}, {subnett: a}]`)
-	seenTo("its pod asks for nonsense besides")
+	seenTo("its pod's annotation has an invalid entry")
 	w.annotate("db-0", `[`)
-	seenTo("its pod's annotation cannot be read")
+	seenTo("its pod's annotation is invalid")
 	if o.Status.Interface != "eth0" || o.Status.Pod == nil || o.Status.Pod.Name != "db-0" {
-		t.Errorf("status %+v", o.Status)
+		t.Errorf("status = %+v, want eth0 of db-0", o.Status)
 	}
 	w.deletePod("db-0")
-	w.awaitObject("db", "is nobody's", func(n *v1alpha1.PodNIC) error {
+	w.awaitObject("db", "belongs to no pod", func(n *v1alpha1.PodNIC) error {
 		if n.Status.Pod != nil {
-			return errors.New("it is somebody's")
+			return errors.New("belongs to a pod")
 		}
 		return in(v1alpha1.PhaseCreated)(n)
 	})
 }
 
-// A user's port is bound and given back as it was, and never deleted.
+// A user's port is bound, returned as it was, and never deleted.
 func TestGivenPort(t *testing.T) {
 	w := start(t, Options{})
 	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Tags: []string{vpcport.NamespaceTag(cluster, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
 	o := w.bound("web", `[{portID: `+given.ID+`}]`, "node-a")
 	if o.Status.PortID != given.ID || o.Status.Made {
-		t.Errorf("status %+v", o.Status)
+		t.Errorf("status = %+v, want the user's port, not created by Berth", o.Status)
 	}
 	w.pod("other", `[{portID: `+given.ID+`}]`)
 	w.awaitNIC("other", "eth0", "waits", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "Conflict", "default/"+o.Name))
 	w.awaitEvent("other", "Conflict", "is in use by PodNIC")
 	w.deletePod("web")
-	w.awaitNIC("other", "eth0", "has it next", in(v1alpha1.PhaseCreated))
+	w.awaitNIC("other", "eth0", "has the port next", in(v1alpha1.PhaseCreated))
 	w.deletePod("other")
 	other := w.nicsOf("other")["eth0"]
 	if other != nil {
@@ -284,19 +284,19 @@ func TestGivenPort(t *testing.T) {
 	}
 	left := w.All()
 	if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || left[0].Host != "" || w.Front.Count("Delete") > 0 {
-		t.Errorf("left are %+v", left)
+		t.Errorf("ports = %+v, want the user's port without Berth's marks", left)
 	}
 }
 
-// NICs are added to a pod and removed from it while it runs; one that it has is not
-// changed, and the first is not removed: an Event says so.
+// NICs can be added to and removed from a running pod. Existing ones are not changed and the first is not removed; an Event
+// says so.
 func TestHotChanges(t *testing.T) {
 	w := start(t, Options{})
 	first := w.bound("web", `[{subnet: web}]`, "node-a")
 	w.annotate("web", `[{subnet: web}, {subnet: small}]`)
 	second := w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
 	if second.Status.DefaultRoute || second.Status.Addresses[0].Subnet != "s-small" {
-		t.Errorf("status %+v", second.Status)
+		t.Errorf("status = %+v, want an address in s-small without default route", second.Status)
 	}
 	w.annotate("web", `[{subnet: small}, {subnet: small}, {name: eth2}]`)
 	w.awaitNIC("web", "eth2", "is bound", boundAt("node-a"))
@@ -306,14 +306,13 @@ func TestHotChanges(t *testing.T) {
 	w.annotate("web", `[{subnet: web}, {name: eth2}]`)
 	w.awaitGone(second.Name)
 	w.annotate("web", `[{subnet: web}]`)
-	w.awaitPorts(1, "the others go")
+	w.awaitPorts(1, "other ports deleted")
 	if o := w.nicsOf("web")["eth0"]; o == nil || o.UID != first.UID || o.Status.PortID != first.Status.PortID {
-		t.Errorf("was %+v, is %+v", first, o)
+		t.Errorf("eth0 changed from %+v to %+v", first, o)
 	}
 }
 
-// What a node says of a NIC is its condition Plugged, and of one that a running pod does not
-// get an Event.
+// A node's report about a NIC becomes its condition Plugged. If a running pod cannot get the NIC, an Event is recorded.
 func TestPlugged(t *testing.T) {
 	w := start(t, Options{})
 	w.bound("web", `[{}]`, "node-a")
@@ -322,7 +321,7 @@ func TestPlugged(t *testing.T) {
 	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
 	w.awaitNIC("web", "eth0", "is plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionTrue, "Plugged", "by node node-a as tap1"))
 	if w.hasEvent("web", "NoBridge") {
-		t.Error("a pod that starts has an Event of what its ADD says")
+		t.Error("starting pod has an Event for an error that its ADD returns")
 	}
 	w.finish("web", corev1.PodRunning)
 	w.annotate("web", `[{}, {name: eth1}]`)
@@ -330,12 +329,12 @@ func TestPlugged(t *testing.T) {
 	w.node(w.nicsOf("web")["eth1"], v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, Reason: "InterfaceExists", Message: "remove it"})
 	w.awaitEvent("web", "InterfaceExists", "NIC eth1: remove it")
 	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1", Reason: "AddressChanged", Message: "other addresses"})
-	w.awaitNIC("web", "eth0", "is not as its port is", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "AddressChanged", "other addresses"))
+	w.awaitNIC("web", "eth0", "differs from its port", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "AddressChanged", "other addresses"))
 }
 
-// A running pod whose first interface got a port in place of a lost one, with another address,
-// shows that: Kubernetes knows it by the address of before.
-func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
+// If the first interface of a running pod gets a replacement port with another address, that is reported: Kubernetes still
+// knows the pod by the old address.
+func TestPortRecreatedWithAnotherAddress(t *testing.T) {
 	w := start(t, Options{})
 	was := w.bound("web", `[{}, {name: eth1}]`, "node-a")
 	w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
@@ -354,12 +353,12 @@ func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
 	w.AddPort(vpcport.Port{NetworkID: blue.ID, Addresses: []vpcport.FixedIP{{SubnetID: web.ID, IP: netip.MustParseAddr(ip)}}})
 	now := w.awaitNIC("web", "eth0", "has another port", anotherPort(was.Status.PortID, boundAt("node-a")))
 	plugged("eth0")
-	w.awaitNIC("web", "eth0", "has another address than the pod", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, reasonMoved, now.Status.Addresses[0].CIDR, ip, "recreate the pod"))
+	w.awaitNIC("web", "eth0", "reports that its address differs from the pod's", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, reasonMoved, now.Status.Addresses[0].CIDR, ip, "recreate the pod"))
 	w.awaitEvent("web", reasonMoved, "NIC eth0: port "+now.Status.PortID)
 }
 
-// The default route of a pod that runs stays where it is.
-func TestDefaultRouteOfARunningPod(t *testing.T) {
+// The default route of a running pod stays where it is.
+func TestDefaultRouteOfRunningPodIsKept(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", `[{}, {name: eth1, subnet: small, defaultRoute: true}]`)
 	w.schedule("web", "node-a")
@@ -372,7 +371,7 @@ func TestDefaultRouteOfARunningPod(t *testing.T) {
 	w.awaitNIC("web", "eth2", "is bound", boundAt("node-a"))
 	for name, o := range w.nicsOf("web") {
 		if o.Status.DefaultRoute != (name == "eth1") || o.DeletionTimestamp != nil {
-			t.Errorf("%s: %+v", name, o)
+			t.Errorf("NIC %s = %+v, want the default route on eth1 only", name, o)
 		}
 	}
 	w.bound("db", `[{}]`, "node-a")
@@ -380,13 +379,13 @@ func TestDefaultRouteOfARunningPod(t *testing.T) {
 	w.annotate("db", `[{}, {name: eth1, defaultRoute: true}]`)
 	w.awaitEvent("db", "NICsRefused", "is true of eth1, which is added")
 	if nics := w.nicsOf("db"); len(nics) != 1 || !nics["eth0"].Status.DefaultRoute {
-		t.Errorf("it has %+v", nics)
+		t.Errorf("NICs = %+v, want only eth0 with the default route", nics)
 	}
 }
 
-// A PodNIC that a user made leaves a running pod that does not name it any more: its status
-// says so until the node says that nothing of it is left, and then it is another pod's.
-func TestPodNICThatIsGivenUp(t *testing.T) {
+// A user's PodNIC leaves a running pod that no longer names it: its status shows that until the node reports that it is
+// unplugged. Then another pod gets it.
+func TestReleasedPodNIC(t *testing.T) {
 	w := start(t, Options{})
 	w.podnic("vip", v1alpha1.PodNICSpec{})
 	for _, name := range []string{"one", "two"} {
@@ -400,29 +399,29 @@ func TestPodNICThatIsGivenUp(t *testing.T) {
 	w.annotate("two", `[{}, {name: vip, nic: vip}]`)
 	w.awaitEvent("two", "PodNICNotFound", "pod one has PodNIC vip")
 	w.annotate("one", `[{}]`)
-	o = w.awaitObject("vip", "is given up", in(v1alpha1.PhaseReleasing))
+	o = w.awaitObject("vip", "is being released", in(v1alpha1.PhaseReleasing))
 	if o.Status.Pod == nil || o.Status.Pod.Name != "one" || o.Status.NodeName != "node-a" || o.Status.Interface != "vip" {
-		t.Errorf("its node does not find it: %+v", o.Status)
+		t.Errorf("status = %+v, want it to still name the pod and the node", o.Status)
 	}
 	w.node(o, v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged})
-	o = w.awaitObject("vip", "is the other's", boundAt("node-a"))
+	o = w.awaitObject("vip", "belongs to the other pod", boundAt("node-a"))
 	if o.Status.Pod.Name != "two" || o.Status.Node != nil {
-		t.Errorf("%+v", o.Status)
+		t.Errorf("status = %+v, want pod two and no report", o.Status)
 	}
 }
 
-// A NIC that a person gives other groups has them at the provider.
+// Changed security groups of a NIC are applied at the provider.
 func TestGroupsOfAPodNIC(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
 	o := w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 	controllers.Merge(t, o, `{"spec":{"securityGroups":["g-2"]}}`)
-	controllers.AwaitValue(t, "the port's groups", func() []string { return w.All()[0].Groups }, []string{"g-2"})
+	controllers.AwaitValue(t, "groups of the port", func() []string { return w.All()[0].Groups }, []string{"g-2"})
 	controllers.Merge(t, o, `{"spec":{"securityGroups":["g-3"]}}`)
-	w.awaitNIC("web", "eth0", "says why not", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "NotFound", "g-3"))
+	w.awaitNIC("web", "eth0", "reports the failure", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "NotFound", "g-3"))
 }
 
-// What a pod may not ask for is said by an Event, and makes nothing.
+// A pod with invalid or forbidden requests gets an Event and no NICs.
 func TestRefusedPods(t *testing.T) {
 	w := start(t, Options{})
 	w.nets.set("b", Opened{Provider: w.Provider, Network: blue, Spec: v1alpha1.VPCSpec{}})
@@ -442,22 +441,21 @@ func TestRefusedPods(t *testing.T) {
 		p := newPod(name, "")
 		tt.edit(p)
 		if err := w.client().Create(t.Context(), p); err != nil {
-			t.Logf("%s: the API server itself refuses it: %v", name, err)
+			t.Logf("%s: rejected by the API server: %v", name, err)
 			continue
 		}
 		w.awaitEvent(name, tt.reason, tt.word)
 		if got := w.nicsOf(name); len(got) > 0 {
-			t.Errorf("%s: PodNICs %v", name, got)
+			t.Errorf("%s: PodNICs = %v, want none", name, got)
 		}
 	}
 	harness.OK(t, controllers.Same("ports", len(w.All()), 0))
-	// It goes on once there is what it waits for.
+	// It continues once the missing object exists.
 	w.podnic("absent", v1alpha1.PodNICSpec{})
 	w.awaitNIC("absent", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 }
 
-// A namespace's VPC is that of pods which begin after it was named, and not of those that
-// run without.
+// A namespace's VPC applies to pods created after it was set, and not to pods that run without it.
 func TestVPCOfTheNamespace(t *testing.T) {
 	w := start(t, Options{})
 	w.plain("old", "node-a")
@@ -470,18 +468,18 @@ func TestVPCOfTheNamespace(t *testing.T) {
 	w.awaitNIC("own", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 	harness.OK(t, controllers.Same("NICs of the old pod", len(w.nicsOf("old")), 0))
 	if again := w.nicsOf("new")["eth0"]; again == nil || again.UID != o.UID {
-		t.Errorf("was %+v, is %+v", o, again)
+		t.Errorf("NIC changed from %+v to %+v", o, again)
 	}
 }
 
-// Pods that run keep their NICs, and the names of these, when an operator is told that the first
-// interface is a port from now on, or is none any more.
-func TestFirstInterfaceIsTurned(t *testing.T) {
+// Running pods keep their NICs and interface names when an operator is configured to make the first interface a port, or no
+// longer a port.
+func TestFirstInterfaceSettingChanges(t *testing.T) {
 	isPort, isNone := Options{First: nicrequest.First{Name: "eth0", IsPort: true}}, Options{First: nicrequest.First{Name: "eth0"}}
 	for name, tt := range map[string]struct {
 		before, after Options
 		have          []string
-		next          string // the name of one more, and of that of a pod that comes
+		next          string // names of an additional interface, and of a new pod's interface
 		first         string
 	}{
 		"ToPorts":   {isNone, isPort, []string{"eth1", "eth2"}, "eth3", "eth0"},
@@ -505,29 +503,28 @@ func TestFirstInterfaceIsTurned(t *testing.T) {
 			for i, before := range []*v1alpha1.PodNIC{first, own} {
 				now := w.nicsOf("web")[tt.have[i]]
 				if now == nil || now.UID != before.UID || now.DeletionTimestamp != nil || now.Status.DefaultRoute != before.Status.DefaultRoute || now.Status.PortID != before.Status.PortID {
-					t.Errorf("%s was %+v, is %+v", tt.have[i], before, now)
+					t.Errorf("NIC %s changed from %+v to %+v", tt.have[i], before, now)
 				}
 			}
 		})
 	}
 }
 
-// A pod that takes the name of one that is gone has NICs of its own.
+// A recreated pod with the same name has its own NICs.
 func TestPodIsReplaced(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", "")
 	before := w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 	w.deletePod("web")
 	w.pod("web", "")
-	if o := w.awaitNIC("web", "eth0", "is of its own", another(before, in(v1alpha1.PhaseCreated))); o.Name == before.Name {
-		t.Errorf("both are called %s", o.Name)
+	if o := w.awaitNIC("web", "eth0", "is a new PodNIC", another(before, in(v1alpha1.PhaseCreated))); o.Name == before.Name {
+		t.Errorf("both PodNICs are called %s", o.Name)
 	}
 	w.awaitGone(before.Name)
 	w.awaitPorts(1, "one port")
 }
 
-// A host's name is that of the Node's label where the VPC says so; a Node without it is
-// waited for.
+// A VPC may take host names from a label of the Nodes. Binding waits for a Node without the label.
 func TestHostLabel(t *testing.T) {
 	w := start(t, Options{})
 	w.respec(func(s *v1alpha1.VPCSpec) { s.HostLabel = "node-restriction.kubernetes.io/host" })
@@ -539,12 +536,12 @@ func TestHostLabel(t *testing.T) {
 	controllers.Merge(t, n, `{"metadata":{"labels":{"node-restriction.kubernetes.io/host":"rack-7"}}}`)
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	if o.Status.Host != "rack-7" || w.All()[0].Host != "rack-7" {
-		t.Errorf("status %+v", o.Status)
+		t.Errorf("host in status = %+v, want rack-7", o.Status)
 	}
 }
 
-// A VPC that is not open yet is waited for; PodNICs of one that never is can be deleted.
-func TestVPCThatIsNotOpen(t *testing.T) {
+// NICs wait for a VPC that is not open yet. PodNICs of a VPC that is never opened can be deleted.
+func TestUnopenedVPC(t *testing.T) {
 	w := start(t, Options{})
 	w.podnic("db", v1alpha1.PodNICSpec{VPC: "later"})
 	w.podnic("typo", v1alpha1.PodNICSpec{VPC: "never"})
@@ -556,9 +553,9 @@ func TestVPCThatIsNotOpen(t *testing.T) {
 	w.awaitObject("db", "has a port", in(v1alpha1.PhaseCreated))
 }
 
-// What was bound stays so in the status while its VPC is not open, as after an operator's
-// start: a node can plug it. Its pod has no Event of a VPC that it does not wait for.
-func TestVPCThatIsShut(t *testing.T) {
+// While its VPC is not open, for example after an operator restart, the status of a bound NIC stays so that a node can plug it.
+// Its pod gets no Event about the VPC.
+func TestClosedVPC(t *testing.T) {
 	w := start(t, Options{})
 	before := w.bound("web", "", "node-a").Status
 	w.podnic("own", v1alpha1.PodNICSpec{})
@@ -571,33 +568,33 @@ func TestVPCThatIsShut(t *testing.T) {
 		w.pod(late, "")
 		w.awaitEvent(late, reasonVPC, "there is no VPC a")
 		if diff := cmp.Diff(before, w.nicsOf("web")["eth0"].Status); diff != "" {
-			t.Errorf("%s: %s", when, diff)
+			t.Errorf("%s: status of web's NIC (-before +now):\n%s", when, diff)
 		}
 		if diff := cmp.Diff(own, w.nicsOf("db")["eth0"].Status); diff != "" {
-			t.Errorf("%s: %s", when, diff)
+			t.Errorf("%s: status of db's NIC (-before +now):\n%s", when, diff)
 		}
 	}
 	w.nets.shut("a")
 	check("shut", "late-1")
 	w.end()
 	w.run(Options{})
-	check("started anew", "late-2")
+	check("after a restart", "late-2")
 	for _, pod := range []string{"web", "db"} {
 		if w.hasEvent(pod, reasonVPC) {
-			t.Errorf("pod %s has an Event of its VPC", pod)
+			t.Errorf("pod %s has an Event about its VPC", pod)
 		}
 	}
 }
 
-// What a provider says that no node can use is not passed on.
-func TestLyingProvider(t *testing.T) {
+// A provider's reply that no node can use is not passed on.
+func TestUnusableProviderReply(t *testing.T) {
 	w := start(t, Options{})
 	w.AddHost("node-a", vpcport.Plug{Kind: vpcport.OVS, Bridge: "a-bridge-with-a-name-too-long"})
 	w.pod("web", "")
 	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "UnexpectedAnswer", "which no node can have"))
+	o := w.awaitNIC("web", "eth0", "reports the invalid reply", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "UnexpectedAnswer", "which no node can have"))
 	if o.Status.Plug != nil || o.Status.Phase == v1alpha1.PhaseBound {
-		t.Errorf("status %+v", o.Status)
+		t.Errorf("status = %+v, want it not bound", o.Status)
 	}
 }
 
@@ -611,15 +608,15 @@ func TestCoolUntil(t *testing.T) {
 		says *v1alpha1.PodNICNode
 		want time.Duration
 	}{
-		"nobody says anything":              {nil, cooling},
-		"unplugged before":                  {says(v1alpha1.NodeUnplugged, "p", -time.Hour), cooling},
-		"unplugged later":                   {says(v1alpha1.NodeUnplugged, "p", 5*time.Second), 5*time.Second + cooling},
-		"another port":                      {says(v1alpha1.NodeUnplugged, "q", 5*time.Second), cooling},
-		"still plugged, as it was":          {says(v1alpha1.NodePlugged, "p", 5*time.Second), cooling},
-		"a node that says it over and over": {says(v1alpha1.NodeUnplugged, "p", time.Hour), grace + cooling},
+		"no report":                     {nil, cooling},
+		"unplugged before the deletion": {says(v1alpha1.NodeUnplugged, "p", -time.Hour), cooling},
+		"unplugged after the deletion":  {says(v1alpha1.NodeUnplugged, "p", 5*time.Second), 5*time.Second + cooling},
+		"report about another port":     {says(v1alpha1.NodeUnplugged, "q", 5*time.Second), cooling},
+		"still plugged":                 {says(v1alpha1.NodePlugged, "p", 5*time.Second), cooling},
+		"repeated report":               {says(v1alpha1.NodeUnplugged, "p", time.Hour), grace + cooling},
 	} {
 		if got := coolUntil(deleted, tt.says, "p", grace, cooling).Sub(deleted); got != tt.want {
-			t.Errorf("%s: after %v, want %v", name, got, tt.want)
+			t.Errorf("%s: coolUntil() is %v after the deletion, want %v", name, got, tt.want)
 		}
 	}
 }

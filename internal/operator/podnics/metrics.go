@@ -32,7 +32,7 @@ var (
 	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports without a PodNIC, by what became of them: deleted, or returned to their users.", "result")
 )
 
-// Families are the metrics, for their page of the documentation.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}
 
 // Kinds of ports that should not exist.
@@ -41,7 +41,7 @@ const (
 	strayDouble = "double"
 )
 
-// Metrics count the work for NICs. They may be used concurrently.
+// Metrics measures the work for NICs. It is safe for concurrent use.
 type Metrics struct {
 	steps          *prometheus.CounterVec
 	bound, plugged *prometheus.HistogramVec
@@ -61,7 +61,7 @@ func NewMetrics() *Metrics {
 		listings: famListed.Counter(), stray: famAstray.Gauge(), swept: famSwept.Counter(), warm: warm.NewMetrics(), vpcs: map[string]bool{},
 	}
 	for _, k := range []nicplan.Kind{nicplan.Look, nicplan.Create, nicplan.Change, nicplan.Poll, nicplan.Delete} {
-		m.steps.WithLabelValues(k.String(), "ok") // so that the first one is an increase
+		m.steps.WithLabelValues(k.String(), "ok") // so that rate() sees the first increment
 	}
 	for _, result := range []string{sweptDeleted, sweptReturned} {
 		m.swept.WithLabelValues(result)
@@ -69,7 +69,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors returns the metrics to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return append(m.warm.Collectors(), m.steps, m.bound, m.plugged, m.listings, m.stray, m.swept)
 }
@@ -95,13 +95,13 @@ func (m *Metrics) strays(vpc string, s strays) {
 	})
 }
 
-// observe adds how long a pod of a VPC waited, to m.bound or m.plugged.
+// observe records how long a pod of a VPC waited, in m.bound or m.plugged.
 func (m *Metrics) observe(wait *prometheus.HistogramVec, vpc string, took time.Duration) {
 	m.of(vpc, func() { wait.WithLabelValues(vpc).Observe(took.Seconds()) })
 }
 
-// of counts something of a VPC. If the VPC is gone, as after a listing that was in flight then, keepOnly removes the series
-// the next time.
+// of calls a function for the series of a VPC. If the VPC is gone, for example after a listing that was in flight, keepOnly
+// removes the series later.
 func (m *Metrics) of(vpc string, count func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -130,15 +130,15 @@ func (m *Metrics) keepOnly(vpcs []string) {
 	m.vpcs = now
 }
 
-// strays is how many ports should not exist.
+// strays counts ports that should not exist.
 type strays struct{ orphans, doubles int }
 
-// Gauges returns the metrics that are computed when Prometheus scrapes.
+// Gauges returns the metrics that are computed on each scrape.
 func (c *Controller) Gauges() prometheus.Collector {
 	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
 		list, err := objects.List[v1alpha1.PodNICList](context.Background(), c.api.client)
 		if err != nil {
-			return // before the cache is filled
+			return // the cache is not synced yet
 		}
 		t := tallyOf(list.Items)
 		for f, counts := range map[*metric.Family]map[[2]string]int{&famNICs: t.phases, &famBlocked: t.blocked, &famUnbound: t.unbindable} {
@@ -172,7 +172,7 @@ func tallyOf(list []v1alpha1.PodNIC) tally {
 	return t
 }
 
-// blockedBy is the reason why a PodNIC makes no progress; empty: it does, or needs none.
+// blockedBy returns the reason why a PodNIC makes no progress, or "" if it does or need not.
 func blockedBy(o *v1alpha1.PodNIC) string {
 	for _, kind := range []string{v1alpha1.ConditionPortReady, v1alpha1.ConditionBound} {
 		c := meta.FindStatusCondition(o.Status.Conditions, kind)
@@ -183,23 +183,23 @@ func blockedBy(o *v1alpha1.PodNIC) string {
 	return ""
 }
 
-// waits is since when the pod of a NIC has waited, as this process has seen it. Zero times: it does not.
+// waits records since when the pod of a NIC has waited, as seen by this process. Times are zero if it does not wait.
 type waits struct {
 	bound   time.Time // for the port to be bound to its node
 	plugged time.Time // for the node to plug it
 }
 
-// progress is the state of a NIC that a pod may wait for.
+// progress is the state of a NIC that a pod may be waiting for.
 type progress int
 
 const (
-	unneeded  progress = iota // no pod with a node needs it
-	unbound                   // it is not bound to the pod's node
-	unplugged                 // it is bound, and the node has not reported it plugged
+	unneeded  progress = iota // not needed by a pod with a node
+	unbound                   // not bound to the pod's node
+	unplugged                 // bound, but not reported as plugged
 	inPlace
 )
 
-// progressOf is the progress of a PodNIC by its status. pod is the one that is to have it; nil: none.
+// progressOf returns the progress of a PodNIC by its status. pod is the pod that is to have it, or nil.
 func progressOf(o *v1alpha1.PodNIC, pod *corev1.Pod) progress {
 	st := o.Status
 	switch {
@@ -217,7 +217,7 @@ func isBound(st v1alpha1.PodNICStatus) bool {
 	return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
 }
 
-// at records the progress of the NIC at now, and reports whether it was plugged since this process first saw the pod wait.
+// at records the progress of the NIC at now. It reports whether the NIC was plugged after this process had seen the pod wait.
 func (w *waits) at(s progress, now time.Time) (done bool) {
 	before := *w
 	*w = waits{}
@@ -239,10 +239,10 @@ func (w *waits) at(s progress, now time.Time) (done bool) {
 	return false
 }
 
-// starts reports whether a pod is starting. The age of a running pod does not say how long it waited for a NIC.
+// starts reports whether a pod is starting. The age of a running pod does not show how long it waited for a NIC.
 func starts(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodPending || pod.Status.Phase == ""
 }
 
-// longest is how long pods have waited.
+// longest is the longest time that pods have waited.
 type longest struct{ bound, plugged time.Duration }

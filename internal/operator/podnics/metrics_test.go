@@ -19,8 +19,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// A pod waits for its NIC from when it has a node until that node has plugged the port
-// that the NIC has now.
+// A pod waits for its NIC from when it gets a node until that node has plugged the NIC's current port.
 func TestWaits(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u"}, Spec: corev1.PodSpec{NodeName: "node-a"}}
 	unscheduled := pod.DeepCopy()
@@ -38,23 +37,23 @@ func TestWaits(t *testing.T) {
 		pod  *corev1.Pod
 		want progress
 	}{
-		"no pod":              {of(v1alpha1.PhaseCreated, "", "", nil), nil, unneeded},
-		"no node":             {of(v1alpha1.PhaseCreated, "", "u", nil), unscheduled, unneeded},
-		"being deleted":       {going, pod, unneeded},
-		"given back":          {of(v1alpha1.PhaseReleasing, "node-a", "u", nil), pod, unneeded},
-		"no port":             {of(v1alpha1.PhasePending, "node-a", "u", nil), pod, unbound},
-		"nothing said yet":    {&v1alpha1.PodNIC{}, pod, unbound},
-		"somebody must act":   {of(v1alpha1.PhaseFailed, "node-a", "u", nil), pod, unbound},
-		"bound elsewhere":     {of(v1alpha1.PhaseBound, "node-b", "u", nil), pod, unbound},
-		"the pod before":      {of(v1alpha1.PhaseActive, "node-a", "v", in("p-2")), pod, unbound},
-		"not plugged":         {of(v1alpha1.PhaseBound, "node-a", "u", nil), pod, unplugged},
-		"the port before":     {of(v1alpha1.PhaseBound, "node-a", "u", in("p-1")), pod, unplugged},
-		"plugging it fails":   {of(v1alpha1.PhaseBound, "node-a", "u", &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-2"}), pod, unplugged},
-		"plugged":             {of(v1alpha1.PhaseBound, "node-a", "u", in("p-2")), pod, inPlace},
-		"and carries packets": {of(v1alpha1.PhaseActive, "node-a", "u", in("p-2")), pod, inPlace},
+		"no pod":                         {of(v1alpha1.PhaseCreated, "", "", nil), nil, unneeded},
+		"no node":                        {of(v1alpha1.PhaseCreated, "", "u", nil), unscheduled, unneeded},
+		"being deleted":                  {going, pod, unneeded},
+		"released":                       {of(v1alpha1.PhaseReleasing, "node-a", "u", nil), pod, unneeded},
+		"no port":                        {of(v1alpha1.PhasePending, "node-a", "u", nil), pod, unbound},
+		"no report yet":                  {&v1alpha1.PodNIC{}, pod, unbound},
+		"needs a change by a user":       {of(v1alpha1.PhaseFailed, "node-a", "u", nil), pod, unbound},
+		"bound to another host":          {of(v1alpha1.PhaseBound, "node-b", "u", nil), pod, unbound},
+		"bound for the previous pod":     {of(v1alpha1.PhaseActive, "node-a", "v", in("p-2")), pod, unbound},
+		"not plugged":                    {of(v1alpha1.PhaseBound, "node-a", "u", nil), pod, unplugged},
+		"report about the previous port": {of(v1alpha1.PhaseBound, "node-a", "u", in("p-1")), pod, unplugged},
+		"plugging failed":                {of(v1alpha1.PhaseBound, "node-a", "u", &v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: "p-2"}), pod, unplugged},
+		"plugged":                        {of(v1alpha1.PhaseBound, "node-a", "u", in("p-2")), pod, inPlace},
+		"plugged and active":             {of(v1alpha1.PhaseActive, "node-a", "u", in("p-2")), pod, inPlace},
 	} {
 		if got := progressOf(tt.o, tt.pod); got != tt.want {
-			t.Errorf("%s: %d, want %d", name, got, tt.want)
+			t.Errorf("%s: progressOf() = %d, want %d", name, got, tt.want)
 		}
 	}
 
@@ -65,7 +64,7 @@ func TestWaits(t *testing.T) {
 		want waits
 		done bool
 	}{
-		{inPlace, waits{}, false}, // so it was when the operator began
+		{inPlace, waits{}, false}, // plugged when the operator started
 		{unbound, waits{bound: began.Add(time.Second)}, false},
 		{unbound, waits{bound: began.Add(time.Second)}, false},
 		{unplugged, waits{plugged: began.Add(3 * time.Second)}, false},
@@ -76,13 +75,13 @@ func TestWaits(t *testing.T) {
 		{unneeded, waits{}, false},
 	} {
 		if done := w.at(step.to, at); done != step.done || w != step.want {
-			t.Errorf("step %d: %t, %+v, want %t, %+v", i, done, w, step.done, step.want)
+			t.Errorf("step %d: at() = %t with state %+v, want %t, %+v", i, done, w, step.done, step.want)
 		}
 		at = at.Add(time.Second)
 	}
 }
 
-// A NIC is counted by what keeps it, and not where nothing does.
+// A NIC is counted by what blocks it, and not counted if nothing does.
 func TestTally(t *testing.T) {
 	nic := func(vpc, node string, phase v1alpha1.PodNICPhase, ready, bound string) v1alpha1.PodNIC {
 		o := v1alpha1.PodNIC{Spec: v1alpha1.PodNICSpec{VPC: vpc}, Status: v1alpha1.PodNICStatus{Phase: phase, NodeName: node}}
@@ -113,17 +112,17 @@ func TestTally(t *testing.T) {
 		map[[2]string]int{{"node-a"}: 2},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(tally{})); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
+		t.Errorf("tally() (-want +got):\n%s", diff)
 	}
 }
 
-// What is listed is counted, and nothing is left of a VPC that is gone.
+// Listings are counted, and the series of a deleted VPC are removed.
 func TestListedPorts(t *testing.T) {
 	m, known := NewMetrics(), newNICStates(clock.Real{}, time.Second, nil)
 	known.nics["u-1"], known.created["u-2"] = &nic{}, true
 	s := known.strays(map[types.UID][]vpcport.Port{"u-1": {{ID: "p-1"}, {ID: "p-2"}}, "u-2": {{ID: "p-3"}}, "u-3": {{ID: "p-4"}, {ID: "p-5"}}})
 	if s != (strays{orphans: 2, doubles: 1}) {
-		t.Errorf("%+v", s)
+		t.Errorf("strays = %+v, want two orphans and one double", s)
 	}
 	m.keepOnly([]string{"blue", "gone"})
 	for _, vpc := range []string{"blue", "gone"} {
@@ -134,7 +133,7 @@ func TestListedPorts(t *testing.T) {
 	}
 	m.listed("blue", &vpcport.Error{Class: vpcport.Transient})
 	m.keepOnly([]string{"blue"})
-	m.listed("gone", nil) // that was under way
+	m.listed("gone", nil) // that was in flight
 	m.strays("gone", s)
 	m.keepOnly([]string{"blue"})
 	harness.CheckMetrics(t, m.Collectors(), []metric.Family{famSteps, famBound, famPlugged, famListed, famAstray, famSwept}, map[string]string{
@@ -151,7 +150,7 @@ func TestListedPorts(t *testing.T) {
 	})
 }
 
-// The metrics say what there is of pods that wait, and are those that are documented.
+// The metrics count waiting pods, and match the documented ones.
 func TestMetrics(t *testing.T) {
 	w := start(t, Options{OrphanAge: time.Hour})
 	w.RemoveHost("node-b")
@@ -165,10 +164,10 @@ func TestMetrics(t *testing.T) {
 	w.Plug(o.Status.PortID, "node-a")
 	w.says(o, v1alpha1.NodePlugged)
 	w.awaitNIC("runs", "eth0", "is active", in(v1alpha1.PhaseActive))
-	harness.Eventually(t, limit, "the pod that runs waits no longer, the other does, and the stray port was listed", func() error {
+	harness.Eventually(t, limit, "only the second pod is waiting, and the stray port is counted", func() error {
 		l := w.c.states.longestWaits()["a"]
 		if orphans := gathered(t, w.c.metrics.stray)[strayOrphan]; l.bound == 0 || l.plugged != 0 || orphans != 1 {
-			return fmt.Errorf("waits %+v, %v stray ports", l, orphans)
+			return fmt.Errorf("waiting times = %+v, %v stray ports", l, orphans)
 		}
 		return nil
 	})
@@ -185,7 +184,7 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// gathered are the values of gauges of one VPC by their kind.
+// gathered returns the values of gauges of one VPC by kind.
 func gathered(t *testing.T, c prometheus.Collector) map[string]float64 {
 	t.Helper()
 	r, out := prometheus.NewRegistry(), map[string]float64{}

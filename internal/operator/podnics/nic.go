@@ -25,11 +25,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// slow is how long a call may be in flight before the PodNIC's status names the node: the daemon there
-// finds the PodNIC by that, and can say what a pod waits for.
+// slow is how long a call may be in flight before the PodNIC's status names the node. The daemon there finds the PodNIC by that,
+// and can say what a pod is waiting for.
 const slow = 2 * time.Second
 
-// again has a NIC reconciled again at once.
+// again requeues a NIC immediately.
 var again = reconcile.Result{RequeueAfter: time.Nanosecond}
 
 // nicReconciler brings each PodNIC's NIC to its desired state, one step at a time (package nicplan).
@@ -44,11 +44,11 @@ type nicReconciler struct {
 	queue  queue.Queue
 }
 
-// reconcile does the next step of a PodNIC's NIC: at most one write, or one call about its port, whose
-// reply has it reconciled again.
+// reconcile performs the next step of a PodNIC's NIC: at most one write, or one call for its port, whose reply queues the NIC
+// again.
 func (r *nicReconciler) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	if r.states.isMaking(q.NamespacedName) {
-		return reconcile.Result{}, nil // it is reconciled once the API server has answered
+		return reconcile.Result{}, nil // reconciled again once the API server has replied
 	}
 	o, err := objects.Get[v1alpha1.PodNIC](ctx, r.api.client, q.NamespacedName)
 	if err != nil {
@@ -79,14 +79,14 @@ func (r *nicReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	return r.act(ctx, s, n)
 }
 
-// remember is the state of a PodNIC's NIC, with what the PodNIC records unless a call is in flight or the
-// cache is stale.
+// remember returns the state of a PodNIC's NIC. It takes over what the PodNIC records unless a call is in flight or the cache is
+// stale.
 func (r *nicReconciler) remember(o *v1alpha1.PodNIC) (known nic) {
 	kept := controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort)
 	r.states.with(o, kept, func(n *nic) {
 		if !n.call.inFlight && n.replaced != o.ResourceVersion {
 			n.observed.Kept = kept
-			if n.observed.Recorded != o.Status.PortID { // another operator wrote it
+			if n.observed.Recorded != o.Status.PortID { // written by another operator
 				n.observed = nicplan.Restored(kept, o.Status.PortID)
 			}
 		}
@@ -95,8 +95,8 @@ func (r *nicReconciler) remember(o *v1alpha1.PodNIC) (known nic) {
 	return known
 }
 
-// note takes in an observation: since when no pod has the NIC, for how long its pod has waited, and what
-// warm ports it would use.
+// note records parts of an observation: since when no pod has the NIC, how long its pod has waited, and which warm ports it could
+// use.
 func (r *nicReconciler) note(s *observation) {
 	done, now := false, r.o.Clock.Now()
 	r.states.edit(s.o.UID, func(n *nic) {
@@ -124,7 +124,7 @@ func (r *nicReconciler) note(s *observation) {
 	r.pool.Note(s.o.UID, w)
 }
 
-// act does the next step.
+// act performs the next step.
 func (r *nicReconciler) act(ctx context.Context, s *observation, n nic) (reconcile.Result, error) {
 	c := r.watch.constraints(ctx, s, n)
 	next := nicplan.Next(s.desired, n.observed, c, n.attempts)
@@ -157,7 +157,7 @@ func (r *nicReconciler) act(ctx context.Context, s *observation, n nic) (reconci
 		return again, nil
 	case nicplan.Impossible:
 		return r.report(ctx, s, n, next, c)
-	case nicplan.Poll: // nodes wait for the status
+	case nicplan.Poll: // written first because nodes wait for the status
 		if wrote, err := r.writeIfOther(ctx, s, n, next); wrote || err != nil {
 			return reconcile.Result{}, err
 		}
@@ -165,8 +165,7 @@ func (r *nicReconciler) act(ctx context.Context, s *observation, n nic) (reconci
 	return r.call(ctx, s, n, next, c)
 }
 
-// wait writes the status if it has changed, unless the step is quiet, and has the NIC reconciled when
-// the step says so.
+// wait writes the status if it has changed, unless the step is quiet, and requeues the NIC as the step says.
 func (r *nicReconciler) wait(ctx context.Context, s *observation, n nic, step nicplan.Step) (reconcile.Result, error) {
 	var err error
 	if !step.Quiet {
@@ -175,8 +174,7 @@ func (r *nicReconciler) wait(ctx context.Context, s *observation, n nic, step ni
 	return reconcile.Result{RequeueAfter: step.Wait}, err
 }
 
-// report records a step for which somebody has to change something as a failure. It is looked now and
-// then whether somebody did.
+// report records a step that requires a user's change as a failure. It is checked from time to time whether the change was made.
 func (r *nicReconciler) report(ctx context.Context, s *observation, n nic, step nicplan.Step, c nicplan.Constraints) (reconcile.Result, error) {
 	same := n.attempts.Failed.Message == step.Why
 	r.states.edit(s.o.UID, func(edited *nic) {
@@ -196,7 +194,7 @@ func (r *nicReconciler) report(ctx context.Context, s *observation, n nic, step 
 	return r.wait(ctx, s, n, step.Deferred(max(n.attempts.Failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
 }
 
-// take has a NIC take a warm port, and reports whether there was one.
+// take tries to take a warm port for a NIC, and reports whether there was one.
 func (r *nicReconciler) take(ctx context.Context, s *observation) bool {
 	if !r.enter(ctx, s) {
 		return false
@@ -210,7 +208,7 @@ func (r *nicReconciler) take(ctx context.Context, s *observation) bool {
 	return true
 }
 
-// enter gives a NIC that is to get a port a place in its namespace's quota, and reports whether it has one.
+// enter tries to get a place in its namespace's quota for a NIC that is to get a port.
 func (r *nicReconciler) enter(ctx context.Context, s *observation) bool {
 	if !r.completeQuota(ctx, s.o) || !r.states.quotas.enter(s.o.UID, s.limits.Most) {
 		s.full = s.limits.Full(s.o.Spec.VPC)
@@ -219,8 +217,7 @@ func (r *nicReconciler) enter(ctx context.Context, s *observation) bool {
 	return true
 }
 
-// completeQuota counts all PodNICs of a tenant, as a process before this one may have asked for ports of
-// them.
+// completeQuota counts all PodNICs of a namespace and VPC, as an earlier process may have created ports for them.
 func (r *nicReconciler) completeQuota(ctx context.Context, o *v1alpha1.PodNIC) bool {
 	if r.states.quotas.isComplete(o.UID) {
 		return true
@@ -232,14 +229,14 @@ func (r *nicReconciler) completeQuota(ctx context.Context, o *v1alpha1.PodNIC) b
 	for i := range list.Items {
 		each := &list.Items[i]
 		if r.states.addListed(each, controllerutil.ContainsFinalizer(each, v1alpha1.FinalizerPort)) {
-			r.queue.AddObject(client.ObjectKeyFromObject(each), 0) // it may be gone by now
+			r.queue.AddObject(client.ObjectKeyFromObject(each), 0) // reconciled in case it is gone by now
 		}
 	}
 	r.states.quotas.setComplete(o.UID)
 	return true
 }
 
-// call has a call made, if the namespace's quota and the failures of others allow it.
+// call submits a call if the namespace's quota and shared backoffs allow it.
 func (r *nicReconciler) call(ctx context.Context, s *observation, n nic, step nicplan.Step, c nicplan.Constraints) (reconcile.Result, error) {
 	if step.Takes(n.observed.Recorded) && !r.enter(ctx, s) {
 		return r.wait(ctx, s, n, step.Deferred(r.states.quotas.settles(), s.desired, c))
@@ -262,14 +259,14 @@ func (r *nicReconciler) call(ctx context.Context, s *observation, n nic, step ni
 	return reconcile.Result{RequeueAfter: slow}, nil
 }
 
-// during writes the status of a NIC whose call is slow, so that it names the node. Otherwise the reply
-// brings a write that says all.
+// during handles a NIC with a call in flight. If the call is slow, it writes the status so that it names the node. Otherwise the
+// reply leads to a write.
 func (r *nicReconciler) during(ctx context.Context, o *v1alpha1.PodNIC, n nic) (reconcile.Result, error) {
 	if n.replaced == o.ResourceVersion {
 		return reconcile.Result{}, nil // the cache is stale: an event follows
 	}
 	if left := slow - r.o.Clock.Now().Sub(n.call.asked); left > 0 {
-		return reconcile.Result{RequeueAfter: left}, nil // the queue keeps the sooner of two times, and this is it
+		return reconcile.Result{RequeueAfter: left}, nil // the queue keeps the earlier of two times
 	}
 	s, err := r.watch.observe(ctx, o, n)
 	if errors.Is(err, errStale) {
@@ -282,7 +279,7 @@ func (r *nicReconciler) during(ctx context.Context, o *v1alpha1.PodNIC, n nic) (
 	return reconcile.Result{}, err
 }
 
-// keep gives a PodNIC the finalizer.
+// keep adds the finalizer to a PodNIC.
 func (r *nicReconciler) keep(ctx context.Context, o *v1alpha1.PodNIC) error {
 	if _, err := objects.AddFinalizer(ctx, r.api.client, o, v1alpha1.FinalizerPort); err != nil {
 		return err
@@ -293,7 +290,7 @@ func (r *nicReconciler) keep(ctx context.Context, o *v1alpha1.PodNIC) error {
 	return failpoint.Hit("operator.port.keep.after")
 }
 
-// release takes the finalizer off a PodNIC of which the provider has nothing any more.
+// release removes the finalizer from a PodNIC that has nothing left at the provider.
 func (r *nicReconciler) release(ctx context.Context, o *v1alpha1.PodNIC) error {
 	if _, err := objects.RemoveFinalizer(ctx, r.api.client, o, v1alpha1.FinalizerPort); err != nil {
 		return err
@@ -310,7 +307,7 @@ func (r *nicReconciler) writeIfOther(ctx context.Context, s *observation, n nic,
 	return true, r.writeStatus(ctx, s, n, step)
 }
 
-// writeStatus writes the status of a PodNIC, and makes an Event of its pod if something is wrong.
+// writeStatus writes the status of a PodNIC, and records an Event on its pod if something is wrong.
 func (r *nicReconciler) writeStatus(ctx context.Context, s *observation, n nic, step nicplan.Step) error {
 	before, after := s.o, s.o.DeepCopy()
 	after.Status = statusOf(s, n, step, metav1.NewTime(r.o.Clock.Now()))
@@ -337,7 +334,7 @@ func (r *nicReconciler) writeStatus(ctx context.Context, s *observation, n nic, 
 	return nil
 }
 
-// announce tells of what is new in a status: an Event of the pod, the log, and the metrics.
+// announce publishes what is new in a status: an Event of the pod, log lines, and metrics.
 func (r *nicReconciler) announce(s *observation, before, after v1alpha1.PodNICStatus) {
 	name := s.o.Namespace + "/" + s.o.Name
 	if s.pod != nil {
@@ -361,8 +358,8 @@ func (r *nicReconciler) announce(s *observation, before, after v1alpha1.PodNICSt
 	}
 }
 
-// concernsPod reports whether a pod gets an Event of a condition that is not true. Why a node cannot plug a
-// NIC while the pod starts is in the error of the ADD.
+// concernsPod reports whether a pod gets an Event for a condition that is not true. While the pod is starting, the error of its ADD
+// already says why a NIC cannot be plugged.
 func concernsPod(p *corev1.Pod, k metav1.Condition) bool {
 	if k.Type == v1alpha1.ConditionPlugged {
 		return k.Reason != reasonUnplugged && p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil
@@ -370,7 +367,7 @@ func concernsPod(p *corev1.Pod, k metav1.Condition) bool {
 	return k.Reason != reasonUnscheduled
 }
 
-// replied takes in the reply to a call, and has the NIC and those that waited for it reconciled.
+// replied handles the reply to a call, and queues the NIC and those that were waiting for the reply.
 func (r *nicReconciler) replied(c call, reply nicplan.Reply) {
 	kind := c.step.Kind
 	r.o.Metrics.count(kind, reply.Err)
@@ -387,7 +384,7 @@ func (r *nicReconciler) replied(c call, reply nicplan.Reply) {
 		n.learn(c, reply, now)
 	})
 	if !ok {
-		r.states.vanished.callEnded(c.uid) // the collector finds what the call made
+		r.states.vanished.callEnded(c.uid) // the collector finds a port that the call may have created
 		return
 	}
 	if kind == nicplan.Delete && reply.Err == nil {
@@ -400,7 +397,7 @@ func (r *nicReconciler) replied(c call, reply nicplan.Reply) {
 	r.resume(resumed)
 }
 
-// resume has NICs reconciled that waited for a failure which is over.
+// resume queues NICs that were waiting for a failure to end.
 func (r *nicReconciler) resume(waiters []waiter) {
 	r.states.resume(waiters)
 	for _, w := range waiters {
@@ -408,25 +405,24 @@ func (r *nicReconciler) resume(waiters []waiter) {
 	}
 }
 
-// bindingError is the error of a port that the provider could not bind, although the call succeeded; nil: it
-// did, or there is no port.
+// bindingError returns an error if the provider could not bind a port although the call succeeded.
 func bindingError(p *vpcport.Port) error {
 	if p == nil || p.Binding.Result != vpcport.BindingFailed || p.Host == "" {
 		return nil
 	}
 	why := p.Binding.Why
 	if why == "" {
-		why = fmt.Sprintf("the provider could not bind the port at host %s: does its agent there live, and is that the host's name to it?", p.Host)
+		why = fmt.Sprintf("the provider could not bind the port at host %s: is its agent running there, and does it know the host by this name?", p.Host)
 	}
 	return &bindingFailed{why}
 }
 
-// bindingFailed is the type of that error.
+// bindingFailed is the error returned by bindingError.
 type bindingFailed struct{ why string }
 
 func (e *bindingFailed) Error() string { return e.why }
 
-// Unwrap gives it the class of what is tried again soon.
+// Unwrap gives the error a class that is retried soon.
 func (e *bindingFailed) Unwrap() error {
 	return &vpcport.Error{Class: vpcport.Conflict, Op: "bind", Message: reasonBinding}
 }

@@ -11,23 +11,22 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// nodeHost is where a NIC's port is to be bound.
+// nodeHost describes where a NIC's port is to be bound.
 type nodeHost struct {
-	name string // by which the provider knows the node; empty: unknown, or not to be bound there
-	why  string // there is no name, for a person
-	full bool   // the node has as many NICs as it may
+	name string // the provider's name of the node; "" if unknown or not to be bound there
+	why  string // why there is no name, to show to users
+	full bool   // whether the node has the maximum number of NICs
 }
 
-// hold is whether a node may have a port plugged.
+// hold says whether a node may have a port plugged.
 type hold struct {
 	held  bool
-	until time.Time // when it ends at the latest; zero: when the node says so
+	until time.Time // when it ends at the latest; zero if only the node's report ends it
 }
 
-// holdOf decides whether a node may have a port plugged. A node that is gone or out of service
-// holds nothing. One that does not answer holds for a grace period from the end of the pod (idle; zero
-// while it lives), or from when the node became not ready. A wrong answer harms no other NIC: a VPC
-// drops packets of a port that is deleted or bound elsewhere.
+// holdOf decides whether a node may have a port plugged. A node that is gone or out of service holds nothing. A node that does not
+// answer holds the port for a grace period from the end of the pod (idle, zero while the pod lives), or from when the node became
+// not ready. A wrong decision harms no other NIC: a VPC drops packets of a port that is deleted or bound elsewhere.
 func holdOf(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now time.Time, grace time.Duration) hold {
 	if says == nil || says.State != v1alpha1.NodePlugged || says.PortID != port || node == nil || watched.OutOfService(node) {
 		return hold{}
@@ -44,10 +43,9 @@ func holdOf(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now
 	return hold{until.IsZero() || now.Before(until), until}
 }
 
-// coolUntil is until when a port is kept that is not needed any more: cooling from when its PodNIC was
-// deleted or, if that is later, its node reported it unplugged. The PodNIC records both, so that they
-// count for every operator. A report counts for a grace period from the deletion, as long as it is waited
-// for: a node that lies keeps no port longer.
+// coolUntil returns until when a port that is no longer needed is kept: for cooling after its PodNIC was deleted or, if later, its
+// node reported it unplugged. Both times are recorded in the PodNIC, so that all operators use the same. A report counts only
+// within a grace period from the deletion, as long as it is waited for: a lying node cannot keep a port longer.
 func coolUntil(deleted time.Time, says *v1alpha1.PodNICNode, port string, grace, cooling time.Duration) time.Time {
 	since := deleted
 	if says != nil && says.PortID == port && says.State == v1alpha1.NodeUnplugged && says.Since.After(since) {
@@ -59,7 +57,7 @@ func coolUntil(deleted time.Time, says *v1alpha1.PodNICNode, port string, grace,
 	return since.Add(cooling)
 }
 
-// hostOf is the name by which a VPC's provider knows a node, or why there is none.
+// hostOf returns the name by which a VPC's provider knows a node, or why there is none.
 func hostOf(n *corev1.Node, name string, vpc v1alpha1.VPCSpec) (host, why string) {
 	label := vpc.HostLabel
 	switch {

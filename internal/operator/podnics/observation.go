@@ -19,34 +19,34 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// observation is what is true of a PodNIC at one moment, and what its NIC is to have by that.
+// observation is a snapshot of a PodNIC and everything related, and the resulting desired state of its NIC.
 type observation struct {
 	o       *v1alpha1.PodNIC
-	pod     *corev1.Pod    // that lives and is to have it; nil: none
-	nic     nicrequest.NIC // as that pod asks for it
+	pod     *corev1.Pod    // the live pod that is to have it, or nil
+	nic     nicrequest.NIC // the NIC as requested by that pod
 	opened  Opened
 	closed  error // why the VPC's provider is not open
 	now     assignment
-	next    assignment // what now is to become, once no node holds it
-	first   bool       // it is the pod's first interface, by whose address Kubernetes knows the pod
-	host    nodeHost   // of the node of next
+	next    assignment // the assignment that replaces now once no node holds the port
+	first   bool       // whether it is the pod's first interface, whose address Kubernetes shows
+	host    nodeHost   // the host of next's node
 	hold    hold
 	limits  nicrequest.Limits
-	denied  error // what its namespace may not have of it; a port that it has already stays
-	refused error // why no port is made
-	full    error // why the namespace's quota has no place for it
+	denied  error // what the namespace is not allowed; an existing port stays
+	refused error // why no port is created
+	full    error // why it exceeds the namespace's quota
 	desired nicplan.Desired
 }
 
-// assignment is which pod has a NIC, and how.
+// assignment says which pod has a NIC, and how.
 type assignment struct {
-	pod          v1alpha1.PodReference // zero: none
+	pod          v1alpha1.PodReference // zero if no pod has it
 	name         string
 	defaultRoute bool
 	node         string
 }
 
-// assigned is what a PodNIC's status says.
+// assigned returns the assignment in a PodNIC's status.
 func assigned(st v1alpha1.PodNICStatus) assignment {
 	a := assignment{name: st.Interface, defaultRoute: st.DefaultRoute, node: st.NodeName}
 	if st.Pod != nil {
@@ -55,10 +55,10 @@ func assigned(st v1alpha1.PodNICStatus) assignment {
 	return a
 }
 
-// errStale is the error of a cache that does not show yet what is known.
+// errStale means that the cache does not show yet what is already known.
 var errStale = errors.New("the cache is stale")
 
-// observer finds out what is true of PodNICs.
+// observer takes observations of PodNICs.
 type observer struct {
 	o       Options
 	api     *kubeAPI
@@ -66,7 +66,7 @@ type observer struct {
 	states  *nicStates
 }
 
-// observe finds out what is true of a PodNIC. The error is errStale while the cache is behind.
+// observe takes an observation of a PodNIC. It returns errStale while the cache is behind.
 func (v *observer) observe(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*observation, error) {
 	s := &observation{o: o, now: assigned(o.Status)}
 	s.opened, s.closed = v.o.Networks.Of(o.Spec.VPC)
@@ -97,7 +97,7 @@ func (v *observer) observe(ctx context.Context, o *v1alpha1.PodNIC, n nic) (*obs
 	return s, nil
 }
 
-// constraints are what forbids or delays the NIC's next step now.
+// constraints returns what forbids or delays the NIC's next step now.
 func (v *observer) constraints(ctx context.Context, s *observation, n nic) nicplan.Constraints {
 	c := nicplan.Constraints{
 		Now: v.o.Clock.Now(), Closed: s.closed != nil, Claimed: s.isClaimed(), Refused: s.refused != nil,
@@ -119,7 +119,7 @@ func (v *observer) constraints(ctx context.Context, s *observation, n nic) nicpl
 // unscheduled reports whether the pod that is to have the NIC has no node yet.
 func (s *observation) unscheduled() bool { return s.pod != nil && s.next.node == "" }
 
-// usedBy names the PodNIC of this cluster that has a port; empty: none, or the NIC's own.
+// usedBy returns the PodNIC of this cluster that has a port, or "" if there is none or it is the NIC's own.
 func (v *observer) usedBy(ctx context.Context, o *v1alpha1.PodNIC, p *vpcport.Port) string {
 	if p == nil {
 		return ""
@@ -135,7 +135,7 @@ func (v *observer) usedBy(ctx context.Context, o *v1alpha1.PodNIC, p *vpcport.Po
 	return list.Items[0].Namespace + "/" + list.Items[0].Name
 }
 
-// observeNode finds out where the NIC's port is to be bound, and whether a node holds it.
+// observeNode determines where the NIC's port is to be bound, and whether a node holds it.
 func (v *observer) observeNode(ctx context.Context, s *observation, n nic) error {
 	node, err := v.api.node(ctx, s.next.node)
 	if err != nil {
@@ -161,13 +161,12 @@ func (v *observer) observeNode(ctx context.Context, s *observation, n nic) error
 	return nil
 }
 
-// isIdle reports whether no pod that lives has the NIC.
+// isIdle reports whether no live pod has the NIC.
 func (s *observation) isIdle() bool {
 	return s.pod == nil || s.now.pod.UID != "" && s.now.pod.UID != string(s.pod.UID)
 }
 
-// beyond is an error if a NIC asks for something, or its port has something, that its namespace may not
-// have.
+// beyond returns an error if a NIC requests, or its port has, something that its namespace may not have.
 func (s *observation) beyond(cluster string, n nic) error {
 	asked := nicOf(s.o.Spec)
 	asked.Index = s.nic.Index
@@ -182,7 +181,7 @@ func (s *observation) beyond(cluster string, n nic) error {
 	return s.network().CheckLimits(asked, s.o.Spec.Pod == nil).Err()
 }
 
-// findPod finds the one pod that a PodNIC is for.
+// findPod finds the one pod that a PodNIC was created for.
 func (v *observer) findPod(ctx context.Context, s *observation, _ nic) error {
 	ref := s.o.Spec.Pod
 	p, err := objects.Get[corev1.Pod](ctx, v.api.client, client.ObjectKey{Namespace: s.o.Namespace, Name: ref.Name}, objects.Shared)
@@ -190,7 +189,7 @@ func (v *observer) findPod(ctx context.Context, s *observation, _ nic) error {
 		return err
 	}
 	if p == nil || string(p.UID) != ref.UID {
-		s.next = s.now // it is deleted, or the cache is stale: nothing changes for that
+		s.next = s.now // deleted, or the cache is stale: nothing changes because of that
 		return nil
 	}
 	r, err := v.history.request(ctx, p, s.o.Spec.VPC)
@@ -206,8 +205,8 @@ func (v *observer) findPod(ctx context.Context, s *observation, _ nic) error {
 	return nil
 }
 
-// leads reports whether the NIC is to have its pod's default route. That of a pod that runs stays where it
-// is, whatever the annotation says by now. The PodNIC of the first interface may have been made again.
+// leads reports whether the NIC is to have its pod's default route. In a running pod the default route stays where it is, whatever
+// the annotation says now. The PodNIC of the first interface may have been recreated.
 func (s *observation) leads(p *corev1.Pod, first nicrequest.First, says bool) bool {
 	switch {
 	case p.Status.Phase != corev1.PodRunning:
@@ -222,7 +221,7 @@ func (s *observation) leads(p *corev1.Pod, first nicrequest.First, says bool) bo
 func (v *observer) findHolder(ctx context.Context, s *observation, n nic) error {
 	list, err := objects.List[corev1.PodList](ctx, v.api.client, client.InNamespace(s.o.Namespace), client.MatchingFields{byObject: s.o.Name})
 	if err != nil {
-		return fmt.Errorf("pods that name PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, err)
+		return fmt.Errorf("list pods that name PodNIC %s/%s: %w", s.o.Namespace, s.o.Name, err)
 	}
 	namespaceVPC := v.api.namespaceVPC(ctx, s.o.Namespace)
 	has := s.o.Status.Pod
@@ -232,7 +231,7 @@ func (v *observer) findHolder(ctx context.Context, s *observation, n nic) error 
 		p, vpc := &list.Items[i], namespaceVPC
 		holds := has != nil && string(p.UID) == has.UID
 		if holds {
-			vpc = s.o.Spec.VPC // the namespace's VPC by now counts for new pods only
+			vpc = s.o.Spec.VPC // a changed VPC of the namespace applies only to new pods
 		}
 		r, err := v.history.request(ctx, p, vpc)
 		if err != nil {
@@ -279,19 +278,19 @@ func (s *observation) goesTo(p *corev1.Pod, r request) {
 	s.next.defaultRoute = s.leads(p, r.first, hasDefaultRoute(r.nics, s.nic, r.first))
 }
 
-// isClaimed reports whether a user's PodNIC that no pod has is to become a pod's.
+// isClaimed reports whether a user's PodNIC without a pod is to be assigned to one.
 func (s *observation) isClaimed() bool {
 	return s.o.Spec.Pod == nil && s.now.pod.UID == "" && s.next.pod.UID != ""
 }
 
-// stays leaves a PodNIC with the pod that has it although the pod's annotations are rejected by now.
+// stays leaves a PodNIC with the pod that has it although the pod's annotations are now rejected.
 func (s *observation) stays(p *corev1.Pod) {
 	s.pod, s.next = p, s.now
 	s.next.node = p.Spec.NodeName
 }
 
-// confirmGone asks the API server whether a pod that had a PodNIC still has it. It returns the pod if
-// it lives and its annotation cannot be read. The error is errStale if the pod does have it.
+// confirmGone asks the API server whether a pod that had a PodNIC still has it. It returns the pod if it is alive and its
+// annotation cannot be read. It returns errStale if the pod does have the PodNIC.
 func (v *observer) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1alpha1.PodReference) (*corev1.Pod, error) {
 	over, p, err := v.api.isOver(ctx, o.Namespace, has)
 	if err != nil {
@@ -309,8 +308,8 @@ func (v *observer) confirmGone(ctx context.Context, o *v1alpha1.PodNIC, has v1al
 	return nil, nil
 }
 
-// observeRoom finds out whether the node has as many NICs of the VPC as it may. Those that are bound
-// there count, and of the others the older ones.
+// observeRoom determines whether the node has the maximum number of NICs of the VPC. NICs that are bound there count, and of the
+// others the older ones.
 func (v *observer) observeRoom(ctx context.Context, s *observation) error {
 	most := s.opened.Spec.MaxNICsPerNode
 	if most == nil || s.host.name == "" || s.o.Status.Host == s.host.name {
@@ -318,7 +317,7 @@ func (v *observer) observeRoom(ctx context.Context, s *observation) error {
 	}
 	list, err := objects.List[v1alpha1.PodNICList](ctx, v.api.client, client.MatchingFields{byNode: s.next.node})
 	if err != nil {
-		return fmt.Errorf("PodNICs of node %s: %w", s.next.node, err)
+		return fmt.Errorf("list PodNICs of node %s: %w", s.next.node, err)
 	}
 	before := 0
 	for i := range list.Items {
@@ -338,15 +337,14 @@ func (v *observer) observeRoom(ctx context.Context, s *observation) error {
 // warms reports whether the VPC has warm ports.
 func (s *observation) warms() bool { return s.closed == nil && s.opened.Provider.Traits().Warm }
 
-// mayTake reports whether a warm port serves as well as a new one. It does for a NIC that was made for a
-// pod that lives.
+// mayTake reports whether a warm port would do. This is the case for NICs that were created for a live pod.
 func (s *observation) mayTake() bool {
 	return s.warms() && s.desired.Given == "" && s.o.Spec.Pod != nil && s.pod != nil && !s.desired.Over && s.refused == nil
 }
 
-// yields reports whether a NIC leaves the warm port that it took, and that does not carry its mark yet, to
-// another one: an operator that was replaced may have recorded it there too. The port stays with the NIC
-// whose node has it plugged, else with one that is not being deleted, else with the older.
+// yields reports whether a NIC gives up a warm port that it took and that does not have its mark yet, because a replaced operator
+// may have recorded it for another NIC too. The port stays with the NIC whose node has it plugged, otherwise with one that is not
+// being deleted, otherwise with the older one.
 func (v *observer) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool, error) {
 	p := n.observed.Port
 	if p == nil {
@@ -357,7 +355,7 @@ func (v *observer) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool,
 	}
 	list, err := objects.List[v1alpha1.PodNICList](ctx, v.api.client, client.MatchingFields{byPort: p.ID})
 	if err != nil {
-		return false, fmt.Errorf("PodNICs with port %s: %w", p.ID, err)
+		return false, fmt.Errorf("list PodNICs with port %s: %w", p.ID, err)
 	}
 	for i := range list.Items {
 		if other := &list.Items[i]; other.UID != o.UID && precedes(other, o, p.ID) {
@@ -367,7 +365,7 @@ func (v *observer) yields(ctx context.Context, o *v1alpha1.PodNIC, n nic) (bool,
 	return false, nil
 }
 
-// precedes reports whether a port that two PodNICs have recorded stays with a.
+// precedes reports whether a port that is recorded in two PodNICs stays with a.
 func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 	needs := func(o *v1alpha1.PodNIC) int {
 		switch says := o.Status.Node; {
@@ -389,7 +387,7 @@ func (s *observation) desire(cluster string, n nic) {
 	}
 	port := &d.Port
 	if port.Host == "" && n.observed.Port != nil && (s.pod == nil && s.o.Spec.Pod != nil || s.host.why != "") {
-		port.Host = n.observed.Port.Host // it stays, as long as nobody says where its node is
+		port.Host = n.observed.Port.Host // keep the host while it is unknown where the node is
 	}
 	defer func() { s.desired = d }()
 	if s.closed != nil {
@@ -409,7 +407,7 @@ func (s *observation) desire(cluster string, n nic) {
 		port.Groups = s.opened.Spec.DefaultSecurityGroups
 	}
 	if s.denied != nil && n.observed.Port != nil {
-		port.Groups = nil // its port keeps those that it has
+		port.Groups = nil // its port keeps its addresses
 	}
 	port.Addresses, s.refused = s.asked()
 	if before := s.before(n); len(before) > 0 {
@@ -423,19 +421,18 @@ func (s *observation) desire(cluster string, n nic) {
 	}
 }
 
-// portName is the name of a port that Berth creates for a PodNIC. It begins with the UID, which nobody
-// knows before the PodNIC exists: the collector can tell it from any name that a user chooses. The rest
-// is for people, and a provider may cut it.
+// portName returns the name of a port that Berth creates for a PodNIC. It begins with the UID, which nobody knows before the PodNIC
+// exists, so the collector can distinguish it from names chosen by users. The rest is for humans, and a provider may truncate it.
 func portName(uid, namespace, name string) string {
 	return portPrefix(uid) + namespace + "/" + name
 }
 
 func portPrefix(uid string) string { return "berth/" + uid + "/" }
 
-// before are the addresses that the PodNIC had, which a new port is to have again; none: it gets those
-// that its spec asks for.
+// before returns the addresses that the PodNIC had, which a new port is to have again. If there are none, the port gets those in the
+// spec.
 func (s *observation) before(n nic) (before []vpcport.NewAddress) {
-	if n.history.readdr && s.o.Spec.Pod != nil { // one that outlives pods waits for its own addresses
+	if n.history.readdr && s.o.Spec.Pod != nil { // a PodNIC that outlives pods waits for its own addresses
 		return nil
 	}
 	for _, a := range s.o.Status.Addresses {
@@ -446,7 +443,7 @@ func (s *observation) before(n nic) (before []vpcport.NewAddress) {
 	return before
 }
 
-// asked are the addresses that the spec asks for.
+// asked returns the addresses that the spec requests.
 func (s *observation) asked() ([]vpcport.NewAddress, error) {
 	asked := nicOf(s.o.Spec)
 	asked.Index = s.nic.Index
@@ -464,7 +461,7 @@ func (s *observation) asked() ([]vpcport.NewAddress, error) {
 	return out, nil
 }
 
-// details are the texts of errors without the names of a pod's fields.
+// details returns the texts of errors without the names of a pod's fields.
 func details(errs nicrequest.Errors) string {
 	texts := make([]string, len(errs))
 	for i, e := range errs {
@@ -473,7 +470,7 @@ func details(errs nicrequest.Errors) string {
 	return strings.Join(texts, "; ")
 }
 
-// network is the network that the NIC is checked against.
+// network returns the network that the NIC is checked against.
 func (s *observation) network() nicrequest.Network {
 	of := s.opened.Spec
 	return nicrequest.Network{

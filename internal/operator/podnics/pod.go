@@ -22,14 +22,14 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// podWorkers and nicWorkers are how many objects are reconciled at once. Nearly all of that is waiting
-// for the API server, as calls to providers are made elsewhere.
+// podWorkers and nicWorkers are how many objects are reconciled concurrently. They mostly wait for the API server, as calls to
+// providers are made elsewhere.
 const (
 	podWorkers = 16
 	nicWorkers = 16
 )
 
-// podReconciler makes the PodNICs that pods ask for, and deletes those that nobody asks for any more.
+// podReconciler creates the PodNICs that pods ask for, and deletes those that are no longer needed.
 type podReconciler struct {
 	o       Options
 	api     *kubeAPI
@@ -40,8 +40,7 @@ type podReconciler struct {
 	nics    *queue.Queue // of the nicReconciler
 }
 
-// reconcile gives a pod a PodNIC for each NIC that it asks for, and deletes its others. A pod that is
-// over keeps none.
+// reconcile creates a PodNIC for each NIC that a pod asks for, and deletes its other ones. A pod that has ended keeps none.
 func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	p, err := objects.Get[corev1.Pod](ctx, r.api.client, q.NamespacedName)
 	if err != nil {
@@ -86,8 +85,8 @@ func (r *podReconciler) reconcile(ctx context.Context, q reconcile.Request) (rec
 	return reconcile.Result{}, err
 }
 
-// removeEnded deletes the PodNICs of earlier pods of a name that are gone or have ended. It reports whether one
-// of these lives, of which the cache is stale then.
+// removeEnded deletes the PodNICs of earlier pods of the same name that are gone or have ended. It reports whether one of these
+// pods is still alive, which means that the cache is stale.
 func (r *podReconciler) removeEnded(ctx context.Context, nics []*v1alpha1.PodNIC) (stale bool, err error) {
 	ended := map[string]bool{}
 	for _, o := range nics {
@@ -109,7 +108,7 @@ func (r *podReconciler) removeEnded(ctx context.Context, nics []*v1alpha1.PodNIC
 	return stale, nil
 }
 
-// remove deletes a PodNIC, whose port goes before it does.
+// remove deletes a PodNIC, which disappears after its port.
 func (r *podReconciler) remove(ctx context.Context, o *v1alpha1.PodNIC, why string) error {
 	if o.DeletionTimestamp != nil {
 		return nil
@@ -121,8 +120,8 @@ func (r *podReconciler) remove(ctx context.Context, o *v1alpha1.PodNIC, why stri
 	return nil
 }
 
-// provide creates the PodNICs that a pod lacks, and deletes those that it does not ask for any more. The
-// rejection is what it asks for and does not get.
+// provide creates the PodNICs that a pod lacks, and deletes those that it no longer asks for. The rejection says what it asks for
+// and does not get.
 func (r *podReconciler) provide(ctx context.Context, p *corev1.Pod, mine []*v1alpha1.PodNIC, had hadNICs) (reason string, rejection, err error) {
 	namespace := r.api.namespace(ctx, p.Namespace)
 	vpc := cmp.Or(had.vpc, namespace.Annotations[v1alpha1.AnnotationVPC])
@@ -141,7 +140,7 @@ func (r *podReconciler) provide(ctx context.Context, p *corev1.Pod, mine []*v1al
 	opened, err := r.o.Networks.Of(asked.vpc)
 	switch {
 	case err != nil && hasAll(mine, asked.nics):
-		return "", nil, nil // each of its PodNICs says whether it waits
+		return "", nil, nil // each PodNIC reports on its own whether it waits
 	case err != nil:
 		return "VPCNotReady", err, nil
 	}
@@ -160,23 +159,22 @@ func (r *podReconciler) provide(ctx context.Context, p *corev1.Pod, mine []*v1al
 	return r.adjust(ctx, p, asked, mine)
 }
 
-// hasAll reports whether there is a PodNIC for each NIC that a pod asks for. Those that it names are not its
-// own.
+// hasAll reports whether there is a PodNIC for each NIC that a pod asks for, except the PodNICs that it names.
 func hasAll(mine []*v1alpha1.PodNIC, nics []nicrequest.NIC) bool {
 	return !slices.ContainsFunc(nics, func(n nicrequest.NIC) bool {
 		return n.Object == "" && !slices.ContainsFunc(mine, func(o *v1alpha1.PodNIC) bool { return o.Spec.Interface == n.Name })
 	})
 }
 
-// allows is an error if pods of a namespace may not have NICs in a VPC.
+// allows returns an error if pods of a namespace may not have NICs in a VPC.
 func allows(spec v1alpha1.VPCSpec, vpc string, namespace *metav1.PartialObjectMetadata) error {
 	return nicrequest.CheckNamespace(vpc, spec.AllowedNamespaces, namespace.Name, namespace.Labels).Err()
 }
 
-// adjust creates and deletes PodNICs of a pod until it has what it asks for. It never changes a PodNIC,
-// removes the first interface, or moves the default route of a pod that runs to another NIC.
+// adjust creates and deletes PodNICs of a pod until it has what it asks for. It never changes a PodNIC, never removes the first
+// interface, and never moves the default route of a running pod to another NIC.
 func (r *podReconciler) adjust(ctx context.Context, p *corev1.Pod, asked request, mine []*v1alpha1.PodNIC) (reason string, rejection, err error) {
-	runs := p.Status.Phase == corev1.PodRunning // so it has all NICs that it was made with
+	runs := p.Status.Phase == corev1.PodRunning // it has all the NICs that it was created with
 	errs := changes(mine, asked.nics, asked.first, runs)
 	have := map[string]*v1alpha1.PodNIC{}
 	var extra []*v1alpha1.PodNIC
@@ -190,7 +188,7 @@ func (r *podReconciler) adjust(ctx context.Context, p *corev1.Pod, asked request
 		extra = append(extra, o)
 	}
 	for _, o := range extra {
-		if err := r.remove(ctx, o, "its pod does not ask for it any more"); err != nil {
+		if err := r.remove(ctx, o, "its pod no longer asks for it"); err != nil {
 			return "", nil, err
 		}
 	}
@@ -199,7 +197,7 @@ func (r *podReconciler) adjust(ctx context.Context, p *corev1.Pod, asked request
 			continue
 		}
 		if slices.ContainsFunc(extra, func(o *v1alpha1.PodNIC) bool { return o.Spec.Interface == n.Name }) {
-			continue // once that one is gone
+			continue // created once that one is gone
 		}
 		if err := r.make(ctx, p, asked.vpc, n); err != nil {
 			return "", nil, err
@@ -215,8 +213,7 @@ func (r *podReconciler) adjust(ctx context.Context, p *corev1.Pod, asked request
 	return "PodNICNotFound", missing, nil
 }
 
-// missing is an error about a PodNIC that a pod names and does not get: it does not exist, or is another
-// VPC's or pod's.
+// missing returns an error about a PodNIC that a pod names and does not get: it does not exist, or belongs to another VPC or pod.
 func (r *podReconciler) missing(ctx context.Context, p *corev1.Pod, asked request) (error, error) {
 	for _, n := range asked.nics {
 		if n.Object == "" {
@@ -229,9 +226,9 @@ func (r *podReconciler) missing(ctx context.Context, p *corev1.Pod, asked reques
 		case o == nil:
 			return fmt.Errorf("NIC %s waits: there is no PodNIC %s in namespace %s", n.Name, n.Object, p.Namespace), nil
 		case o.Spec.VPC != asked.vpc:
-			return fmt.Errorf("NIC %s waits: PodNIC %s is of VPC %s, and the pod's is %s", n.Name, n.Object, o.Spec.VPC, asked.vpc), nil
+			return fmt.Errorf("NIC %s waits: PodNIC %s belongs to VPC %s, but the pod's VPC is %s", n.Name, n.Object, o.Spec.VPC, asked.vpc), nil
 		case o.Spec.Pod != nil:
-			return fmt.Errorf("NIC %s waits: PodNIC %s is pod %s's alone (spec.pod)", n.Name, n.Object, o.Spec.Pod.Name), nil
+			return fmt.Errorf("NIC %s waits: PodNIC %s is reserved for pod %s (spec.pod)", n.Name, n.Object, o.Spec.Pod.Name), nil
 		case o.Status.Pod != nil && o.Status.Pod.UID != string(p.UID):
 			return fmt.Errorf("NIC %s waits: pod %s has PodNIC %s", n.Name, o.Status.Pod.Name, n.Object), nil
 		}
@@ -239,8 +236,8 @@ func (r *podReconciler) missing(ctx context.Context, p *corev1.Pod, asked reques
 	return nil, nil
 }
 
-// changes are the errors of what an edit of a pod's annotation asks for and does not get. Of a pod that does
-// not run yet, the annotation may be the one that it was made with.
+// changes returns errors about changes that an edited annotation asks for and that are not made. Of a pod that does not run yet, the
+// annotation may be the original one.
 func changes(mine []*v1alpha1.PodNIC, after []nicrequest.NIC, first nicrequest.First, runs bool) nicrequest.Errors {
 	var before []nicrequest.NIC
 	after = slices.Clone(after)
@@ -251,18 +248,18 @@ func changes(mine []*v1alpha1.PodNIC, after []nicrequest.NIC, first nicrequest.F
 		n := nicOf(o.Spec)
 		n.DefaultRoute = runs && o.Status.DefaultRoute
 		if now, ok := named(after, n.Name); ok {
-			n.DefaultRoute = now.DefaultRoute // the daemon reads it in the status
+			n.DefaultRoute = now.DefaultRoute // read by the daemon from the status
 			if o.Generation > 1 && now.Object == "" {
-				n.SecurityGroups = now.SecurityGroups // somebody changed them in the PodNIC
+				n.SecurityGroups = now.SecurityGroups // changed by somebody in the PodNIC
 			}
 		}
 		before = append(before, n)
 	}
-	first.IsPort = first.IsNIC(first.Name) // as it came with the pod: firstOf
+	first.IsPort = first.IsNIC(first.Name) // as it was when the pod was created (firstOf)
 	return nicrequest.CheckChange(before, after, first)
 }
 
-// make creates the PodNIC of a pod's NIC.
+// make creates the PodNIC for a pod's NIC.
 func (r *podReconciler) make(ctx context.Context, p *corev1.Pod, vpc string, n nicrequest.NIC) error {
 	yes := true
 	o := &v1alpha1.PodNIC{
@@ -283,14 +280,14 @@ func (r *podReconciler) make(ctx context.Context, p *corev1.Pod, vpc string, n n
 		return o.UID, err
 	})
 	if seen {
-		r.nics.AddObject(key, 0) // its event came before the answer
+		r.nics.AddObject(key, 0) // its event arrived before the reply
 	}
 	switch {
 	case err == nil:
 		r.o.Logger.Debug("PodNIC created", "podnic", key.String(), "pod", p.Name, "vpc", vpc)
 		return failpoint.Hit("operator.port.nic.after")
 	case apierrors.IsAlreadyExists(err):
-		return nil // the cache is stale, or an earlier one of its name is being deleted: events follow
+		return nil // the cache is stale, or an earlier one of the same name is being deleted: events follow
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
 		r.events.warn(p, n.Name, "NICRefused", err)
 	}

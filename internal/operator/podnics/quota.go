@@ -10,50 +10,50 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 )
 
-// wakes is how many NICs that wait for a place are reconciled when one becomes free. Without a bound
-// it would be as many as somebody likes to make.
+// wakes is the number of waiting NICs that are reconciled when a place becomes free. Without a limit it would be as many as users
+// create.
 const wakes = 16
 
 // tenant is a namespace in a VPC.
 type tenant struct{ vpc, namespace string }
 
-// quotas count the ports of each tenant's NICs, and let no NIC get one more than the tenant may have.
+// quotas count the ports of each tenant's NICs, and enforce the limit.
 type quotas struct {
 	clock  clock.Clock
 	settle time.Duration
-	wake   func(types.NamespacedName) // has a NIC reconciled; must not block
+	wake   func(types.NamespacedName) // queues a NIC; must not block
 
-	mu      sync.Mutex // guards all below
-	began   time.Time  // when this process began to lead
+	mu      sync.Mutex // guards the fields below
+	began   time.Time  // when this process became leader
 	nics    map[types.UID]*quotaNIC
 	tenants map[tenant]*quota
 }
 
-// quota is one tenant's.
+// quota is the quota of one tenant.
 type quota struct {
-	complete bool                    // it has the PodNICs of before this process too
-	holders  map[types.UID]bool      // NICs that have a place
-	waiting  map[types.UID]*quotaNIC // NICs that found none
+	complete bool                    // includes the PodNICs from before this process
+	holders  map[types.UID]bool      // NICs with a place
+	waiting  map[types.UID]*quotaNIC // NICs waiting for a place
 }
 
-// quotaNIC is what a NIC means for its tenant's quota.
+// quotaNIC is the state of a NIC with regard to its tenant's quota.
 type quotaNIC struct {
 	key    types.NamespacedName
 	tenant tenant
 	port   portClaim
-	taking bool // it is to get a port in this moment, or has just got one
-	woken  bool // it was woken for a place, and has not asked for it yet
+	taking bool // it is getting a port right now, or has just got one
+	woken  bool // it was woken for a place but has not asked for it yet
 }
 
-// portClaim is whether a NIC has a port.
+// portClaim says whether a NIC has a port.
 type portClaim struct {
-	has     bool      // one is recorded or was seen
-	may     bool      // one may have been asked for
-	looked  bool      // the provider showed none
-	unclear time.Time // when the last call ended that may have made one
+	has     bool      // a port is recorded or was seen
+	may     bool      // a port may have been requested
+	looked  bool      // the provider showed no port
+	unclear time.Time // when the last call that may have created one ended
 }
 
-// claim is whether a NIC has a port. A user's port that was not taken counts once a NIC has it recorded.
+// claim returns whether a NIC has a port. A user's port that was not taken counts once a NIC has it recorded.
 func (n *nic) claim() portClaim {
 	o := n.observed
 	return portClaim{
@@ -66,14 +66,14 @@ func newQuotas(c clock.Clock, settle time.Duration, wake func(types.NamespacedNa
 	return &quotas{clock: c, settle: settle, wake: wake, began: c.Now(), nics: map[types.UID]*quotaNIC{}, tenants: map[tenant]*quota{}}
 }
 
-// begin notes that this process begins to lead.
+// begin records that this process became leader.
 func (q *quotas) begin(now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.began = now
 }
 
-// of is the quota of a tenant. q.mu is held.
+// of returns the quota of a tenant. q.mu is held.
 func (q *quotas) of(t tenant) *quota {
 	of := q.tenants[t]
 	if of == nil {
@@ -83,7 +83,7 @@ func (q *quotas) of(t tenant) *quota {
 	return of
 }
 
-// update takes in the state of a NIC. One that cannot have a port gives up its place.
+// update takes the state of a NIC. A NIC that cannot have a port gives up its place.
 func (q *quotas) update(uid types.UID, n *nic) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,7 +96,7 @@ func (q *quotas) update(uid types.UID, n *nic) {
 	q.count(uid, each)
 }
 
-// count gives or takes a NIC's place by what is known of its port. q.mu is held.
+// count gives or takes a NIC's place, depending on what is known of its port. q.mu is held.
 func (q *quotas) count(uid types.UID, each *quotaNIC) {
 	if each.taking || each.port.has || each.port.may {
 		q.of(each.tenant).holders[uid] = true
@@ -105,7 +105,7 @@ func (q *quotas) count(uid types.UID, each *quotaNIC) {
 	q.vacate(uid, each)
 }
 
-// vacate gives up a NIC's place, and wakes NICs that wait for one. q.mu is held.
+// vacate gives up a NIC's place, and wakes waiting NICs. q.mu is held.
 func (q *quotas) vacate(uid types.UID, each *quotaNIC) {
 	of := q.of(each.tenant)
 	if !of.holders[uid] {
@@ -115,7 +115,7 @@ func (q *quotas) vacate(uid types.UID, each *quotaNIC) {
 	q.wakeWaiting(of, wakes)
 }
 
-// wakeWaiting reconciles up to most NICs that wait for a place. q.mu is held.
+// wakeWaiting queues up to most waiting NICs. q.mu is held.
 func (q *quotas) wakeWaiting(of *quota, most int) {
 	for uid, each := range of.waiting {
 		if most--; most < 0 {
@@ -146,8 +146,8 @@ func (q *quotas) forget(uid types.UID) {
 	delete(q.nics, uid)
 }
 
-// isComplete reports whether all PodNICs of a NIC's tenant are counted, also those from before this
-// process; setComplete says so.
+// isComplete reports whether all PodNICs of a NIC's tenant are counted, including those from before this process; setComplete
+// records that.
 func (q *quotas) isComplete(uid types.UID) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -163,9 +163,8 @@ func (q *quotas) setComplete(uid types.UID) {
 	}
 }
 
-// enter gives a NIC that is to get a port one of the tenant's places, of which there are most, and
-// reports whether it has one. A NIC with a port keeps its place. What an operator before this one may have
-// asked for has a place until it is known that no port came of it.
+// enter gives a NIC that is to get a port one of the tenant's most places, and reports whether it has one. A NIC with a port keeps its
+// place. Requests of an earlier operator keep their place until it is known that they created no port.
 func (q *quotas) enter(uid types.UID, most int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -182,11 +181,11 @@ func (q *quotas) enter(uid types.UID, most int) bool {
 	each.taking = true
 	delete(of.waiting, uid)
 	of.holders[uid] = true
-	q.wakeWaiting(of, min(wakes, most-len(of.holders))) // isRoom may have found several places
+	q.wakeWaiting(of, min(wakes, most-len(of.holders))) // there may be room for several
 	return true
 }
 
-// isRoom reports whether fewer NICs than most have a place beside one. q.mu is held.
+// isRoom reports whether fewer than most NICs other than this one have a place. q.mu is held.
 func (q *quotas) isRoom(of *quota, beside types.UID, most int) bool {
 	if len(of.holders) < most {
 		return true
@@ -204,8 +203,7 @@ func (q *quotas) isRoom(of *quota, beside types.UID, most int) bool {
 	return others < most
 }
 
-// holds reports whether a NIC may have a port by now: what was asked for long ago and was not seen does
-// not exist. q.mu is held.
+// holds reports whether a NIC may have a port by now: a port requested long ago that has not been seen does not exist. q.mu is held.
 func (q *quotas) holds(each *quotaNIC) bool {
 	if each.taking || each.port.has {
 		return true
@@ -214,8 +212,7 @@ func (q *quotas) holds(each *quotaNIC) bool {
 	return each.port.may && (!each.port.looked || !late)
 }
 
-// ended notes the end of the call for which a NIC entered. It keeps its place if it has a port then;
-// update follows.
+// ended records the end of the call for which a NIC entered. The NIC keeps its place if it then has a port; update follows.
 func (q *quotas) ended(uid types.UID, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -234,8 +231,7 @@ func (q *quotas) leave(uid types.UID) {
 	}
 }
 
-// passOn wakes another NIC if this one was woken for a place and has not asked for it: it is over, or
-// refused.
+// passOn wakes another NIC if this one was woken for a place and has not asked for it, because it has ended or was refused.
 func (q *quotas) passOn(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -245,8 +241,8 @@ func (q *quotas) passOn(uid types.UID) {
 	}
 }
 
-// settles is how long a NIC without a place waits until it asks again by itself: until it is known
-// which ports a process before this one has asked for, or for long.
+// settles returns how long a NIC without a place waits before it asks again: until it is known which ports an earlier process has
+// requested, or for a long time.
 func (q *quotas) settles() time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -1,8 +1,7 @@
 package podnics
 
-// What the operator does for ports of VPCs. Secrets, with the credentials of VPCs, it
-// reads in its own namespace only. It writes Events of Pods and PodNICs, which are in
-// any namespace.
+// The operator's permissions for ports of VPCs. It reads Secrets, which contain the credentials of VPCs, only in its own namespace.
+// It writes Events of Pods and PodNICs, which are in any namespace.
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=vpcs,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=berth.dev,resources=vpcs/status,verbs=patch

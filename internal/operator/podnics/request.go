@@ -11,17 +11,17 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// request is what a pod's annotations ask for, as far as the pod alone tells.
+// request is what a pod's annotations ask for, as far as this depends only on the pod.
 type request struct {
-	vpc   string           // empty: no NICs
-	first nicrequest.First // with which it was read
+	vpc   string           // "" if there are no NICs
+	first nicrequest.First // the first interface with which it was read
 	nics  []nicrequest.NIC
 	errs  nicrequest.Errors
 }
 
-// requestOf reads a pod's annotations. The first interface depends on the VPC. A namespace's VPC does
-// not count for a pod that asks for no NICs itself and runs without any (bare): it got its network
-// when it started. With most above 0 more NICs than that are an error.
+// requestOf reads a pod's annotations. The first interface depends on the VPC. The namespace's VPC does not apply to a pod that asks
+// for no NICs itself and runs without any (bare): it got its network when it started. If most is above 0, more NICs than that are an
+// error.
 func requestOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) nicrequest.First, bare bool, most int) request {
 	if _, asks := p.Annotations[v1alpha1.AnnotationNICs]; bare && !asks && p.Status.Phase != corev1.PodPending {
 		namespaceVPC = ""
@@ -37,13 +37,13 @@ func requestOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) nicreq
 	return r
 }
 
-// askedOf is a pod, of a namespace with a VPC, as package nicrequest reads it.
+// askedOf returns a pod, in a namespace with a VPC, in the form that package nicrequest reads.
 func askedOf(p *corev1.Pod, namespaceVPC string) nicrequest.Pod {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return nicrequest.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
 }
 
-// namedObjects are the names of the PodNICs that a pod's annotation names, if it can be read.
+// namedObjects returns the names of the PodNICs in a pod's annotation, if that can be read.
 func namedObjects(p *corev1.Pod) (names []string) {
 	if p.Annotations[v1alpha1.AnnotationNICs] == "" {
 		return nil
@@ -57,7 +57,7 @@ func namedObjects(p *corev1.Pod) (names []string) {
 	return names
 }
 
-// specOf is the spec of the PodNIC for a NIC of a pod.
+// specOf returns the spec of the PodNIC for a NIC of a pod.
 func specOf(p *corev1.Pod, vpc string, n nicrequest.NIC) v1alpha1.PodNICSpec {
 	spec := v1alpha1.PodNICSpec{
 		VPC: vpc, Pod: &v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, Interface: n.Name,
@@ -76,7 +76,7 @@ func specOf(p *corev1.Pod, vpc string, n nicrequest.NIC) v1alpha1.PodNICSpec {
 	return spec
 }
 
-// nicOf is the NIC that a PodNIC's spec describes; its index and default route are the pod's.
+// nicOf returns the NIC that a PodNIC's spec describes; its index and default route come from the pod.
 func nicOf(spec v1alpha1.PodNICSpec) nicrequest.NIC {
 	n := nicrequest.NIC{Name: spec.Interface, SecurityGroups: spec.SecurityGroups, PortID: spec.PortID, Binding: string(spec.Binding)}
 	if t := spec.Tap; t != nil {
@@ -97,15 +97,15 @@ func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	return nics[i], true
 }
 
-// hasDefaultRoute reports whether a NIC has the pod's default route: the one that the annotation names,
-// else the first interface.
+// hasDefaultRoute reports whether a NIC has the pod's default route: the one that the annotation names, otherwise the first
+// interface.
 func hasDefaultRoute(nics []nicrequest.NIC, n nicrequest.NIC, first nicrequest.First) bool {
 	said := slices.ContainsFunc(nics, func(other nicrequest.NIC) bool { return other.DefaultRoute })
 	return n.DefaultRoute || !said && first.IsNIC(n.Name)
 }
 
-// chooseHolder chooses which of the pods that name a PodNIC has it: the one that has it already, else
-// the oldest that is not being deleted.
+// chooseHolder chooses which of the pods that name a PodNIC has it: the one that already has it, otherwise the oldest one that is not
+// being deleted.
 func chooseHolder(has *v1alpha1.PodReference, pods []*corev1.Pod) *corev1.Pod {
 	var best *corev1.Pod
 	for _, p := range pods {

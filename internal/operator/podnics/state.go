@@ -15,58 +15,55 @@ import (
 )
 
 const (
-	// firstPoll and lastPoll bound the time between two polls of a port, which doubles: a pod's
-	// start may be late by as much.
+	// firstPoll and lastPoll limit the interval between polls of a port, which doubles: a pod's start may be delayed by as much.
 	firstPoll = 500 * time.Millisecond
 	lastPoll  = 10 * time.Second
-	// pollGrid is what the times of polls are rounded up to, so that one call polls many ports.
+	// pollGrid is the time to which polls are rounded up, so that one call polls many ports.
 	pollGrid = 250 * time.Millisecond
-	// firstLook and lastLook bound the time between looks for a port that may still appear.
+	// firstLook and lastLook limit the interval between looks for a port that may still appear.
 	firstLook = time.Second
 	lastLook  = 15 * time.Second
-	// freely is how often in a row a call is repeated at once, where that is the policy, before it
-	// waits as well.
+	// freely is how many times in a row a call is repeated immediately, if that is the policy, before it is delayed.
 	freely = 3
 )
 
-// nic is what this process knows of one NIC besides its PodNIC. nicStates guards it.
+// nic is this process's state of one NIC in addition to its PodNIC. nicStates guards it.
 type nic struct {
 	key      types.NamespacedName
 	vpc      string
-	given    bool // its port is a user's
+	given    bool // whether its port is a user's
 	observed nicplan.Observed
 	attempts nicplan.Attempts
 	call     callState
 	history  portHistory
-	// replaced is the resourceVersion that this process's last write replaced: the cache is stale
-	// while it shows that.
+	// replaced is the resourceVersion that this process's last write replaced: while the cache shows it, the cache is stale.
 	replaced string
-	// unscheduled is since when it is to get a port while its pod has no node.
+	// unscheduled is since when it has needed a port while its pod has no node.
 	unscheduled time.Time
 	waits       waits // of its pod, for metrics
-	// idle is since when no pod that lives has it; zero while one has.
+	// idle is since when no live pod has had it; zero while one has.
 	idle time.Time
 	// gone is the UID of a pod that the API server has confirmed to be gone.
 	gone string
 }
 
-// callState is whether a call about a NIC is in flight.
+// callState says whether a call for a NIC is in flight.
 type callState struct {
 	inFlight bool
-	asked    time.Time // when it was asked for
+	asked    time.Time // when it was submitted
 	ended    time.Time // when the last one ended
 }
 
-// portHistory is what earlier ports of a NIC mean for the next.
+// portHistory is what earlier ports of a NIC mean for the next one.
 type portHistory struct {
-	macs    byte      // MAC addresses that others turned out to have
-	readdr  bool      // its earlier addresses are another's by now
-	lost    string    // ID of the port that somebody else deleted, until there is another
-	unclear time.Time // when the last call ended of which it is not known whether it made a port
+	macs    byte      // number of MAC addresses found to be in use elsewhere
+	readdr  bool      // whether its earlier addresses now belong to another port
+	lost    string    // ID of a port deleted by somebody else, until there is a new one
+	unclear time.Time // when the last call that may have created a port ended
 }
 
-// nicStates are the NICs that this process knows. It tells quotas, backoffs and vanished of each
-// change: their locks are taken under its own.
+// nicStates are the states of all NICs known to this process. It notifies quotas, backoffs and vanished of each change: their locks
+// are acquired while holding its own.
 type nicStates struct {
 	clock    clock.Clock
 	settle   time.Duration
@@ -74,17 +71,16 @@ type nicStates struct {
 	backoffs *backoffs
 	vanished *vanished
 
-	mu      sync.Mutex // guards all below
-	began   time.Time  // when this process began to lead
+	mu      sync.Mutex // guards the fields below
+	began   time.Time  // when this process became leader
 	nics    map[types.UID]*nic
 	uids    map[types.NamespacedName]types.UID
-	created map[types.UID]bool            // PodNICs that this process has made and not seen yet
-	making  map[types.NamespacedName]bool // PodNICs that it is making; whether isMaking was asked
-	placed  map[string]time.Time          // when a NIC of a VPC last was to get a port with a known host
+	created map[types.UID]bool            // PodNICs created by this process and not yet seen in the cache
+	making  map[types.NamespacedName]bool // PodNICs being created; value: whether isMaking was called
+	placed  map[string]time.Time          // when a NIC of each VPC last needed a port with a known host
 }
 
-// newNICStates returns states without NICs. NICs that wait for a place in their quota are passed to
-// wake, which must not block.
+// newNICStates returns states without NICs. NICs that wait for a place in their quota are passed to wake, which must not block.
 func newNICStates(c clock.Clock, settle time.Duration, wake func(types.NamespacedName)) *nicStates {
 	return &nicStates{
 		clock: c, settle: settle, quotas: newQuotas(c, settle, wake), backoffs: newBackoffs(c), vanished: newVanished(c, settle),
@@ -93,7 +89,7 @@ func newNICStates(c clock.Clock, settle time.Duration, wake func(types.Namespace
 	}
 }
 
-// begin notes that this process begins to lead.
+// begin records that this process became leader.
 func (s *nicStates) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +97,8 @@ func (s *nicStates) begin() {
 	s.quotas.begin(s.began)
 }
 
-// make creates a PodNIC by create, which returns its UID. Nothing was ever asked for such a NIC. It
-// reports whether isMaking was asked meanwhile.
+// make creates a PodNIC with create, which returns its UID. No port was ever requested for such a NIC. It reports whether isMaking was
+// called meanwhile.
 func (s *nicStates) make(key types.NamespacedName, create func() (types.UID, error)) (asked bool, err error) {
 	s.mu.Lock()
 	s.making[key] = false
@@ -118,7 +114,7 @@ func (s *nicStates) make(key types.NamespacedName, create func() (types.UID, err
 	return asked, err
 }
 
-// isMaking reports whether a PodNIC is being created in this moment.
+// isMaking reports whether a PodNIC is being created right now.
 func (s *nicStates) isMaking(key types.NamespacedName) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,8 +125,7 @@ func (s *nicStates) isMaking(key types.NamespacedName) bool {
 	return is
 }
 
-// with has do read and change the state of a PodNIC's NIC, which is new if there was none, or another
-// of its name.
+// with calls do to read and change the state of a PodNIC's NIC, which is reset if the PodNIC was recreated.
 func (s *nicStates) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	s.mu.Lock()
@@ -146,8 +141,8 @@ func (s *nicStates) with(o *v1alpha1.PodNIC, kept bool, do func(*nic)) {
 	s.quotas.update(o.UID, n)
 }
 
-// addListed adds a NIC of a PodNIC that a listing had, unless one of its name is known, and reports
-// whether it did. The PodNIC may be gone by now.
+// addListed adds the NIC of a listed PodNIC unless one of this name is known, and reports whether it did. The PodNIC may already be
+// gone.
 func (s *nicStates) addListed(o *v1alpha1.PodNIC, kept bool) bool {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	s.mu.Lock()
@@ -166,12 +161,12 @@ func (s *nicStates) add(key types.NamespacedName, o *v1alpha1.PodNIC, kept bool)
 		n.observed.Unclear, n.observed.Looked = false, true
 	}
 	delete(s.created, o.UID)
-	s.vanished.remove(o.UID) // etcd was restored once more
+	s.vanished.remove(o.UID) // etcd was restored again
 	s.nics[o.UID], s.uids[key] = n, o.UID
 	return n
 }
 
-// edit has do change the state of a NIC, if there is one still.
+// edit calls do to change the state of a NIC, if it still exists.
 func (s *nicStates) edit(uid types.UID, do func(*nic)) (key types.NamespacedName, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +179,7 @@ func (s *nicStates) edit(uid types.UID, do func(*nic)) (key types.NamespacedName
 	return n.key, true
 }
 
-// forget drops the NIC of the PodNIC of a name, and returns its UID.
+// forget drops the NIC of a deleted PodNIC by name, and returns its UID.
 func (s *nicStates) forget(key types.NamespacedName) (uid types.UID, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +188,7 @@ func (s *nicStates) forget(key types.NamespacedName) (uid types.UID, known bool)
 	return uid, known
 }
 
-// drop is forget. s.mu is held.
+// drop works like forget with s.mu held.
 func (s *nicStates) drop(key types.NamespacedName) {
 	uid, has := s.uids[key]
 	if !has {
@@ -209,12 +204,12 @@ func (s *nicStates) drop(key types.NamespacedName) {
 	}
 }
 
-// late reports whether a look that began at a moment shows all that was asked for before. s.mu is held.
+// late reports whether a look that began at a given time shows everything requested before. s.mu is held.
 func (s *nicStates) late(n *nic, at time.Time) bool {
 	return at.Sub(nicplan.Later(s.began, n.history.unclear)) >= s.settle
 }
 
-// scheduling is what is known of the scheduling of the pod of a NIC without a node.
+// scheduling returns what is known of the scheduling of the pod of a NIC without a node.
 func (s *nicStates) scheduling(n nic) nicplan.Scheduling {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,7 +231,7 @@ func (s *nicStates) noteCreating(uid types.UID, pending, hasHost bool) {
 	})
 }
 
-// resume ends the waits of NICs that waited for a failure which is over now.
+// resume ends the delays of NICs that were waiting for a failure to end.
 func (s *nicStates) resume(waiters []waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,7 +242,7 @@ func (s *nicStates) resume(waiters []waiter) {
 	}
 }
 
-// ports are the IDs of the ports that NICs have, as far as this process knows.
+// ports returns the IDs of the ports that NICs have, as far as this process knows.
 func (s *nicStates) ports() map[string]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,9 +269,8 @@ func (s *nicStates) has(uid types.UID) bool {
 
 func (s *nicStates) hasLocked(uid types.UID) bool { return s.nics[uid] != nil || s.created[uid] }
 
-// compare finds drift: it returns the NICs of a VPC whose ports a listing shows to be other than they
-// were seen last, and has those looked at. NICs about which a call was made since the listing
-// began are left out.
+// compare finds drift: it returns the NICs of a VPC whose ports differ in a listing from what was last seen, and makes them be looked
+// at. NICs with a call since the listing began are left out.
 func (s *nicStates) compare(vpc string, listed map[types.UID][]vpcport.Port, began time.Time) (other []types.NamespacedName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,7 +289,7 @@ func (s *nicStates) compare(vpc string, listed map[types.UID][]vpcport.Port, beg
 	return other
 }
 
-// same reports whether a port has not changed in what matters.
+// same reports whether a port is unchanged in all relevant fields.
 func same(a, b vpcport.Port) bool {
 	return a.ID == b.ID && a.Device == b.Device && a.Owner == b.Owner && a.Host == b.Host && a.Status == b.Status &&
 		a.Binding == b.Binding && a.MAC.String() == b.MAC.String() && slices.Equal(a.Addresses, b.Addresses) &&
@@ -316,7 +310,7 @@ func (s *nicStates) strays(listed map[types.UID][]vpcport.Port) (found strays) {
 	return found
 }
 
-// longestWaits are how long the pods of each VPC with NICs have waited.
+// longestWaits returns how long pods with NICs have waited, by VPC.
 func (s *nicStates) longestWaits() map[string]longest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -334,7 +328,7 @@ func (s *nicStates) longestWaits() map[string]longest {
 	return out
 }
 
-// learn takes in what the reply to a call says of when to make the next.
+// learn updates when to make the next call, based on the reply to a call.
 func (n *nic) learn(c call, r nicplan.Reply, now time.Time) {
 	a, class, recorded := &n.attempts, vpcport.ClassOf(r.Err), c.observed.Recorded
 	a.Asked = c.desired

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// The reasons of conditions, apart from those of failed calls (vpcport.PolicyOf).
+// Reasons of conditions, in addition to those of failed calls (vpcport.PolicyOf).
 const (
 	reasonReady       = "Ready"
 	reasonBound       = "Bound"
@@ -37,16 +37,16 @@ const (
 	reasonMoved       = "AddressChanged"
 )
 
-// maxMessage is the longest message of a condition, in bytes.
+// maxMessage is the maximum length of a condition's message in bytes.
 const maxMessage = 1024
 
-// statusOf is the status of a PodNIC while step is its next step.
+// statusOf returns the status of a PodNIC while step is its next step.
 func statusOf(s *observation, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
 	p := n.observed.Port
 	if p != nil && (!s.desired.Has(p) || p.NetworkID != s.desired.Port.NetworkID) {
-		p = nil // it is not the NIC's yet
+		p = nil // not the NIC's port yet
 	}
 	if p == nil && unseen(s, n) {
 		setPlugged(&st, s, now)
@@ -69,20 +69,20 @@ func statusOf(s *observation, n nic, step nicplan.Step, now metav1.Time) v1alpha
 	return st
 }
 
-// unseen reports whether a NIC was bound where it is to be, and the provider was not asked since: its VPC is not open, or
-// this operator has just started. The status then stays as it is, so that a node can plug the port.
+// unseen reports whether a NIC was bound to its desired host, but the provider has not been queried since: its VPC is not open, or this
+// operator has just started. The status is then kept, so that a node can plug the port.
 func unseen(s *observation, n nic) bool {
 	return (s.closed != nil || !n.observed.Looked) && n.history.lost == "" && !s.desired.Over && s.now == s.next && s.o.Status.Plug != nil
 }
 
-// assign writes which pod has the NIC. As long as a node holds it, that is the pod that had it.
+// assign sets which pod has the NIC. As long as a node holds it, that is the previous pod.
 func assign(st *v1alpha1.PodNICStatus, s *observation) {
 	a := s.next
 	if s.hold.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
 		a = s.now
 	}
 	if a.pod != s.now.pod {
-		st.Node = nil // it was about the earlier pod
+		st.Node = nil // it referred to the previous pod
 	}
 	st.Pod, st.Interface, st.DefaultRoute, st.NodeName = nil, a.name, a.defaultRoute, a.node
 	if a.pod.UID != "" {
@@ -90,7 +90,7 @@ func assign(st *v1alpha1.PodNICStatus, s *observation) {
 	}
 }
 
-// phaseOf is the phase of a PodNIC.
+// phaseOf returns the phase of a PodNIC.
 func phaseOf(s *observation, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
 	edit := n.attempts.Failed.Message != "" && vpcport.PolicyOf(n.attempts.Failed.Class).Edit
 	switch {
@@ -105,13 +105,13 @@ func phaseOf(s *observation, n nic, step nicplan.Step, p *vpcport.Port, here boo
 	case p != nil:
 		return v1alpha1.PhaseCreated
 	case s.o.Status.PortID != "" && !n.observed.Looked:
-		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // as long as no change was seen
+		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // until a change is seen
 	}
 	return v1alpha1.PhasePending
 }
 
-// describe writes the NIC's port. The error says what a node could not use. If the provider gives ports one address of each
-// family, the addresses then stay as they were, so that a new port gets them again.
+// describe sets the fields of the NIC's port. The error says what a node could not use. If the provider gives ports one address of each
+// family, the addresses are then left as they were, so that a new port gets them again.
 func (s *observation) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
 	if !s.opened.Provider.Traits().OneEach {
 		return describe(st, p, s.opened.Network)
@@ -126,9 +126,9 @@ func (s *observation) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error
 	return lie
 }
 
-// own is a port with only the addresses that are the NIC's, one of each family: the one that the NIC had before, if the port
-// still has it, else the first. Addresses that somebody added to the NIC's port do not count: those of a family that it
-// did not have, or outside the known CIDR blocks of the subnet.
+// own returns a port with only the NIC's own addresses, one of each family: the address that the NIC had before, if the port still has
+// it, otherwise the first. Addresses added by somebody else do not count: those of a family that the NIC did not have, or outside the
+// known CIDRs of the subnet.
 func (s *observation) own(p *vpcport.Port) *vpcport.Port {
 	had := addrsOf(s.o.Status)
 	has := s.o.Status.PortID == p.ID && len(had) > 0
@@ -152,12 +152,12 @@ func (s *observation) own(p *vpcport.Port) *vpcport.Port {
 		}
 	}
 	if len(only.Addresses) == 0 {
-		return p // describe says what is wrong with it
+		return p // describe reports what is wrong with it
 	}
 	return &only
 }
 
-// addrsOf are the valid addresses in a status.
+// addrsOf returns the valid addresses in a status.
 func addrsOf(st v1alpha1.PodNICStatus) (list []netip.Addr) {
 	for _, a := range st.Addresses {
 		if cidr, err := netip.ParsePrefix(a.CIDR); err == nil {
@@ -167,7 +167,7 @@ func addrsOf(st v1alpha1.PodNICStatus) (list []netip.Addr) {
 	return list
 }
 
-// describe writes a port into a status. The error says what a node could not use.
+// describe sets the fields of a port in a status. The error says what a node could not use.
 func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) error {
 	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16))
 	st.Addresses, st.Routes = nil, nil
@@ -218,7 +218,7 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 	return lie
 }
 
-// portReady is the condition PortReady; without a type it stays as it is.
+// portReady returns the condition PortReady; if it has no type, the condition is left as it is.
 func portReady(s *observation, n nic, step nicplan.Step, p *vpcport.Port, lie error) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionPortReady, Status: status, Reason: reason, Message: message}
@@ -243,7 +243,7 @@ func portReady(s *observation, n nic, step nicplan.Step, p *vpcport.Port, lie er
 	return is(metav1.ConditionTrue, reasonReady, "port "+p.ID)
 }
 
-// setAllowed sets the condition Allowed of a NIC whose port its namespace may not have any more.
+// setAllowed sets the condition Allowed of a NIC whose port is no longer allowed for its namespace.
 func setAllowed(st *v1alpha1.PodNICStatus, s *observation, p *vpcport.Port, now metav1.Time) {
 	if p == nil || s.denied == nil || s.desired.Over {
 		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionAllowed)
@@ -255,10 +255,10 @@ func setAllowed(st *v1alpha1.PodNICStatus, s *observation, p *vpcport.Port, now 
 	}, now)
 }
 
-// reasonOf is the reason of a class of failures.
+// reasonOf returns the reason for a class of failures.
 func reasonOf(c vpcport.Class) string { return vpcport.PolicyOf(c).Reason }
 
-// bound is the condition Bound; without a type it stays as it is.
+// bound returns the condition Bound; if it has no type, the condition is left as it is.
 func bound(s *observation, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
@@ -284,14 +284,14 @@ func bound(s *observation, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	return metav1.Condition{} // the next step binds it
 }
 
-// leaves reports whether a node still has the port plugged for a pod that is not to have it any more.
+// leaves reports whether a node still has the port plugged for a pod that is no longer to have it.
 func (s *observation) leaves() bool { return s.hold.held && s.now.pod != s.next.pod }
 
-// soonActive is how long the condition Plugged waits for the write that says that the port is active. Most ports are
-// active soon, which saves one write of each PodNIC.
+// soonActive is how long the condition Plugged is delayed to be combined with the write that the port is active. Most ports soon become
+// active, which saves one write per PodNIC.
 const soonActive = 5 * time.Second
 
-// setPlugged sets the condition Plugged by what the node reports of the port.
+// setPlugged sets the condition Plugged according to the node's report about the port.
 func setPlugged(st *v1alpha1.PodNICStatus, s *observation, now metav1.Time) {
 	says := st.Node
 	if says == nil || says.PortID != st.PortID {
@@ -314,8 +314,8 @@ func setPlugged(st *v1alpha1.PodNICStatus, s *observation, now metav1.Time) {
 	setCondition(st, c, now)
 }
 
-// moved reports whether Kubernetes knows a running pod by another address than that of its first interface. A port that was
-// created again may have one, and the kubelet asks only when a pod starts.
+// moved reports whether Kubernetes knows a running pod by another address than that of its first interface. A recreated port may have
+// another address, and the kubelet queries it only when a pod starts.
 func (s *observation) moved(st v1alpha1.PodNICStatus) bool {
 	if !s.first || s.pod == nil || s.pod.Status.Phase != corev1.PodRunning || st.Pod == nil || st.Pod.UID != string(s.pod.UID) {
 		return false
@@ -337,7 +337,7 @@ func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time
 	if c.Type == "" {
 		return
 	}
-	// The API server replaces partial characters: the message would differ from the desired one each time.
+	// The API server replaces incomplete characters, so the message would never match the desired one.
 	c.Message = vpcport.Cut(c.Message, maxMessage)
 	c.LastTransitionTime = now
 	meta.SetStatusCondition(&st.Conditions, c)

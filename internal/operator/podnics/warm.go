@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics/warm"
 )
 
-// warmSource is what the pool of warm ports asks of the controllers.
+// warmSource provides what the pool of warm ports needs from the controllers.
 type warmSource struct {
 	o      Options
 	api    *kubeAPI
@@ -28,7 +28,7 @@ func newPool(o Options, api *kubeAPI, states *nicStates, freed func(vpc string))
 	})
 }
 
-// vpc is a VPC as the pool sees it; false if it is not open, or its provider has no warm ports.
+// vpc returns a VPC as the pool sees it, or false if it is not open or its provider has no warm ports.
 func (w *warmSource) vpc(name string) (warm.VPC, bool) {
 	opened, err := w.o.Networks.Of(name)
 	if err != nil || !opened.Provider.Traits().Warm {
@@ -40,7 +40,7 @@ func (w *warmSource) vpc(name string) (warm.VPC, bool) {
 	}, true
 }
 
-// branchesOf is how many branch interfaces the pods of a Node may have; 0 if the Node is not known.
+// branchesOf returns how many branch interfaces the pods of a Node may have, or 0 if the Node is unknown.
 func (w *warmSource) branchesOf(ctx context.Context, node string) int {
 	n, err := w.api.node(ctx, node)
 	if err != nil || n == nil {
@@ -49,25 +49,24 @@ func (w *warmSource) branchesOf(ctx context.Context, node string) int {
 	return int(branchesIn(n))
 }
 
-// branchesIn is how many branch interfaces the pods of a Node may have by its capacity.
+// branchesIn returns how many branch interfaces the pods of a Node may have according to its capacity.
 func branchesIn(n *corev1.Node) int64 {
 	q := n.Status.Capacity[v1alpha1.ResourceBranches]
 	return q.Value()
 }
 
-// exists reports whether there is a VPC object with a UID, or the cache cannot say.
+// exists reports whether there is a VPC object with this UID, or the cache cannot tell.
 func (w *warmSource) exists(uid string) bool {
 	vpcs, err := w.api.vpcs(context.Background())
 	return err != nil || vpcs[uid] != ""
 }
 
-// recorded are the IDs of the ports that PodNICs record, as the API server has them, and of those that
-// NICs have and may record yet.
+// recorded returns the IDs of the ports that PodNICs at the API server record, and of those that NICs have and may still record.
 func (w *warmSource) recorded(ctx context.Context) (map[string]bool, error) {
 	ids := w.states.ports()
 	next := ""
 	for {
-		list := &v1alpha1.PodNICList{} // a reused one would keep fields that the new page leaves out
+		list := &v1alpha1.PodNICList{} // decoding into a reused list would keep fields that new items lack
 		if err := w.api.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
 			return nil, fmt.Errorf("list PodNICs: %w", err)
 		}

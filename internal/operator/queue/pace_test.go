@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// Only a conflict is no error, also a wrapped one; all else is passed on as it is.
+// Only a conflict, possibly wrapped, is no error; everything else is passed on.
 func TestRetryConflicts(t *testing.T) {
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "vpcs"}, "blue", errors.New("changed"))
 	other := errors.New("refused")
@@ -26,26 +26,26 @@ func TestRetryConflicts(t *testing.T) {
 		"done":             {later, nil, later, nil},
 		"conflict":         {later, conflict, reconcile.Result{RequeueAfter: CacheLag}, nil},
 		"wrapped conflict": {reconcile.Result{}, fmt.Errorf("write: %w", conflict), reconcile.Result{RequeueAfter: CacheLag}, nil},
-		"another error":    {later, other, later, other},
+		"other error":      {later, other, later, other},
 	} {
 		look := func(context.Context, reconcile.Request) (reconcile.Result, error) { return tt.result, tt.err }
 		if got, err := RetryConflicts(look).Reconcile(t.Context(), Request("blue")); got != tt.want || !errors.Is(err, tt.wantErr) {
-			t.Errorf("%s: got %v, %v; want %v, %v", name, got, err, tt.want, tt.wantErr)
+			t.Errorf("%s: Reconcile() = %v, %v, want %v, %v", name, got, err, tt.want, tt.wantErr)
 		}
 	}
 }
 
-// An object that fails is tried again later each time, up to the longest wait.
+// A failing object is retried with increasing delays, up to the maximum.
 func TestOptions(t *testing.T) {
 	o := Options(3, time.Second)
 	if o.MaxConcurrentReconciles != 3 || o.ReconciliationTimeout != time.Second {
-		t.Errorf("%d workers for %v each, want 3 for 1s", o.MaxConcurrentReconciles, o.ReconciliationTimeout)
+		t.Errorf("Options() = %d workers with timeout %v, want 3 with 1s", o.MaxConcurrentReconciles, o.ReconciliationTimeout)
 	}
 	var waits []time.Duration
 	for range 12 {
 		waits = append(waits, o.RateLimiter.When(Request("blue")))
 	}
 	if waits[0] != firstRetry || waits[1] != 2*firstRetry || waits[11] != lastRetry {
-		t.Errorf("waits %v, want %v, then twice as long each time, up to %v", waits, firstRetry, lastRetry)
+		t.Errorf("delays = %v, want %v, doubling up to %v", waits, firstRetry, lastRetry)
 	}
 }

@@ -1,5 +1,4 @@
-// Package queue has the queues, handlers and options of berth-operator's controllers. A Queue
-// reconciles objects without an event.
+// Package queue has the queues, handlers and options of berth-operator's controllers. A Queue triggers reconciliations without events.
 package queue
 
 import (
@@ -19,13 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Queue is the queue of a controller. It does nothing before the controller starts, which then
-// reconciles all objects. The zero value is ready to use.
+// Queue is the queue of a controller. It does nothing before the controller starts, which then reconciles all objects anyway. The zero value is
+// ready to use.
 type Queue struct {
 	to atomic.Pointer[workqueue.TypedRateLimitingInterface[reconcile.Request]]
 }
 
-// Source is a source for the controller to watch: it learns the controller's queue when that starts.
+// Source is a source that the controller must watch: it hands over the controller's queue when the controller starts.
 func (q *Queue) Source() source.Source {
 	return source.Func(func(_ context.Context, to workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		q.to.Store(&to)
@@ -33,55 +32,53 @@ func (q *Queue) Source() source.Source {
 	})
 }
 
-// Add reconciles objects without a namespace.
+// Add queues objects without a namespace.
 func (q *Queue) Add(names ...string) {
 	for _, name := range names {
 		q.AddAfter(name, 0)
 	}
 }
 
-// AddAfter reconciles an object without a namespace after some time. Of several times the first
-// counts.
+// AddAfter queues an object without a namespace after some time. Of several times, the earliest counts.
 func (q *Queue) AddAfter(name string, d time.Duration) {
 	if to := q.to.Load(); to != nil {
 		(*to).AddAfter(Request(name), d)
 	}
 }
 
-// AddObject reconciles an object after some time.
+// AddObject queues an object after some time.
 func (q *Queue) AddObject(key types.NamespacedName, d time.Duration) {
 	if to := q.to.Load(); to != nil {
 		(*to).AddAfter(reconcile.Request{NamespacedName: key}, d)
 	}
 }
 
-// Request is that of an object without a namespace.
+// Request returns the request for an object without a namespace.
 func Request(name string) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
 const (
-	// firstRetry and lastRetry bound the wait after a failed reconciliation, which doubles.
-	// lastRetry is also the longest wait once the API server is back.
+	// firstRetry and lastRetry limit the delay after a failed reconciliation, which doubles. lastRetry is also the maximum delay once the API
+	// server is available again.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 10 * time.Second
 )
 
-// CacheLag is the wait for the cache to show a write that is known to have happened.
+// CacheLag is how long to wait for the cache to show a write that is known to have happened.
 const CacheLag = 100 * time.Millisecond
 
-// Options are those of a controller with so many workers, each of which takes at most timeout for an
-// object. A failed object is retried after 50 ms, then after twice as long each time, up to 10 s.
+// Options returns the options of a controller with this many workers, each of which takes at most timeout per object. A failed object is
+// retried after 50 ms, with delays that double up to 10 s.
 func Options(workers int, timeout time.Duration) controller.Options {
-	again := true // several in one process: tests
+	again := true // tests run several in one process
 	return controller.Options{
 		MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: timeout,
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
 	}
 }
 
-// RetryConflicts reconciles an object again after CacheLag, without an error in the log, if a write
-// was refused because the object had changed.
+// RetryConflicts reconciles an object again after CacheLag, without logging an error, if a write was rejected because the object had changed.
 func RetryConflicts(look reconcile.Func) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 		result, err := look(ctx, q)
@@ -92,12 +89,11 @@ func RetryConflicts(look reconcile.Func) reconcile.Reconciler {
 	})
 }
 
-// Timeout bounds the reconciliation of one object.
+// Timeout limits the reconciliation of one object.
 const Timeout = 30 * time.Second
 
-// Complete makes the controller that b describes: it reconciles what its watches and the Queue
-// name, as many objects at once as it has workers. A write that is refused because the object had
-// changed is no error (RetryConflicts).
+// Complete builds the controller described by b: it reconciles the objects from its watches and from the Queue, with this many workers. A
+// write that is rejected because the object had changed is no error (RetryConflicts).
 func (q *Queue) Complete(b *ctrl.Builder, workers int, reconcile reconcile.Func) error {
 	return b.WatchesRawSource(q.Source()).WithOptions(Options(workers, Timeout)).Complete(RetryConflicts(reconcile))
 }
@@ -105,9 +101,8 @@ func (q *Queue) Complete(b *ctrl.Builder, workers int, reconcile reconcile.Func)
 // Adder is the queue of the controller whose handler is called.
 type Adder = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// OnChange calls do for each event of a watch: before is nil for an object that was created, and
-// after for one that was deleted. Of an object that a restarted watch finds changed it may see
-// only the two ends.
+// OnChange returns a handler that calls do for each event of a watch: before is nil for a created object, and after for a deleted one. If a
+// watch was interrupted, only the first and the last version of an object may be seen.
 func OnChange(do func(ctx context.Context, before, after client.Object, q Adder)) handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q Adder) { do(ctx, nil, e.Object, q) },
@@ -116,8 +111,7 @@ func OnChange(do func(ctx context.Context, before, after client.Object, q Adder)
 	}
 }
 
-// Map reconciles the objects whose keys of returns, for each object of a watch as it was and as
-// it is.
+// Map returns a handler that queues the objects whose keys are returned by of, for the old and the new version of each watched object.
 func Map(of func(context.Context, client.Object) []client.ObjectKey) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) (out []reconcile.Request) {
 		for _, key := range of(ctx, o) {
@@ -127,18 +121,17 @@ func Map(of func(context.Context, client.Object) []client.ObjectKey) handler.Eve
 	})
 }
 
-// Named reconciles the object without a namespace that one of a watch names.
+// Named returns a handler that queues the object without a namespace that a watched object names.
 func Named(of func(client.Object) string) handler.EventHandler {
 	return Map(func(_ context.Context, o client.Object) []client.ObjectKey { return []client.ObjectKey{{Name: of(o)}} })
 }
 
-// RequestFor is the request that has an object reconciled.
+// RequestFor returns the request for an object.
 func RequestFor(o client.Object) reconcile.Request {
 	return reconcile.Request{NamespacedName: client.ObjectKeyFromObject(o)}
 }
 
-// Sooner returns the shorter of two waits as reconcile.Result has them: zero asks for no
-// reconciliation.
+// Sooner returns the shorter of two delays as used in reconcile.Result, where zero means no reconciliation.
 func Sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b == 0 {
 		return max(a, b)

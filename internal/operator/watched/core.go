@@ -16,12 +16,11 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Nodes are all, with their labels, provider ID, readiness, addresses, and how many pods and branch
-// interfaces they may have.
+// Nodes are all Nodes, with their labels, provider ID, readiness, addresses, and capacity for pods and branch interfaces.
 var Nodes = Of(&corev1.Node{}, &corev1.NodeList{}, trimNode)
 
-// WaitingPods are the pods that are bound to a node and wait for an address of their own; of
-// each, its node. The API server filters, so that it sends only those few of 100,000 pods.
+// WaitingPods are the pods that are bound to a node and wait for an address of their own, each with its node. The API server filters them, so
+// that it sends only these few of 100,000 pods.
 var WaitingPods = &Kind{
 	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: Pods,
 	Cache: cache.ByObject{
@@ -35,15 +34,14 @@ var WaitingPods = &Kind{
 	},
 }
 
-// Pods are all that have not ended; of each, its node, the annotations on NICs, and whether it
-// waits for an address.
+// Pods are all pods that have not ended, each with its node, the annotations about NICs, and whether it waits for an address.
 var Pods = &Kind{
 	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: EgressPods,
 	Cache: cache.ByObject{Transform: trimPod, Field: notEnded},
 }
 
-// EgressPods are the same pods; of each also its labels, the annotations on Egresses, its addresses,
-// and whether it is ready; and of gateways their owners, and why one is not ready.
+// EgressPods are the same pods, each additionally with its labels, the annotations about Egresses, its addresses, and whether it is ready;
+// gateways also have their owners, and the reason why they are not ready.
 var EgressPods = &Kind{
 	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
 	Cache: cache.ByObject{Transform: trimEgressPod, Field: notEnded},
@@ -60,19 +58,19 @@ func Waits(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && !p.Spec.HostNetwork && p.Status.Phase == corev1.PodPending && p.Status.PodIP == ""
 }
 
-// Namespaces are all, with their labels and Berth's annotations.
+// Namespaces are all Namespaces, with their labels and Berth's annotations.
 var Namespaces = Metadata(namespaceKind, nil, trimNamespace)
 
 var namespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")
 
-// Namespace is the metadata of a namespace, into which the cache reads.
+// Namespace returns an empty metadata object of a namespace, to be read from the cache.
 func Namespace(name string) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	o.SetGroupVersionKind(namespaceKind)
 	return o
 }
 
-// bare is the metadata that identifies an object, and its age.
+// bare returns the metadata that identifies an object, and its age.
 func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
@@ -80,7 +78,7 @@ func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// annotated is bare with some of the annotations.
+// annotated works like bare, but keeps some of the annotations.
 func annotated(m metav1.ObjectMeta, keys ...string) metav1.ObjectMeta {
 	out := bare(m)
 	for _, key := range keys {
@@ -109,7 +107,7 @@ func trimNode(in any) (any, error) {
 	if branches, ok := n.Status.Capacity[v1alpha1.ResourceBranches]; ok {
 		status.Capacity = corev1.ResourceList{v1alpha1.ResourceBranches: branches}
 	}
-	for _, a := range n.Status.Addresses { // the webhook accepts calls from them
+	for _, a := range n.Status.Addresses { // the webhook accepts calls from these addresses
 		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 			status.Addresses = append(status.Addresses, a)
 		}
@@ -120,13 +118,12 @@ func trimNode(in any) (any, error) {
 	}
 	labels := n.Labels
 	n.ObjectMeta, n.Spec, n.Status = bare(n.ObjectMeta), spec, status
-	n.Labels = labels // a VPC may name the label that has the machine's name
+	n.Labels = labels // a VPC may take host names from any label
 	return n, nil
 }
 
-// Trim is a cache.TransformFunc for kinds that users write. It drops what may be of any length and
-// nobody reads here: managed fields, and annotations and labels that are not Berth's. Such objects
-// must be written by patches, which keep these.
+// Trim is a cache.TransformFunc for kinds that users write. It drops fields of unlimited size that nobody reads here: managed fields, and
+// annotations and labels that are not Berth's. Such objects must be written by patches, which preserve these fields.
 func Trim(in any) (any, error) {
 	if o, ok := in.(client.Object); ok {
 		o.SetManagedFields(nil)
@@ -136,7 +133,7 @@ func Trim(in any) (any, error) {
 	return in, nil
 }
 
-// own are the entries whose keys are Berth's; nil: none is.
+// own returns the entries whose keys are Berth's, or nil if there are none.
 func own(all map[string]string) map[string]string {
 	var out map[string]string
 	for key, value := range all {
@@ -159,7 +156,7 @@ func trimPod(in any) (any, error) {
 	return in, nil
 }
 
-// portKeys are the annotations of pods on NICs.
+// portKeys are the annotations of pods about NICs.
 var portKeys = []string{
 	v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, v1alpha1.AnnotationNICPolicy, v1alpha1.AnnotationNICPolicyOverlap, corev1.MirrorPodAnnotationKey,
 }
@@ -207,7 +204,7 @@ func trimNamespace(in any) (any, error) {
 	return in, nil
 }
 
-// Readiness is a Node's condition Ready; nil: nobody has written it yet.
+// Readiness returns a Node's condition Ready, or nil if it has not been written yet.
 func Readiness(n *corev1.Node) *corev1.NodeCondition {
 	for i := range n.Status.Conditions {
 		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
@@ -223,9 +220,8 @@ func Ready(n *corev1.Node) bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// OutOfService reports whether a Node has the taint node.kubernetes.io/out-of-service, by which an
-// administrator confirms that it is shut down and runs no pods (Kubernetes documentation, "Node
-// Shutdowns").
+// OutOfService reports whether a Node has the taint node.kubernetes.io/out-of-service, by which an administrator confirms that it is shut down
+// and runs no pods (Kubernetes documentation, "Node Shutdowns").
 func OutOfService(n *corev1.Node) bool {
 	for _, t := range n.Spec.Taints {
 		if t.Key == corev1.TaintNodeOutOfService {
@@ -235,8 +231,7 @@ func OutOfService(n *corev1.Node) bool {
 	return false
 }
 
-// NodeChanges passes on only those updates of Nodes, which are frequent, that change the state
-// that a function extracts.
+// NodeChanges filters the frequent updates of Nodes down to those that change the state extracted by a function.
 func NodeChanges[S comparable](state func(*corev1.Node) S) builder.Predicates {
 	return builder.WithPredicates(nodeChanges(state))
 }

@@ -1,9 +1,7 @@
-// Package watched declares which objects the cache of berth-operator keeps, and what of them. Each
-// feature lists the kinds that it watches, and a kind is watched once for all features. The
-// declarations of Nodes, Pods and Namespaces are here, those of Berth's own kinds with their
-// feature.
+// Package watched declares which objects the cache of berth-operator keeps, and which parts of them. Each feature lists the kinds that it
+// watches, and a kind is watched once for all features. Nodes, Pods and Namespaces are declared here, Berth's own kinds by their feature.
 //
-//	watched.go  a kind, those of all features together, and fields to find objects by
+//	watched.go  a kind, the kinds of all features together, and index fields
 //	core.go     Nodes, Pods and Namespaces
 package watched
 
@@ -24,17 +22,17 @@ import (
 type Kind struct {
 	// Object is an empty object of the kind.
 	Object client.Object
-	// List makes an empty list of them.
+	// List returns an empty list of the kind.
 	List func() client.ObjectList
-	// Cache says which objects are kept, and what of them.
+	// Cache says which objects are kept, and which parts of them.
 	Cache cache.ByObject
-	// Within is another declaration of the same kind that keeps all of these objects and more. It
-	// replaces this one where both are needed, so readers must ignore the other objects. Nil: none.
+	// Within is another declaration of the same kind that keeps all of these objects and more, or nil. It replaces this one if both are
+	// needed, so readers must ignore the additional objects.
 	Within *Kind
 }
 
-// Of declares a kind by an empty object and an empty list of it. Of each object the cache keeps
-// what transform leaves; nil: all but the managed fields.
+// Of declares a kind by an empty object and an empty list. The cache keeps each object as returned by transform; if transform is nil, it drops
+// only the managed fields.
 func Of(o client.Object, list client.ObjectList, transform toolscache.TransformFunc) *Kind {
 	if transform == nil {
 		transform = cache.TransformStripManagedFields()
@@ -45,8 +43,7 @@ func Of(o client.Object, list client.ObjectList, transform toolscache.TransformF
 	}
 }
 
-// Metadata declares a kind of which the cache keeps the metadata alone, of the objects that a
-// label selector selects; nil: of all.
+// Metadata declares a kind of which the cache keeps only the metadata, for the objects selected by a label selector, or all if it is nil.
 func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform toolscache.TransformFunc) *Kind {
 	o, list := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadataList{}
 	o.SetGroupVersionKind(gvk)
@@ -56,18 +53,18 @@ func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform t
 	return k
 }
 
-// isWithin reports whether another of some declarations keeps all that k does, and more.
+// isWithin reports whether another one of some declarations keeps everything that k keeps, and more.
 func (k *Kind) isWithin(kinds []*Kind) bool {
 	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
 }
 
-// name identifies a kind, also one of which only the metadata is read.
+// name identifies a kind, including kinds of which only the metadata is read.
 func (k *Kind) name() string {
 	return fmt.Sprintf("%T %s", k.Object, k.Object.GetObjectKind().GroupVersionKind().Kind)
 }
 
-// Set returns each of some kinds once, without those that are Within another. The error names a kind
-// with two declarations: the objects kept for one feature would lack what another reads.
+// Set returns each of the kinds once, without those that are Within another one. It returns an error for a kind with two declarations: one
+// feature would lack data that it reads.
 func Set(kinds ...*Kind) ([]*Kind, error) {
 	var set []*Kind
 	byName := map[string]*Kind{}
@@ -88,7 +85,7 @@ func Set(kinds ...*Kind) ([]*Kind, error) {
 	return set, nil
 }
 
-// ByObject is for cache.Options.
+// ByObject returns the value for cache.Options.
 func ByObject(kinds []*Kind) map[client.Object]cache.ByObject {
 	out := make(map[client.Object]cache.ByObject, len(kinds))
 	for _, k := range kinds {
@@ -97,14 +94,14 @@ func ByObject(kinds []*Kind) map[client.Object]cache.ByObject {
 	return out
 }
 
-// Field is a field by which the cache finds objects of a kind (client.MatchingFields).
+// Field is an index field for objects of a kind (client.MatchingFields).
 type Field struct {
 	object client.Object
 	name   string
 	values client.IndexerFunc
 }
 
-// By is a field of a kind, with the values that an object has in it.
+// By returns a field of a kind, with a function that returns an object's values.
 func By[T any, P interface {
 	*T
 	client.Object
@@ -112,7 +109,7 @@ func By[T any, P interface {
 	return Field{P(new(T)), name, func(o client.Object) []string { return values(o.(P)) }}
 }
 
-// ByOne is By for a field with one value.
+// ByOne works like By for a field with one value.
 func ByOne[T any, P interface {
 	*T
 	client.Object
@@ -120,8 +117,7 @@ func ByOne[T any, P interface {
 	return By(name, func(o P) []string { return []string{value(o)} })
 }
 
-// Index has the cache of a manager find objects by some fields. It is called before the
-// manager starts, once for each field.
+// Index adds index fields to the cache of a manager. It is called before the manager starts, once for each field.
 func Index(ctx context.Context, ix client.FieldIndexer, fields ...Field) error {
 	for _, f := range fields {
 		if err := ix.IndexField(ctx, f.object, f.name, f.values); err != nil {

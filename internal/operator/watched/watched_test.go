@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// An update of a Node that changes nothing of what is asked for is left out.
+// Updates of a Node that do not change the extracted state are filtered out.
 func TestNodeChanges(t *testing.T) {
 	node := func(status corev1.ConditionStatus, provider string) *corev1.Node {
 		n := &corev1.Node{Spec: corev1.NodeSpec{ProviderID: provider}}
@@ -31,51 +31,49 @@ func TestNodeChanges(t *testing.T) {
 		{node("True", "a"), &corev1.Pod{}, false},
 	} {
 		if got := f.Update(event.UpdateEvent{ObjectOld: tt.before, ObjectNew: tt.after}); got != tt.want {
-			t.Errorf("%v to %v: %t", tt.before, tt.after, got)
+			t.Errorf("Update() from %v to %v = %t", tt.before, tt.after, got)
 		}
 	}
 }
 
-// Two features that need one kind share its declaration; two declarations of
-// one kind are an error, as one feature would miss what it reads.
+// Two features that need the same kind share its declaration. Two declarations of one kind are an error, as one feature would lack data.
 func TestSet(t *testing.T) {
 	kinds, err := Set(Nodes, Namespaces, Nodes, WaitingPods)
 	if err != nil || len(kinds) != 3 {
-		t.Errorf("got %d kinds, %v; want each of three once", len(kinds), err)
+		t.Errorf("Set() = %d kinds, %v, want each of three once", len(kinds), err)
 	}
 	if got := len(ByObject(kinds)); got != 3 {
-		t.Errorf("the cache has %d kinds, want 3", got)
+		t.Errorf("ByObject() = %d kinds, want 3", got)
 	}
 	if kinds, err := Set(WaitingPods, Nodes, Pods); err != nil || len(kinds) != 2 || kinds[1] != Pods {
-		t.Errorf("got %d kinds, %v; want Nodes, and Pods with the waiting ones among them", len(kinds), err)
+		t.Errorf("Set() = %d kinds, %v, want Nodes, and Pods instead of WaitingPods", len(kinds), err)
 	}
 	if kinds, err := Set(EgressPods, WaitingPods); err != nil || len(kinds) != 1 || kinds[0] != EgressPods {
-		t.Errorf("got %d kinds, %v; want the pods of which most is kept", len(kinds), err)
+		t.Errorf("Set() = %d kinds, %v, want only EgressPods", len(kinds), err)
 	}
 	if kinds, err := Set(Pods, WaitingPods, EgressPods); err != nil || len(kinds) != 1 || kinds[0] != EgressPods {
-		t.Errorf("got %d kinds, %v; want the pods of which most is kept", len(kinds), err)
+		t.Errorf("Set() = %d kinds, %v, want only EgressPods", len(kinds), err)
 	}
 	metadata := &Kind{Object: &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}}}
 	if _, err := Set(Namespaces, metadata); err != nil {
-		t.Errorf("metadata of two kinds: %v", err)
+		t.Errorf("Set() with metadata of two kinds: %v", err)
 	}
 	second := &Kind{Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} }}
 	if _, err := Set(Nodes, second); err == nil || !strings.Contains(err.Error(), "Node") {
-		t.Errorf("a second declaration of Nodes: %v, want an error that names them", err)
+		t.Errorf("Set() with a second declaration of Nodes: error = %v, want it to name the kind", err)
 	}
 }
 
-// What is kept of a Node's addresses: those from which requests can come.
+// A trimmed Node keeps the addresses from which requests can come.
 func TestTrimNode(t *testing.T) {
 	inside, outside := corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.1"}
 	n := &corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{inside, {Type: corev1.NodeHostName, Address: "a"}, outside}}}
 	if _, err := trimNode(n); err != nil || !slices.Equal(n.Status.Addresses, []corev1.NodeAddress{inside, outside}) {
-		t.Errorf("addresses %v, %v", n.Status.Addresses, err)
+		t.Errorf("trimNode() leaves addresses %v, %v, want the IP addresses", n.Status.Addresses, err)
 	}
 }
 
-// What is kept of a pod for Egresses: all that the other declarations keep, and of a
-// gateway why it is not ready.
+// A pod trimmed for Egresses keeps everything that the other declarations keep, and a gateway also the reason why it is not ready.
 func TestTrimEgressPod(t *testing.T) {
 	pod := func() *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -100,18 +98,18 @@ func TestTrimEgressPod(t *testing.T) {
 		Phase: corev1.PodPending, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}, Conditions: []corev1.PodCondition{{Type: corev1.PodReady}, {Type: corev1.PodReadyToStartContainers}},
 	}
 	if got, _ := trimEgressPod(pod()); !reflect.DeepEqual(got, plain) {
-		t.Errorf("got %+v, want %+v", got, plain)
+		t.Errorf("trimEgressPod() = %+v, want %+v", got, plain)
 	}
 	gateway, in := plain.DeepCopy(), pod()
 	in.Labels[v1alpha1.LabelEgress], gateway.Labels[v1alpha1.LabelEgress] = "nat", "nat"
 	gateway.OwnerReferences, gateway.Status.ContainerStatuses = in.OwnerReferences, in.Status.ContainerStatuses
 	gateway.Status.Conditions = in.Status.Conditions[:4]
 	if got, _ := trimEgressPod(in); !reflect.DeepEqual(got, gateway) {
-		t.Errorf("a gateway: got %+v, want %+v", got, gateway)
+		t.Errorf("trimEgressPod() of a gateway = %+v, want %+v", got, gateway)
 	}
 }
 
-// Of what users write at any length what is Berth's stays.
+// Of the fields of unlimited size that users write, only Berth's are kept.
 func TestTrim(t *testing.T) {
 	both := map[string]string{"berth.dev/a": "1", "egress.berth.dev/name": "2", "notberth.dev/a": "3", "kubectl.kubernetes.io/last-applied-configuration": "4", "app": "5"}
 	own := map[string]string{"berth.dev/a": "1", "egress.berth.dev/name": "2"}
@@ -120,10 +118,10 @@ func TestTrim(t *testing.T) {
 	}
 	for _, in := range []map[string]string{both, own} {
 		if got, _ := Trim(of(in, metav1.ManagedFieldsEntry{Manager: "kubectl"})); !reflect.DeepEqual(got, of(own)) {
-			t.Errorf("got %+v", got)
+			t.Errorf("Trim() = %+v, want only Berth's annotations and labels", got)
 		}
 	}
 	if got, _ := Trim(of(map[string]string{"app": "5"})); !reflect.DeepEqual(got, of(nil)) {
-		t.Errorf("got %+v", got)
+		t.Errorf("Trim() = %+v, want no annotations and labels", got)
 	}
 }

@@ -1,5 +1,5 @@
-// Package rpcfake is a node daemon's service for tests: it answers as it is
-// told, over a real socket and a real gRPC server, and remembers what it was asked.
+// Package rpcfake is a fake node daemon for tests: it answers as configured, over a
+// real socket and a real gRPC server, and records its requests.
 package rpcfake
 
 import (
@@ -34,8 +34,8 @@ type Node struct {
 	calls []proto.Message
 }
 
-// DefaultReply is what an Add without a function is answered with: the
-// interfaces, routes and gateways of an IPv4 pod in a VPC.
+// DefaultReply is the reply of an Add without a function: the interfaces, routes
+// and gateways of an IPv4 pod in a VPC.
 func DefaultReply(ifName string) *rpc.AddReply {
 	return &rpc.AddReply{
 		Host:      &rpc.Interface{Name: "bth0123456789ab", Mac: "0a:00:00:00:00:01"},
@@ -49,8 +49,8 @@ func DefaultReply(ifName string) *rpc.AddReply {
 	}
 }
 
-// Failure is an error as the daemon makes it: a status that carries what the
-// runtime shall see.
+// Failure is an error as the daemon returns it: a status with the error for the
+// runtime.
 func Failure(code uint32, message, details string) error {
 	st, err := status.New(codes.Internal, message).WithDetails(&rpc.Failure{Code: code, Message: message, Details: details})
 	if err != nil {
@@ -59,7 +59,7 @@ func Failure(code uint32, message, details string) error {
 	return st.Err()
 }
 
-// Listen makes the socket of a daemon in a directory of the test's own, and
+// Listen makes the socket of a daemon in a temporary directory of the test, and
 // returns its path.
 func Listen(t testing.TB) (net.Listener, string) {
 	t.Helper()
@@ -79,7 +79,7 @@ func Serve(t testing.TB, l net.Listener, n *Node, o ...grpc.ServerOption) *grpc.
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it served
+		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it was serving
 			t.Errorf("serving: %v", err)
 		}
 	}()

@@ -1,15 +1,15 @@
-// Package unary makes one gRPC call on a connection of its own, and is small
-// so that a program which does nothing else starts fast.
+// Package unary makes one gRPC call on a connection of its own, and is small so
+// that short-lived programs start fast.
 //
-// It is HTTP/2 by golang.org/x/net/http2's Framer and hpack, which know the
-// frames and check them, and on top of it what the gRPC protocol (PROTOCOL-HTTP2
-// of grpc/grpc) asks of a unary client: no name resolution, balancing, retries,
-// compression or TLS. The server is an ordinary grpc-go one.
+// It speaks HTTP/2 with golang.org/x/net/http2's Framer and hpack, which check the
+// frames, and implements only what the gRPC protocol (PROTOCOL-HTTP2 of grpc/grpc)
+// requires of a unary client: no name resolution, balancing, retries, compression
+// or TLS. The server is an ordinary grpc-go server.
 //
-// Why not grpc-go: the plugin is executed for every ADD and DEL, and most of
-// its time is the start of the process, which goes into initialising packages
-// and paging them in. When this was written, on two cores, exec to exit of an
-// ADD that is answered at once took (medians)
+// Why not grpc-go: the plugin is executed for every ADD and DEL, and most of its
+// time is the start of the process, initialising packages and paging them in. On
+// two cores, an ADD that is answered immediately took these times from exec to exit
+// when this was written (medians):
 //
 //	1.3 ms  a Go program that prints two bytes
 //	1.8 ms  the CNI skeleton, no call
@@ -20,8 +20,8 @@
 //	4.0 ms  net/http's HTTP/2
 //
 // of the 4.3 ms that the budget exec-add (docs/design.md, "Budgets") allows for the
-// whole ADD there. The first of the calls was refused: the Framer's checks are
-// worth what they cost.
+// whole ADD there. Handwritten frames were rejected: the Framer's checks are worth
+// their cost.
 package unary
 
 import (
@@ -35,12 +35,12 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// MaxReply is the most bytes that a reply may have.
+// MaxReply is the maximum size of a reply in bytes.
 const MaxReply = 4 << 20
 
 // Call sends a message to a full method name such as "/berth.v1.Node/Add" and
-// returns the message that is the answer. It owns conn and closes it. The
-// server learns of the deadline of ctx, and of its end by the connection's.
+// returns the reply. It owns conn and closes it. The server learns of ctx's
+// deadline from a header, and of its end when the connection closes.
 //
 // Every error is an *Error: the server's status, or one made here:
 // DeadlineExceeded and Canceled of ctx, Unavailable when the connection or the
@@ -91,7 +91,7 @@ func statusOf(ctx context.Context, err error) error {
 	var timeout net.Error
 	switch {
 	case errors.As(err, &e) && e.Code == Canceled && late:
-		// The server, which knows the deadline too, was the quicker.
+		// The server knows the deadline too, and was faster.
 		return errorf(DeadlineExceeded, "no answer in time")
 	case errors.As(err, &e):
 		return e
@@ -111,7 +111,7 @@ func isProtocolError(err error) bool {
 	return errors.As(err, &conn) || errors.As(err, &stream) || errors.Is(err, http2.ErrFrameTooLarge)
 }
 
-// prefixSize is the flag and the length before a message.
+// prefixSize is the size of the flag and the length before a message.
 const prefixSize = 5
 
 func prefixed(message []byte) []byte {
@@ -133,8 +133,8 @@ func unprefixed(body []byte) ([]byte, error) {
 	return body[prefixSize:], nil
 }
 
-// announced is the length of the message that a body begins with, 0 as long as
-// it is not known.
+// announced returns the length of the message at the beginning of a body; 0 while
+// it is unknown.
 func announced(body []byte) int64 {
 	if len(body) < prefixSize {
 		return 0

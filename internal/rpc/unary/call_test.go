@@ -57,11 +57,11 @@ func call(ctx context.Context, t *testing.T, conn net.Conn, method string, req *
 func wantCode(t *testing.T, err error, want unary.Code) {
 	t.Helper()
 	if got := unary.CodeOf(err); got != want {
-		t.Errorf("code %d (%v), want %d", got, err, want)
+		t.Errorf("code = %d (%v), want %d", got, err, want)
 	}
 }
 
-// The largest of these requests needs window updates from the server, the
+// The largest of these requests needs window updates from the server, and the
 // largest reply spans hundreds of frames.
 func TestRequestAndReplyArriveWhole(t *testing.T) {
 	for _, size := range []int{0, 1, 16 << 10, 65535, 65536, 300 << 10, 3 << 20} {
@@ -71,10 +71,10 @@ func TestRequestAndReplyArriveWhole(t *testing.T) {
 		}}
 		reply, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{Netns: text})
 		if err != nil {
-			t.Fatalf("%d bytes: %v", size, err)
+			t.Fatalf("%d bytes: add failed: %v", size, err)
 		}
 		if got := reply.GetAddresses(); len(got) != 1 || got[0] != text {
-			t.Errorf("%d bytes: came back otherwise", size)
+			t.Errorf("%d bytes: the reply does not equal the request", size)
 		}
 	}
 }
@@ -95,11 +95,11 @@ func TestStatusComesWithMessageAndDetails(t *testing.T) {
 	_, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{})
 	var e *unary.Error
 	if !errors.As(err, &e) || e.Code != unary.Internal || e.Message != message {
-		t.Fatalf("got %#v, want Internal %q", err, message)
+		t.Fatalf("error = %#v, want Internal %q", err, message)
 	}
 	got, want := &rpc.Failure{}, &rpc.Failure{Code: 11, Message: message, Details: "details"}
 	if len(e.Details) != 1 || e.Details[0].Type != "berth.v1.Failure" || proto.Unmarshal(e.Details[0].Value, got) != nil || !proto.Equal(got, want) {
-		t.Errorf("details %v, want %v", e.Details, want)
+		t.Errorf("details = %v, want %v", e.Details, want)
 	}
 }
 
@@ -110,7 +110,7 @@ func TestPlainStatus(t *testing.T) {
 	}}
 	_, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{})
 	if wantCode(t, err, unary.Code(codes.FailedPrecondition)); err == nil || err.Error() != message {
-		t.Errorf("message of %v, want %q", err, message)
+		t.Errorf("message = %v, want %q", err, message)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestUnknownMethod(t *testing.T) {
 	wantCode(t, err, unary.Unimplemented)
 }
 
-func TestServerLearnsOfDeadlineAndHeaders(t *testing.T) {
+func TestServerReceivesDeadlineAndHeaders(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
 	n := &rpcfake.Node{OnAdd: func(ctx context.Context, _ *rpc.AddRequest) (*rpc.AddReply, error) {
@@ -137,8 +137,8 @@ func TestServerLearnsOfDeadlineAndHeaders(t *testing.T) {
 	}
 }
 
-// waiting is an Add that never answers, and says when it was asked and when
-// its caller was seen to go.
+// waiting returns a node whose Add does not answer. asked is closed when it is
+// called, left when its context ends.
 func waiting() (n *rpcfake.Node, asked, left chan struct{}) {
 	asked, left = make(chan struct{}), make(chan struct{})
 	n = &rpcfake.Node{OnAdd: func(ctx context.Context, _ *rpc.AddRequest) (*rpc.AddReply, error) {
@@ -190,7 +190,7 @@ func TestServerStopsDuringCall(t *testing.T) {
 	wantCode(t, err, unary.Unavailable)
 }
 
-// A server that drains lets the call finish: GOAWAY does not end it.
+// A server that drains lets the call finish: the client ignores its GOAWAY.
 func TestServerDrainsDuringCall(t *testing.T) {
 	asked, draining := make(chan struct{}), make(chan struct{})
 	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
@@ -204,7 +204,7 @@ func TestServerDrainsDuringCall(t *testing.T) {
 	go func() {
 		<-asked
 		go func() { s.GracefulStop(); close(stopped) }()
-		for { // the listener closes when the drain has begun
+		for { // the listener closes when draining begins
 			c, err := net.Dial("unix", socket)
 			if err != nil {
 				break
@@ -215,12 +215,12 @@ func TestServerDrainsDuringCall(t *testing.T) {
 	}()
 	reply, err := add(t.Context(), t, socket, &rpc.AddRequest{})
 	if err != nil || len(reply.GetAddresses()) != 1 {
-		t.Errorf("got %v, %v", reply, err)
+		t.Errorf("add() = %v, %v, want one address", reply, err)
 	}
 	<-stopped
 }
 
-func TestServerWithItsOwnLimits(t *testing.T) {
+func TestServerWithSmallLimits(t *testing.T) {
 	n := &rpcfake.Node{OnAdd: func(_ context.Context, r *rpc.AddRequest) (*rpc.AddReply, error) {
 		return &rpc.AddReply{Addresses: []string{r.GetNetns()}}, nil
 	}}
@@ -240,7 +240,7 @@ func TestCodesAreGRPCs(t *testing.T) {
 		unary.Internal: codes.Internal, unary.Unavailable: codes.Unavailable, unary.Unauthenticated: codes.Unauthenticated,
 	} {
 		if uint32(ours) != uint32(theirs) {
-			t.Errorf("%v is %d here", theirs, ours)
+			t.Errorf("%v = %d in package unary", theirs, ours)
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc/unary"
 )
 
-// peer is a server that sends the frames a test says.
+// peer is a server that sends frames as the test scripts them.
 type peer struct {
 	*http2.Framer
 	block bytes.Buffer
@@ -48,7 +48,7 @@ func message(m proto.Message) []byte {
 
 var answer = &rpc.AddReply{Addresses: []string{"10.0.0.1/32"}}
 
-// The cases of the protocol that a grpc-go server does not produce at will.
+// Cases of the protocol that a grpc-go server cannot be made to produce.
 func TestFrames(t *testing.T) {
 	detailed := base64.StdEncoding.EncodeToString([]byte{8, 5, 18, 4, 'd', 'e', 'e', 'p'}) // code 5, message "deep", with padding
 	for _, tc := range []struct {
@@ -57,7 +57,7 @@ func TestFrames(t *testing.T) {
 		want unary.Code
 		text string // in the error's message
 	}{
-		{"a reply in pieces, padded, between other frames", func(p *peer) {
+		{"split and padded reply between other frames", func(p *peer) {
 			_ = p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1 << 20})
 			_ = p.WriteSettingsAck()
 			p.headers(false, ":status", "103", "link", "x")
@@ -71,7 +71,7 @@ func TestFrames(t *testing.T) {
 			p.data(false, m[3:])
 			p.headers(true, "grpc-status", "0")
 		}, unary.OK, ""},
-		{"headers in continuations", func(p *peer) {
+		{"headers with continuation", func(p *peer) {
 			p.block.Reset()
 			for _, f := range []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-type", Value: "application/grpc+proto"}} {
 				_ = p.enc.WriteField(f)
@@ -82,18 +82,18 @@ func TestFrames(t *testing.T) {
 			p.data(false, message(answer))
 			p.headers(true, "grpc-status", "0")
 		}, unary.OK, ""},
-		{"status alone, details padded", func(p *peer) {
+		{"trailers only, details with padding", func(p *peer) {
 			p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "5", "grpc-message", "flat", "grpc-status-details-bin", detailed)
 		}, unary.Code(codes.NotFound), "deep"},
-		{"details of another code do not count", func(p *peer) {
+		{"details of another code are ignored", func(p *peer) {
 			p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "6", "grpc-message", "flat", "grpc-status-details-bin", detailed)
 		}, unary.Code(codes.AlreadyExists), "flat"},
-		{"damaged details do not count", func(p *peer) {
+		{"damaged details are ignored", func(p *peer) {
 			p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "5", "grpc-message", "100%", "grpc-status-details-bin", "?")
 		}, unary.Code(codes.NotFound), "100%"},
 		{"no status", func(p *peer) { p.begin(); p.headers(true, "x", "y") }, unary.Unknown, "grpc-status"},
-		{"trailers that do not end", func(p *peer) { p.begin(); p.headers(false, "grpc-status", "0") }, unary.Internal, "trailers"},
-		{"data that ends", func(p *peer) { p.begin(); p.data(true, message(answer)) }, unary.Internal, "without a status"},
+		{"trailers without end of stream", func(p *peer) { p.begin(); p.headers(false, "grpc-status", "0") }, unary.Internal, "trailers"},
+		{"end of stream with data", func(p *peer) { p.begin(); p.data(true, message(answer)) }, unary.Internal, "without a status"},
 		{"data before headers", func(p *peer) { p.data(false, message(answer)) }, unary.Internal, "protocol"},
 		{"OK without a message", func(p *peer) { p.begin(); p.headers(true, "grpc-status", "0") }, unary.Internal, "no message"},
 		{"two messages", func(p *peer) {
@@ -101,36 +101,36 @@ func TestFrames(t *testing.T) {
 			p.data(false, append(message(answer), message(answer)...))
 			p.headers(true, "grpc-status", "0")
 		}, unary.Internal, "announced"},
-		{"a compressed message", func(p *peer) {
+		{"compressed message", func(p *peer) {
 			p.begin()
 			p.data(false, []byte{1, 0, 0, 0, 0})
 			p.headers(true, "grpc-status", "0")
 		}, unary.Internal, "compressed"},
 		{"not gRPC", func(p *peer) { p.headers(true, ":status", "200", "content-type", "text/html") }, unary.Unknown, "text/html"},
-		{"a proxy's error", func(p *peer) { p.headers(true, ":status", "503") }, unary.Unavailable, "503"},
-		{"not found", func(p *peer) { p.headers(true, ":status", "404") }, unary.Unimplemented, "404"},
+		{"error of a proxy", func(p *peer) { p.headers(true, ":status", "503") }, unary.Unavailable, "503"},
+		{"HTTP not found", func(p *peer) { p.headers(true, ":status", "404") }, unary.Unimplemented, "404"},
 		{"no HTTP status", func(p *peer) { p.headers(true, "content-type", "application/grpc") }, unary.Unknown, "HTTP status"},
-		{"refused", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeRefusedStream) }, unary.Unavailable, "REFUSED"},
-		{"reset", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeCancel) }, unary.Canceled, "CANCEL"},
-		{"calm", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeEnhanceYourCalm) }, unary.ResourceExhausted, ""},
-		{"a server's bug", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeInternal) }, unary.Internal, ""},
-		{"gone away before the call", func(p *peer) { _ = p.WriteGoAway(0, http2.ErrCodeNo, nil) }, unary.Unavailable, "ending"},
-		{"a push", func(p *peer) {
+		{"stream refused", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeRefusedStream) }, unary.Unavailable, "REFUSED"},
+		{"stream cancelled", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeCancel) }, unary.Canceled, "CANCEL"},
+		{"enhance your calm", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeEnhanceYourCalm) }, unary.ResourceExhausted, ""},
+		{"internal error", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeInternal) }, unary.Internal, ""},
+		{"GOAWAY before the call", func(p *peer) { _ = p.WriteGoAway(0, http2.ErrCodeNo, nil) }, unary.Unavailable, "ending"},
+		{"push promise", func(p *peer) {
 			_ = p.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: []byte{0x82}, EndHeaders: true})
 		}, unary.Internal, "protocol"},
-		{"another stream's data", func(p *peer) { p.begin(); _ = p.WriteData(3, false, []byte("x")) }, unary.Internal, "protocol"},
-		{"windows that overflow", func(p *peer) {
+		{"data of another stream", func(p *peer) { p.begin(); _ = p.WriteData(3, false, []byte("x")) }, unary.Internal, "protocol"},
+		{"connection window overflow", func(p *peer) {
 			_ = p.WriteWindowUpdate(0, 1<<31-1)
 		}, unary.Internal, "protocol"},
-		{"a window that settings overflow", func(p *peer) {
+		{"stream window overflow by settings", func(p *peer) {
 			_ = p.WriteWindowUpdate(1, 1<<31-1-65535)
 			_ = p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
 		}, unary.Internal, "protocol"},
-		{"a setting out of range", func(p *peer) {
+		{"setting out of range", func(p *peer) {
 			p.AllowIllegalWrites = true
 			_ = p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1})
 		}, unary.Internal, "protocol"},
-		{"a frame too large", func(p *peer) {
+		{"frame too large", func(p *peer) {
 			_ = p.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, 16385))
 		}, unary.Internal, "protocol"},
 		{"headers too large", func(p *peer) {
@@ -145,7 +145,7 @@ func TestFrames(t *testing.T) {
 			}
 			_ = p.WriteContinuation(1, true, b)
 		}, unary.Internal, ""},
-		{"end of the connection", func(p *peer) { p.begin() }, unary.Unavailable, "connection"},
+		{"connection closed", func(p *peer) { p.begin() }, unary.Unavailable, "connection"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var sent bytes.Buffer
@@ -155,17 +155,17 @@ func TestFrames(t *testing.T) {
 			reply, err := call(t.Context(), t, &scriptConn{Reader: &sent}, addMethod, &rpc.AddRequest{})
 			wantCode(t, err, tc.want)
 			if err != nil && !strings.Contains(err.Error(), tc.text) {
-				t.Errorf("message %q, want %q in it", err, tc.text)
+				t.Errorf("error = %q, want it to contain %q", err, tc.text)
 			}
 			if err == nil && !proto.Equal(reply, answer) {
-				t.Errorf("reply %v, want %v", reply, answer)
+				t.Errorf("reply = %v, want %v", reply, answer)
 			}
 		})
 	}
 }
 
-// A server may shrink the window below what was sent already, and must then
-// give back more before it gets any.
+// A server may shrink the window to less than was sent already, and must then
+// open it again before it gets more.
 func TestShrunkenWindow(t *testing.T) {
 	l, socket := rpcfake.Listen(t)
 	defer func() { _ = l.Close() }()
@@ -187,14 +187,14 @@ func TestShrunkenWindow(t *testing.T) {
 		_ = p.WriteWindowUpdate(1, 65525) // the stream's window is 0 now
 		_ = p.WritePing(false, [8]byte{7})
 		if f := nextFrame(t, p, http2.FramePing); f == nil || !f.(*http2.PingFrame).IsAck() {
-			t.Errorf("no answer to a ping")
+			t.Errorf("ping was not answered")
 		}
 		_ = p.WriteWindowUpdate(1, 100)
 		body = append(body, readData(t, p, 100)...)
 		_ = p.WriteWindowUpdate(1, 1<<20)
 		f, ok := nextFrame(t, p, http2.FrameData).(*http2.DataFrame)
 		if !ok || !f.StreamEnded() {
-			t.Error("the rest did not come in one frame, as the larger frame size allows")
+			t.Error("the rest of the request was not sent in one frame, as the larger frame size allows")
 			return
 		}
 		got <- append(body, f.Data()...)
@@ -208,11 +208,11 @@ func TestShrunkenWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(<-got, message(req)) {
-		t.Error("the request arrived otherwise than it was sent")
+		t.Error("the received request differs from the sent one")
 	}
 }
 
-// readData reads n bytes of the request, and fails when more came.
+// readData reads n bytes of the request, and fails if there are more.
 func readData(t *testing.T, p *peer, n int) []byte {
 	var body []byte
 	for len(body) < n {
@@ -223,7 +223,7 @@ func readData(t *testing.T, p *peer, n int) []byte {
 		body = append(body, f.Data()...)
 	}
 	if len(body) > n {
-		t.Errorf("%d bytes came, the window was %d", len(body), n)
+		t.Errorf("received %d bytes, the window was %d", len(body), n)
 	}
 	return body
 }
@@ -240,13 +240,13 @@ func nextFrame(t *testing.T, p *peer, kind http2.FrameType) http2.Frame {
 		case got == kind:
 			return f
 		case got == http2.FrameData || got == http2.FramePing:
-			t.Errorf("got %v, want %v", f, kind)
+			t.Errorf("frame = %v, want type %v", f, kind)
 			return nil
 		}
 	}
 }
 
-// scriptConn is a connection on which everything was said beforehand.
+// scriptConn is a connection on which the server's data is already there.
 type scriptConn struct{ io.Reader }
 
 func (*scriptConn) Write(b []byte) (int, error)      { return len(b), nil }
@@ -257,8 +257,7 @@ func (*scriptConn) SetDeadline(time.Time) error      { return nil }
 func (*scriptConn) SetReadDeadline(time.Time) error  { return nil }
 func (*scriptConn) SetWriteDeadline(time.Time) error { return nil }
 
-// FuzzFrames: whatever a server sends, the call ends, and with a reply or a
-// status.
+// Whatever a server sends, the call ends with a reply or a status.
 func FuzzFrames(f *testing.F) {
 	for _, script := range []func(*peer){
 		func(p *peer) { p.begin(); p.data(false, message(answer)); p.headers(true, "grpc-status", "0") },
@@ -279,7 +278,7 @@ func FuzzFrames(f *testing.F) {
 		_, err := unary.Call(context.Background(), &scriptConn{bytes.NewReader(sent)}, addMethod, request)
 		var e *unary.Error
 		if err != nil && (!errors.As(err, &e) || e.Code == unary.OK) {
-			t.Errorf("error is no status: %#v", err)
+			t.Errorf("error is not a status: %#v", err)
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// requestHeader is the header block of a call.
+// requestHeader returns the header block of a call.
 func requestHeader(ctx context.Context, method string) []byte {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"},
@@ -29,13 +29,13 @@ func requestHeader(ctx context.Context, method string) []byte {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
 	for _, f := range fields {
-		_ = enc.WriteField(f) // a bytes.Buffer takes everything
+		_ = enc.WriteField(f) // writes to a bytes.Buffer do not fail
 	}
 	return block.Bytes()
 }
 
-// grpcTimeout is at most eight digits and a unit: milliseconds as long as they
-// fit, else seconds.
+// grpcTimeout returns at most eight digits and a unit: milliseconds if they fit,
+// else seconds.
 func grpcTimeout(d time.Duration) string {
 	if d <= 0 {
 		return "0m"
@@ -46,8 +46,8 @@ func grpcTimeout(d time.Duration) string {
 	return strconv.FormatInt(min(int64(d/time.Second), 1e8-1), 10) + "S"
 }
 
-// receiveHeaders takes the response's headers, or its trailers, which end the
-// call and hold its status.
+// receiveHeaders processes the response's headers, or its trailers, which end the
+// call and have its status.
 func (s *stream) receiveHeaders(f *http2.MetaHeadersFrame) (done bool, err error) {
 	switch {
 	case f.StreamID != streamID:
@@ -70,8 +70,8 @@ func (s *stream) receiveHeaders(f *http2.MetaHeadersFrame) (done bool, err error
 	return true, trailerStatus(f)
 }
 
-// checkResponse reports whether headers are a gRPC response's, or else interim
-// ones (RFC 9110, 15.2) that others follow.
+// checkResponse reports whether headers are a gRPC response's, or only interim ones
+// (RFC 9110, 15.2) before them.
 func checkResponse(f *http2.MetaHeadersFrame) (final bool, err error) {
 	code := f.PseudoValue("status")
 	if len(code) == 3 && code[0] == '1' {
@@ -86,7 +86,7 @@ func checkResponse(f *http2.MetaHeadersFrame) (final bool, err error) {
 	return true, nil
 }
 
-// httpCode is "HTTP to gRPC Status Code Mapping" of grpc/grpc.
+// httpCode implements "HTTP to gRPC Status Code Mapping" of grpc/grpc.
 func httpCode(status string) Code {
 	switch status {
 	case "400":
@@ -103,7 +103,7 @@ func httpCode(status string) Code {
 	return Unknown
 }
 
-// trailerStatus is nil for OK, else the status with its details.
+// trailerStatus returns nil for OK, else the status with its details.
 func trailerStatus(f *http2.MetaHeadersFrame) error {
 	text := field(f, "grpc-status")
 	n, err := strconv.ParseUint(text, 10, 32)
@@ -119,8 +119,8 @@ func trailerStatus(f *http2.MetaHeadersFrame) error {
 	return &Error{Code: Code(n), Message: unescape(field(f, "grpc-message"))}
 }
 
-// unescape undoes the percent-encoding of grpc-message; what is malformed
-// stays as it is.
+// unescape decodes the percent-encoding of grpc-message; malformed parts stay as
+// they are.
 func unescape(s string) string {
 	if plain, err := url.PathUnescape(s); err == nil {
 		return plain

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
-// Code is a gRPC status code. Those that this package makes itself have names
+// Code is a gRPC status code. Those that this package returns itself have names
 // here; a server may send others.
 type Code uint32
 
@@ -30,23 +30,23 @@ const (
 	Unauthenticated   Code = 16
 )
 
-// Error is a call's status when it is not OK.
+// Error is the status of a failed call.
 type Error struct {
 	Code    Code
 	Message string
 	Details []Detail
 }
 
-// Detail is a message that a server put beside a status.
+// Detail is a message that a server attached to a status.
 type Detail struct {
 	Type  string // full name, such as "berth.v1.Failure"
 	Value []byte // the message's bytes
 }
 
-// Error is the message.
+// Error returns the message.
 func (e *Error) Error() string { return e.Message }
 
-// CodeOf is the code of a Call's error, OK for nil.
+// CodeOf returns the code of a Call's error, OK for nil.
 func CodeOf(err error) Code {
 	if err == nil {
 		return OK
@@ -62,7 +62,7 @@ func errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// decodeStatus reads the header grpc-status-details-bin: a google.rpc.Status
+// decodeStatus decodes the header grpc-status-details-bin: a google.rpc.Status
 // in base64, with padding or without.
 func decodeStatus(header string) (*Error, error) {
 	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(header, "="))
@@ -91,7 +91,7 @@ func decodeStatus(header string) (*Error, error) {
 	return e, nil
 }
 
-// decodeAny reads a google.protobuf.Any.
+// decodeAny decodes a google.protobuf.Any.
 func decodeAny(raw []byte) (d Detail, err error) {
 	err = wire.Fields(raw, nil, func(field protowire.Number, v []byte) error {
 		switch field {

@@ -22,13 +22,13 @@ type stream struct {
 	framer *http2.Framer
 
 	unsent []byte // of the request
-	ended  bool   // the request was sent to its end
+	ended  bool   // the request was sent completely
 
-	// How much the server lets us send, by connection and stream, and in a frame.
+	// How much the server allows to be sent, on the connection, on the stream, and in a frame.
 	connWindow, streamWindow, initialWindow int64
 	maxFrame                                int
 
-	headers bool   // the response's have come
+	headers bool   // the response's headers were received
 	body    []byte // of the response
 }
 
@@ -42,8 +42,8 @@ func newStream(f *http2.Framer, message []byte) *stream {
 	}
 }
 
-// open sends everything up to the request's message. The windows are opened
-// once for the largest reply, so that none need be given back.
+// open sends everything up to the request's message. It opens the windows for
+// the largest reply, so no window updates are needed later.
 func (s *stream) open(header []byte) error {
 	return errors.Join(
 		s.framer.WriteSettings(
@@ -56,7 +56,7 @@ func (s *stream) open(header []byte) error {
 	)
 }
 
-// send sends as much of the request as the server's windows let it.
+// send sends as much of the request as the server's windows allow.
 func (s *stream) send() error {
 	for !s.ended {
 		n := min(int64(len(s.unsent)), s.connWindow, s.streamWindow, int64(s.maxFrame))
@@ -75,7 +75,7 @@ func (s *stream) send() error {
 	return nil
 }
 
-// receive takes one frame in and reports whether it was the last. The error is
+// receive processes one frame and reports whether it was the last. The error is
 // then the call's.
 func (s *stream) receive(frame http2.Frame) (done bool, err error) {
 	switch f := frame.(type) {
@@ -96,14 +96,14 @@ func (s *stream) receive(frame http2.Frame) (done bool, err error) {
 			return false, errorf(resetCode(f.ErrCode), "the server ended the call: %v", f.ErrCode)
 		}
 	case *http2.GoAwayFrame:
-		// A server that ends finishes the streams up to LastStreamID.
+		// A server that shuts down finishes the streams up to LastStreamID.
 		if f.LastStreamID < streamID {
 			return false, errorf(Unavailable, "the server is ending: %v", f.ErrCode)
 		}
 	case *http2.PushPromiseFrame:
 		return false, http2.ConnectionError(http2.ErrCodeProtocol)
 	}
-	return false, nil // of no meaning here, or of a kind to be ignored
+	return false, nil // not relevant, or of an unknown type
 }
 
 func (s *stream) receiveData(f *http2.DataFrame) error {
@@ -136,8 +136,8 @@ func (s *stream) apply(set http2.Setting) error {
 	}
 	switch set.ID {
 	case http2.SettingInitialWindowSize:
-		// A change goes for the open stream too, whose window it may turn
-		// negative (RFC 9113, 6.9.2).
+		// A change also applies to the open stream, whose window may become negative
+		// (RFC 9113, 6.9.2).
 		s.streamWindow += int64(set.Val) - s.initialWindow
 		s.initialWindow = int64(set.Val)
 		if s.streamWindow > maxWindow {

@@ -1,10 +1,10 @@
-// Package wire is the plugin's end of the messages of berth.proto: what it
-// sends can be encoded, what it receives decoded, and no more.
+// Package wire encodes the messages of berth.proto that the plugin sends, and
+// decodes those that it receives.
 //
-// The generated code of package rpc would do it too, and costs half a
-// millisecond at every start of a process, for the registry and the reflection
-// that it sets up (see package unary). A field that is added to berth.proto and
-// missing here fails this package's tests.
+// The generated code of package rpc could do it too, but costs half a millisecond
+// at every start of a process, for the registry and the reflection that it sets up
+// (see package unary). A field that is added to berth.proto and missing here fails
+// this package's tests.
 package wire
 
 import (
@@ -14,20 +14,20 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Attachment is the key of an attachment.
+// Attachment identifies an attachment.
 type Attachment struct{ Network, ContainerID, IfName string }
 
-// Pod is what Kubernetes' CNI_ARGS tell; empty elsewhere.
+// Pod is the pod of CNI_ARGS; empty without Kubernetes.
 type Pod struct{ Namespace, Name, UID string }
 
-// Annotations are those of the pod that are Berth's.
+// Annotations are Berth's annotations of the pod.
 type Annotations struct {
-	Pool string            // AnnotationPool once more, for a daemon that does not know All
+	Pool string            // AnnotationPool again, for a daemon that does not know All
 	All  map[string]string // by key
 }
 
-// AnnotationPool is the annotation that has a field of its own: the first release had no
-// other.
+// AnnotationPool is the annotation with a field of its own: the only one of the first
+// release.
 const AnnotationPool = "berth.dev/pool"
 
 // Set adds an annotation.
@@ -41,18 +41,18 @@ func (a *Annotations) Set(key, value string) {
 	}
 }
 
-// AddRequest asks for an attachment.
+// AddRequest requests an attachment.
 type AddRequest struct {
 	Attachment  Attachment
 	Netns       string // path of the sandbox's network namespace
 	Pod         Pod
 	MTU         uint32       // bytes; 0: the daemon's choice
-	Annotations *Annotations // nil: the runtime does not tell them
+	Annotations *Annotations // nil: the runtime does not pass them
 	Pool        string       // the pool of the network configuration; empty without
 	Previous    *Previous    // nil: the plugin is the first of its network's list
 }
 
-// Previous is what plugins before this one of a network's list made.
+// Previous is the result of earlier plugins of a network's list.
 type Previous struct {
 	Addresses []string // in CIDR form, of the attachment's interface
 }
@@ -78,10 +78,10 @@ func (r AddRequest) Encode() []byte {
 	return m
 }
 
-// DelRequest asks for an attachment's end.
+// DelRequest requests the removal of an attachment.
 type DelRequest struct {
 	Attachment Attachment
-	Netns      string // empty when the runtime has none any more
+	Netns      string // empty when it no longer exists
 }
 
 // Encode returns the message's bytes.
@@ -92,7 +92,7 @@ func (r DelRequest) Encode() []byte {
 	return m
 }
 
-// CheckRequest asks whether an attachment is as it should be.
+// CheckRequest asks whether an attachment is in its desired state.
 type CheckRequest struct {
 	Attachment Attachment
 	Netns      string
@@ -114,7 +114,7 @@ func (r CheckRequest) Encode() []byte {
 	return m
 }
 
-// GCRequest asks for the end of a network's attachments that are not valid.
+// GCRequest requests the removal of a network's attachments that are not valid.
 type GCRequest struct {
 	Network string
 	Valid   []Attachment
@@ -130,7 +130,7 @@ func (r GCRequest) Encode() []byte {
 	return m
 }
 
-// StatusRequest asks whether the node takes pods.
+// StatusRequest asks whether the node is ready for pods.
 type StatusRequest struct{ Network string }
 
 // Encode returns the message's bytes.
@@ -195,8 +195,8 @@ func (i Interface) encode() []byte {
 	return m
 }
 
-// message grows by fields. As in proto3, text and numbers that are zero are
-// left out.
+// message is an encoded message that is built field by field. As in proto3, empty texts and
+// numbers are left out.
 type message []byte
 
 func (m *message) nest(field protowire.Number, b []byte) {
@@ -215,14 +215,14 @@ func (m *message) number(field protowire.Number, n uint32) {
 	}
 }
 
-// AddReply is an attachment that was made.
+// AddReply describes a new attachment.
 type AddReply struct {
-	Host, Sandbox Interface // Host without a name: there is no link of it on the node
+	Host, Sandbox Interface // Host without a name: it has no link on the node
 	Addresses     []string  // in CIDR form
 	Routes        []Route   // in the sandbox
 	MTU           uint32
 	Links         []Link // further interfaces of the sandbox
-	Chained       bool   // the interface is what plugins before this one made
+	Chained       bool   // the interface was made by an earlier plugin
 }
 
 // Link is a further interface of a sandbox.
@@ -233,13 +233,13 @@ type Link struct {
 	MTU           uint32
 }
 
-// Address is one of a Link.
+// Address is an address of a Link.
 type Address struct{ CIDR, Gateway string } // Gateway of its subnet, or empty
 
 // Interface is one end of an attachment.
 type Interface struct{ Name, MAC string }
 
-// Route is one of the sandbox.
+// Route is a route of the sandbox.
 type Route struct{ Dst, Gateway string } // a CIDR; empty for a link route
 
 // Failure is a CNI error.
@@ -248,7 +248,7 @@ type Failure struct {
 	Message, Details string
 }
 
-// Decode reads the message from its bytes, into a zero AddReply.
+// Decode decodes the message, into a zero AddReply.
 func (r *AddReply) Decode(b []byte) error {
 	return Fields(b, func(field protowire.Number, n uint64) {
 		switch field {
@@ -342,10 +342,10 @@ func (r *Route) decode(b []byte) error {
 	})
 }
 
-// FailureType is the name by which a status carries a Failure.
+// FailureType is the type name of a Failure in a status.
 const FailureType = "berth.v1.Failure"
 
-// Decode reads the message from its bytes, into a zero Failure.
+// Decode decodes the message, into a zero Failure.
 func (e *Failure) Decode(b []byte) error {
 	return Fields(b, func(field protowire.Number, n uint64) {
 		if field == 1 {
@@ -364,9 +364,9 @@ func (e *Failure) Decode(b []byte) error {
 
 var errMalformed = errors.New("malformed message")
 
-// Fields goes through a message and calls number for each field that is a
-// varint, and bytes for each that has a length, in turn, those included that
-// the caller does not know; either may be nil. It stops at the first error.
+// Fields calls number for each varint field of a message, and bytes for each field with a
+// length, in order, including fields that the caller does not know. Either may be nil. It
+// stops at the first error.
 func Fields(b []byte, number func(protowire.Number, uint64), bytes func(protowire.Number, []byte) error) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)

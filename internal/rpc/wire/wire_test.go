@@ -19,7 +19,7 @@ import (
 // encoder is a message that the plugin sends.
 type encoder interface{ Encode() []byte }
 
-// sent are the messages that the plugin sends: by chance, and of the generated code.
+// sent has a generator and the generated type of each message that the plugin sends.
 var sent = map[string]struct {
 	draw   func(*rapid.T) encoder
 	theirs proto.Message
@@ -33,8 +33,7 @@ var sent = map[string]struct {
 
 func drawEncoder[T encoder](t *rapid.T) encoder { return draw[T](t) }
 
-// same fills a message of the generated code with the fields of ours that have the
-// same names.
+// same fills a message of the generated code from the fields of the same names of ours.
 func same(ours any, theirs protoreflect.Message) proto.Message {
 	v := reflect.ValueOf(ours)
 	for i := range theirs.Descriptor().Fields().Len() {
@@ -65,7 +64,7 @@ func same(ours any, theirs protoreflect.Message) proto.Message {
 	return theirs.Interface()
 }
 
-// draw makes a value whose fields are filled by chance, often to the brim.
+// draw returns a value with random fields, often long ones.
 func draw[T any](t *rapid.T) T {
 	var v T
 	fill(t, reflect.ValueOf(&v).Elem())
@@ -103,11 +102,11 @@ func fill(t *rapid.T, v reflect.Value) {
 			fill(t, v.Field(i))
 		}
 	default:
-		t.Fatalf("no values for %v", v.Type())
+		t.Fatalf("cannot generate values of %v", v.Type())
 	}
 }
 
-func TestWhatIsSentIsUnderstood(t *testing.T) {
+func TestEncodeMatchesGeneratedCode(t *testing.T) {
 	for name, m := range sent {
 		t.Run(name, rapid.MakeCheck(func(t *rapid.T) {
 			ours := m.draw(t)
@@ -116,13 +115,13 @@ func TestWhatIsSentIsUnderstood(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-				t.Fatalf("daemon reads otherwise (-want +got):\n%s", diff)
+				t.Fatalf("the generated code decodes another message (-want +got):\n%s", diff)
 			}
 		}))
 	}
 }
 
-func TestWhatIsReceivedIsUnderstood(t *testing.T) {
+func TestDecodeMatchesGeneratedCode(t *testing.T) {
 	t.Run("AddReply", rapid.MakeCheck(func(t *rapid.T) {
 		want := draw[wire.AddReply](t)
 		var got wire.AddReply
@@ -134,11 +133,11 @@ func TestWhatIsReceivedIsUnderstood(t *testing.T) {
 		understood(t, want, &got, got.Decode, &rpc.Failure{})
 	}))
 	if got := (&rpc.Failure{}).ProtoReflect().Descriptor().FullName(); got != wire.FailureType {
-		t.Errorf("FailureType is %s, the message is %s", wire.FailureType, got)
+		t.Errorf("FailureType = %s, the message is %s", wire.FailureType, got)
 	}
 }
 
-// understood compares what was sent by the generated code with what was decoded into got.
+// understood encodes want with the generated code and compares it with the result of decode in got.
 func understood[T any](t *rapid.T, want T, got *T, decode func([]byte) error, theirs proto.Message) {
 	b, err := proto.Marshal(same(want, theirs.ProtoReflect()))
 	if err == nil {
@@ -148,13 +147,13 @@ func understood[T any](t *rapid.T, want T, got *T, decode func([]byte) error, th
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, *got, cmpopts.EquateEmpty()); diff != "" {
-		t.Fatalf("plugin reads otherwise (-want +got):\n%s", diff)
+		t.Fatalf("wire decodes another message (-want +got):\n%s", diff)
 	}
 }
 
-// A field that is new in berth.proto has to be added here too, or be listed as
-// none of the plugin's business.
-func TestNoFieldIsForgotten(t *testing.T) {
+// A new field of berth.proto has to be added to package wire too, or be listed as irrelevant to
+// the plugin.
+func TestAllFieldsAreKnown(t *testing.T) {
 	for _, pair := range []struct {
 		ours   any
 		theirs proto.Message
@@ -170,15 +169,15 @@ func TestNoFieldIsForgotten(t *testing.T) {
 			t.Errorf("fields of %s (-berth.proto +wire):\n%s", d.Name(), diff)
 		}
 	}
-	// These replies say nothing that the plugin needs.
+	// These replies have no fields.
 	for _, m := range []proto.Message{&rpc.DelReply{}, &rpc.CheckReply{}, &rpc.StatusReply{}} {
 		if n := m.ProtoReflect().Descriptor().Fields().Len(); n != 0 {
-			t.Errorf("%T has %d fields that package wire does not know", m, n)
+			t.Errorf("%T has %d fields, which package wire does not know", m, n)
 		}
 	}
 	known := (&rpc.Attachment{}).ProtoReflect().Descriptor().ParentFile()
 	if got := known.Messages().Len(); got != 19 {
-		t.Errorf("berth.proto has %d messages, 19 are looked at here", got)
+		t.Errorf("berth.proto has %d messages, this test checks 19", got)
 	}
 }
 
@@ -186,7 +185,7 @@ func goName(f protoreflect.FieldDescriptor) string {
 	return strings.ReplaceAll(string(f.Name()), "_", "")
 }
 
-// fieldsOf and goFields name fields alike: lower case, no underscores, sorted as declared.
+// fieldsOf and goFields return the names of fields in lower case without underscores.
 func fieldsOf(d protoreflect.MessageDescriptor) map[string]bool {
 	out := map[string]bool{}
 	for i := range d.Fields().Len() {
@@ -203,8 +202,8 @@ func goFields(v any) map[string]bool {
 	return out
 }
 
-// FuzzDecode: whatever a daemon answers, decoding ends, and agrees with the
-// generated code on what it takes.
+// Whatever a daemon answers, decoding ends, and accepts everything that the generated code
+// accepts, with the same result.
 func FuzzDecode(f *testing.F) {
 	for _, m := range []proto.Message{
 		&rpc.AddReply{Host: &rpc.Interface{Name: "a", Mac: "b"}, Addresses: []string{"10.0.0.1/32"}, Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "169.254.1.1"}}, Mtu: 9001,
@@ -224,10 +223,10 @@ func FuzzDecode(f *testing.F) {
 		want := &rpc.AddReply{}
 		ours, theirs := got.Decode(b), proto.Unmarshal(b, want)
 		if theirs == nil && ours != nil {
-			t.Fatalf("the generated code takes it, Decode says %v", ours)
+			t.Fatalf("Decode() = %v, but the generated code accepts the message", ours)
 		}
 		if theirs == nil && (got.Host.Name != want.GetHost().GetName() || got.MTU != want.GetMtu() || len(got.Addresses) != len(want.GetAddresses()) || len(got.Routes) != len(want.GetRoutes()) || len(got.Links) != len(want.GetLinks())) {
-			t.Fatalf("read %+v, the generated code %v", got, want)
+			t.Fatalf("Decode() = %+v, the generated code has %v", got, want)
 		}
 		_ = new(wire.Failure).Decode(b)
 	})

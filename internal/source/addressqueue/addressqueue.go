@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Queue is a queue of waiters. The zero value is ready. It is not safe for concurrent use: its owner locks, also around
-// the methods of its waiters other than Answered.
+// Queue is a queue of waiters. The zero value is ready to use. It is not safe for concurrent use: its owner also locks
+// around the methods of its waiters, except Answered.
 type Queue struct {
 	list list.List // of *Waiter, in the order of arrival
 }
@@ -19,12 +19,12 @@ type Queue struct {
 type Waiter struct {
 	Request source.Request
 
-	answer chan Answer // with room for one
-	queue  *Queue      // nil once answered or left
+	answer chan Answer // capacity 1
+	queue  *Queue      // nil once the waiter has its answer or has left
 	at     *list.Element
 }
 
-// Answer ends a wait: with a lease or an error.
+// Answer is the result of a wait: a lease or an error.
 type Answer struct {
 	Lease source.Lease
 	Err   error
@@ -70,7 +70,7 @@ func (q *Queue) Find(key attachment.Key) *Waiter {
 // Answered delivers the answer.
 func (w *Waiter) Answered() <-chan Answer { return w.answer }
 
-// await returns the answer, or false when ctx ended first. An answer that is already available, because an address was
+// await returns the answer, or false if ctx ended first. An answer that is already available, because an address was
 // free, takes precedence over the end of ctx.
 func (w *Waiter) await(ctx context.Context) (Answer, bool) {
 	select {
@@ -92,7 +92,7 @@ func (w *Waiter) Grant(l source.Lease) { w.end(Answer{Lease: l}) }
 // Fail ends the wait with an error.
 func (w *Waiter) Fail(err error) { w.end(Answer{Err: err}) }
 
-// Leave ends the wait without an answer. It returns false if there is an answer already, which must not be lost.
+// Leave ends the wait without an answer. It returns false if there is already an answer, which must not be lost.
 func (w *Waiter) Leave() bool {
 	if w.queue == nil {
 		return false
@@ -110,7 +110,7 @@ func (w *Waiter) Move(to *Queue) {
 	w.join(to)
 }
 
-// Queue returns the waiter's queue; nil once it was answered or left.
+// Queue returns the waiter's queue, or nil once the waiter has its answer or has left.
 func (w *Waiter) Queue() *Queue { return w.queue }
 
 func (w *Waiter) end(a Answer) {
@@ -128,23 +128,23 @@ func (w *Waiter) part() {
 	w.queue, w.at = nil, nil
 }
 
-// Acquirer implements Acquire with the functions of a source.
+// Acquirer implements Acquire through functions of a source.
 type Acquirer struct {
-	// With calls do while the source is locked. The functions below are called by do.
+	// With calls do while the source is locked. do calls the functions below.
 	With func(do func())
 	// Held returns the lease that a key already has.
 	Held func(attachment.Key) (source.Lease, bool)
-	// Admit queues a request, and serves it at once if possible.
+	// Admit queues a request, and serves it immediately if possible.
 	Admit func(source.Request) *Waiter
-	// Why returns why a waiter is waiting.
+	// Why returns the reason for a wait.
 	Why func(*Waiter) *source.Exhausted
-	// Changed is called when a queue became longer or shorter.
+	// Changed is called when the length of a queue has changed.
 	Changed func()
 }
 
 // Acquire implements source.Source.
 func (d Acquirer) Acquire(ctx context.Context, req source.Request) (l source.Lease, err error) {
-	var w *Waiter // nil: the key has a lease already
+	var w *Waiter // nil: the key already has a lease
 	d.With(func() {
 		var held bool
 		if l, held = d.Held(req.Key); !held {
@@ -162,7 +162,7 @@ func (d Acquirer) Acquire(ctx context.Context, req source.Request) (l source.Lea
 	return l, err
 }
 
-// giveUp ends a wait whose context ended. If an address was granted at the same time, it is returned.
+// giveUp ends a wait whose context ended. An address that was granted at the same time is returned.
 func (d Acquirer) giveUp(ctx context.Context, w *Waiter) (source.Lease, error) {
 	why := d.Why(w)
 	if !w.Leave() {

@@ -26,53 +26,53 @@ func TestQueue(t *testing.T) {
 	var q, other addressqueue.Queue
 	a, b, c := q.Push(request("a")), q.Push(request("b")), q.Push(request("c"))
 	if got := order(&q); got != "abc" || q.Len() != 3 || q.Front() != a {
-		t.Errorf("queue %s, front %v", got, q.Front())
+		t.Errorf("queue = %s, front = %v; want abc with a in front", got, q.Front())
 	}
 	lease := source.Lease{IPv4: netip.MustParseAddr("10.0.0.1")}
 	a.Grant(lease)
 	if got := <-a.Answered(); got.Lease != lease || got.Err != nil {
-		t.Errorf("answer %+v", got)
+		t.Errorf("answer = %+v, want the lease", got)
 	}
 	if a.Leave() {
-		t.Error("one who has an answer left without")
+		t.Error("Leave() succeeded after an answer")
 	}
 	b.Move(&other)
 	if order(&q) != "c" || order(&other) != "b" || b.Queue() != &other {
-		t.Errorf("queues %s and %s", order(&q), order(&other))
+		t.Errorf("queues = %s and %s, want c and b", order(&q), order(&other))
 	}
 	broken := errors.New("broken")
 	b.Fail(broken)
-	b.Grant(lease) // too late
+	b.Grant(lease) // too late, so it has no effect
 	b.Move(&q)
 	if got := <-b.Answered(); !errors.Is(got.Err, broken) {
-		t.Errorf("answer %+v", got)
+		t.Errorf("answer = %+v, want error %v", got, broken)
 	}
 	if !c.Leave() || q.Len()+other.Len() != 0 || q.Front() != nil || c.Queue() != nil {
-		t.Errorf("queues %s and %s", order(&q), order(&other))
+		t.Errorf("queues = %s and %s, want both empty", order(&q), order(&other))
 	}
 	select {
 	case got := <-c.Answered():
-		t.Errorf("one who left got %+v", got)
+		t.Errorf("a waiter that left got answer %+v", got)
 	default:
 	}
 }
 
-// How an Acquire ends whose context is over, by what its source does.
+// The result of an Acquire whose context has ended depends on its source.
 func TestAcquire(t *testing.T) {
 	lease := source.Lease{IPv4: netip.MustParseAddr("10.0.0.1")}
 	refused := errors.New("refused")
 	for name, c := range map[string]struct {
-		held    bool                       // the key has a lease already
-		admit   func(*addressqueue.Waiter) // what its source does at once
-		later   func(*addressqueue.Waiter) // what it does before it is asked why
+		held    bool                       // the key already has a lease
+		admit   func(*addressqueue.Waiter) // immediate reaction of the source
+		later   func(*addressqueue.Waiter) // reaction of the source before Why is called
 		err     error
 		changed int
 	}{
-		"held already":             {held: true},
-		"warm":                     {admit: func(w *addressqueue.Waiter) { w.Grant(lease) }, changed: 1},
-		"refused":                  {admit: func(w *addressqueue.Waiter) { w.Fail(refused) }, err: refused, changed: 1},
-		"given up":                 {err: context.Canceled, changed: 2},
-		"given at the last moment": {later: func(w *addressqueue.Waiter) { w.Grant(lease) }, changed: 1},
+		"already held":               {held: true},
+		"warm":                       {admit: func(w *addressqueue.Waiter) { w.Grant(lease) }, changed: 1},
+		"refused":                    {admit: func(w *addressqueue.Waiter) { w.Fail(refused) }, err: refused, changed: 1},
+		"given up":                   {err: context.Canceled, changed: 2},
+		"granted at the last moment": {later: func(w *addressqueue.Waiter) { w.Grant(lease) }, changed: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var queue addressqueue.Queue
@@ -99,7 +99,7 @@ func TestAcquire(t *testing.T) {
 			cancel()
 			l, err := d.Acquire(over, request("a"))
 			if !errors.Is(err, c.err) || (err == nil) != (l == lease) || changed != c.changed || queue.Len() != 0 {
-				t.Errorf("%v, %v; changed %d times, %d wait", l, err, changed, queue.Len())
+				t.Errorf("Acquire() = %v, %v; Changed called %d times, %d waiting", l, err, changed, queue.Len())
 			}
 		})
 	}

@@ -1,6 +1,6 @@
-// Package confirm bounds how long a source waits, after a start, until the API server or EC2 confirms what the node has. What
-// the source stored may be stale: addresses may have been taken away while no daemon ran. So nothing is handed out before
-// the confirmation, or an error, or Timeout.
+// Package confirm bounds how long a source waits, after a start, until the API server or EC2 confirms the node's addresses.
+// The stored state may be stale: addresses may have been removed while no daemon ran. Therefore the source assigns none before
+// the confirmation, an error, or Timeout.
 package confirm
 
 import (
@@ -13,7 +13,7 @@ import (
 // Timeout is how long a source waits for the confirmation.
 const Timeout = 3 * time.Second
 
-// Await calls expired after Timeout, unless ctx ends before.
+// Await calls expired after Timeout, unless ctx ends first.
 func Await(ctx context.Context, c clock.Clock, expired func()) {
 	select {
 	case <-ctx.Done():

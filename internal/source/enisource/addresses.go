@@ -15,30 +15,30 @@ import (
 	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
-// addresses is what the node has for pods, who has it, and who waits for some: memory only. It is not
-// safe for concurrent use: Source.mu guards it.
+// addresses is the state of the node's addresses for pods: who holds them and who waits. It is kept in memory only
+// and is not safe for concurrent use: Source.mu guards it.
 type addresses struct {
 	alloc   *ipam.Node[attachment.Key]
 	leases  map[attachment.Key]hold
 	waiters addressqueue.Queue
-	enis    enis // their data paths and links
+	enis    enis // state of the ENIs' data paths and links
 
-	inv         eni.Inventory  // as the supplier, or the file, has it
-	usable      bool           // an address was assignable once
+	inv         eni.Inventory  // as last received from the supplier or the file
+	usable      bool           // an address has been assignable
 	served      bool           // the inventory came from the supplier or the file
 	unconfirmed bool           // it came from the file, and the supplier still has time to correct it
-	releasing   []netip.Prefix // what the supplier asks back: it is handed to no pod
-	withheld    []netip.Addr   // what the node has itself
+	releasing   []netip.Prefix // addresses that the supplier wants to release: no pod gets them
+	withheld    []netip.Addr   // addresses that the node itself has
 }
 
-// hold is one attachment's lease and whose it is.
+// hold is one attachment's lease and its pod.
 type hold struct {
 	source.Lease
 	pod attachment.Pod
 }
 
-// serve hands out addresses in the order of arrival while any is assignable. All handing out is done
-// here.
+// serve assigns addresses in the order of arrival while any is assignable. It is the only place that assigns
+// addresses.
 func (a *addresses) serve(now time.Time) {
 	a.withdrawReleasing(now)
 	for a.waiters.Len() > 0 && !a.unconfirmed {
@@ -56,7 +56,7 @@ func (a *addresses) serve(now time.Time) {
 	}
 }
 
-// wait queues a request behind those that came before, and serves whom it can.
+// wait queues a request behind earlier ones, and serves the queue.
 func (a *addresses) wait(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := a.waiters.Push(req)
 	a.serve(now)
@@ -69,8 +69,8 @@ func (a *addresses) held(key attachment.Key) (source.Lease, bool) {
 	return h.Lease, ok
 }
 
-// withdrawReleasing withdraws what the supplier asks back, as far as no pod has it and it does not
-// cool.
+// withdrawReleasing withdraws the addresses that the supplier wants to release, unless a pod holds them or they are
+// cooling.
 func (a *addresses) withdrawReleasing(now time.Time) {
 	if len(a.releasing) > 0 {
 		a.alloc.Expire(now)
@@ -78,14 +78,14 @@ func (a *addresses) withdrawReleasing(now time.Time) {
 	}
 }
 
-// restoreAllBut makes assignable what the supplier asked back before and is not in back.
+// restoreAllBut makes addresses assignable again that the supplier wanted to release before and that are not in back.
 func (a *addresses) restoreAllBut(back []netip.Prefix) {
 	freed := slices.DeleteFunc(a.releasing, func(p netip.Prefix) bool { return slices.Contains(back, p) })
 	a.alloc.Restore(freed)
 	a.releasing = slices.Clone(back)
 }
 
-// idle returns those of a list in which no address is used or cools, sorted.
+// idle returns the entries of a list in which no address is used or cooling, sorted.
 func (a *addresses) idle(list []netip.Prefix) (out []netip.Prefix) {
 	out = slices.Clone(list)
 	for v := range a.alloc.Busied() {
@@ -94,14 +94,14 @@ func (a *addresses) idle(list []netip.Prefix) (out []netip.Prefix) {
 	return cloud.SortPrefixes(out)
 }
 
-// confirm takes over an inventory from the supplier.
+// confirm adopts an inventory from the supplier.
 func (a *addresses) confirm(inv eni.Inventory) {
 	a.served, a.unconfirmed = true, false
 	a.adopt(inv)
 }
 
-// adopt takes an inventory into the allocator. What is gone is gone at once; what is new becomes
-// assignable when the data path has it.
+// adopt updates the allocator from an inventory. Removed addresses are gone immediately; new ones become
+// assignable when the data path has them.
 func (a *addresses) adopt(inv eni.Inventory) {
 	gone, changed := a.enis.publish(inv.ENIs, a.holds)
 	for _, id := range gone {
@@ -112,8 +112,8 @@ func (a *addresses) adopt(inv eni.Inventory) {
 	}
 }
 
-// list tells the allocator what of an ENI it may work with: all of one that is not ready yet, as
-// nothing of it is assignable, and of a ready one what is programmed, or busy already.
+// list gives the allocator the usable addresses of an ENI: all of an ENI that is not ready yet, because
+// none of them is assignable, and the programmed or busy ones of a ready ENI.
 func (a *addresses) list(id string) {
 	e := a.enis.published[id]
 	done, ready := a.enis.programmed[id]
@@ -127,7 +127,7 @@ func (a *addresses) list(id string) {
 	a.alloc.SetReady(id, ready && !a.enis.lacksLink(id))
 }
 
-// holds reports whether a pod has an address of an ENI.
+// holds reports whether a pod holds an address of an ENI.
 func (a *addresses) holds(id string) bool {
 	for _, l := range a.leases {
 		if l.ENI == id {
@@ -137,7 +137,7 @@ func (a *addresses) holds(id string) bool {
 	return false
 }
 
-// linkGone has no address of an ENI handed out until its link is there. Had says that the node had the
+// linkGone stops the assignment of an ENI's addresses until its link exists. had means that the node had the
 // link before.
 func (a *addresses) linkGone(id string, had bool) {
 	if a.enis.linkGone(id, had) {
@@ -145,7 +145,7 @@ func (a *addresses) linkGone(id string, had bool) {
 	}
 }
 
-// linksChanged takes what the data path says of links since it set them up.
+// linksChanged handles link changes that the data path found since setup.
 func (a *addresses) linksChanged(changed map[string]source.LinkChange) {
 	a.enis.unpublishedCame(changed)
 	for id, change := range changed {
@@ -155,15 +155,15 @@ func (a *addresses) linksChanged(changed map[string]source.LinkChange) {
 	}
 }
 
-// end drops the lease of a key whose addresses the allocator took back, and serves others. own: one of
-// them is an ENI's own, so the data path may have to change.
+// end drops the lease of a key whose addresses the allocator took back, and serves the queue. own means that one of
+// them is an ENI's own address, so the data path may have to change.
 func (a *addresses) end(key attachment.Key, had ipam.Addresses, now time.Time) (own bool) {
 	delete(a.leases, key)
 	a.serve(now)
 	return a.ownAddressFreed(had)
 }
 
-// ownAddressFreed reports whether one of some free addresses is an ENI's own.
+// ownAddressFreed reports whether one of the freed addresses is an ENI's own.
 func (a *addresses) ownAddressFreed(l ipam.Addresses) bool {
 	for _, e := range a.enis.published {
 		if e.PrimaryIPv4.IsValid() && slices.Contains(l.List(), e.PrimaryIPv4) {
@@ -173,13 +173,13 @@ func (a *addresses) ownAddressFreed(l ipam.Addresses) bool {
 	return false
 }
 
-// differences returns what the data path has too much and what it lacks.
+// differences returns the ENIs to remove from the data path and those to set.
 func (a *addresses) differences() (remove []string, set []eni.ENI) {
 	return a.enis.differences(a.holds, a.desired)
 }
 
-// desired returns a published ENI as the data path should have it. If its own address is no longer for
-// pods, and a pod still has it or had it lately, then the address is not the node's yet.
+// desired returns the form of a published ENI for the data path. If its own address is no longer for
+// pods, but a pod still holds it or held it recently, the address does not belong to the node yet.
 func (a *addresses) desired(e eni.ENI) eni.ENI {
 	if own := e.PrimaryIPv4; !e.Primary && a.alloc.Busy(own) && !slices.Contains(e.Addresses, own) {
 		e.Addresses = append([]netip.Addr{own}, e.Addresses...)
@@ -187,8 +187,8 @@ func (a *addresses) desired(e eni.ENI) eni.ENI {
 	return e
 }
 
-// programmed takes the result of SetENI: what was programmed, and is still published, is assignable
-// from now on. First says that no address was before.
+// programmed handles the result of SetENI: programmed addresses that are still published become assignable.
+// first reports that no address was assignable before.
 func (a *addresses) programmed(e eni.ENI, err error, now time.Time) (first bool) {
 	if a.enis.set(e, err) {
 		a.linkGone(e.ID, a.enis.has(e.ID))
@@ -205,8 +205,8 @@ func (a *addresses) programmed(e eni.ENI, err error, now time.Time) (first bool)
 	return first
 }
 
-// lost returns the addresses of running pods that no ENI of the node has, whether it serves new pods or
-// not.
+// lost returns the addresses of running pods that no ENI of the node has, whether or not the ENI serves
+// new pods.
 func (a *addresses) lost() map[attachment.Key][]netip.Addr {
 	lost := map[attachment.Key][]netip.Addr{}
 	if !a.served || a.unconfirmed {
@@ -220,7 +220,7 @@ func (a *addresses) lost() map[attachment.Key][]netip.Addr {
 	return lost
 }
 
-// room returns for how many pods there are free addresses now.
+// room returns the number of pods that could get an address now.
 func (a *addresses) room() (free int) {
 	for _, g := range a.alloc.Groups() {
 		if g.Ready {

@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// An ENI that EC2 refuses to attach is given up after a few tries: it is deleted, and another is
+// An ENI that EC2 refuses to attach is given up after a few attempts: it is deleted, and another is
 // created. If that fails too, no ENI is created for a while.
-func TestENIThatCannotBeAttached(t *testing.T) {
+func TestFailedAttachIsGivenUp(t *testing.T) {
 	refused := func(class cloud.Class) error {
 		return &cloud.Error{Class: class, Op: "AttachNetworkInterface", Message: "not this one"}
 	}
@@ -24,7 +24,7 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 			n.startAndSettle(time.Second)
 			n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
 			for i := range 5 {
-				n.add(i, time.Minute) // the fourth needs an ENI
+				n.add(i, time.Minute) // the fourth pod needs an ENI
 			}
 			n.settle(time.Minute)
 			n.wantLayout("3,3")
@@ -39,10 +39,10 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 				_, err = n.try(6, time.Hour)
 			}
 			if why := n.supply.LastError(); !strings.Contains(why, "not this one") {
-				t.Errorf("the node says %q", why)
+				t.Errorf("last error = %q, want the attach error", why)
 			}
 			if got := n.cloud.Front.Count("CreateENI"); err == nil || got < 2 || got > 10 {
-				t.Errorf("within an hour %d ENIs made that cannot be attached; the pod: %v", got, err)
+				t.Errorf("created %d ENIs within an hour, want 2 to 10; the pod's error = %v", got, err)
 			}
 			n.cloud.Front.ClearFaults()
 			n.add(7, time.Hour)
@@ -52,24 +52,24 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 	}
 }
 
-// An ENI whose attachment succeeded although its reply was lost and listings trailed is not given up,
-// and no other is created in its place. The times of lookups and tries are random; rounds in which a
-// lookup shows the attachment before the third try do not count.
-func TestENIThatWasAttachedAfterAll(t *testing.T) {
+// An ENI whose attachment succeeded although its reply was lost and listings were delayed is not given up,
+// and no other is created in its place. The times of lookups and attempts are random; rounds in which a
+// lookup shows the attachment before the third attempt do not count.
+func TestLostAttachReplyIsNotGivenUp(t *testing.T) {
 	for range 10 {
 		if lostAttach(t) >= 4 {
 			return
 		}
 	}
-	t.Fatal("in no round was attaching tried four times")
+	t.Fatal("no round had four attempts to attach")
 }
 
-// lostAttach plays one such round, and returns how often the attachment was tried.
+// lostAttach runs one such round, and returns the number of attempts to attach.
 func lostAttach(t *testing.T) (tried int) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.startAndSettle(time.Second)
 		for i := range 13 {
-			n.add(i, time.Minute) // the fifteenth needs an ENI
+			n.add(i, time.Minute) // the fifteenth pod needs an ENI
 		}
 		n.cloud.State.SetLag(15 * time.Second)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
@@ -79,23 +79,23 @@ func lostAttach(t *testing.T) (tried int) {
 		n.settle(2 * time.Minute)
 		tried = n.cloud.Front.Count("AttachENI")
 		if made, deleted := n.cloud.Front.Count("CreateENI"), n.cloud.Front.Count("DeleteENI"); made != 1 || deleted > 0 {
-			t.Errorf("%d ENIs made, deleting tried %d times, want one and none", made, deleted)
+			t.Errorf("created %d ENIs and tried %d deletions, want 1 and 0", made, deleted)
 		}
 		n.check()
 	})
 	return tried
 }
 
-// A node that lost its files, with the intent, uses the ENI that it left detached before it creates
-// another, although detached ENIs are listed last at a start.
-func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
+// A node that lost its files, including the intent, uses the ENI that it left detached before it creates
+// another, although detached ENIs are listed last at startup.
+func TestDetachedENIIsReusedWithoutFiles(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.startAndSettle(time.Second)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Throttled, "")})
 		n.burst(0, 3, time.Minute)
 		n.settle(10 * time.Second)
 		if got := n.cloud.Front.Count("CreateENI"); got != 1 {
-			t.Fatalf("%d ENIs made, want the one that cannot be attached yet", got)
+			t.Fatalf("created %d ENIs, want the one that cannot be attached yet", got)
 		}
 		n.kill()
 		n.store = &memStore{}
@@ -104,7 +104,7 @@ func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
 		n.start()
 		n.burst(3, 5, time.Minute)
 		n.settle(time.Minute)
-		check.Equal(t, n.cloud.Front.Count("CreateENI"), 0, "ENIs made beside the detached one")
+		check.Equal(t, n.cloud.Front.Count("CreateENI"), 0, "ENIs created in addition to the detached one")
 		n.check()
 	})
 }
@@ -122,9 +122,9 @@ func (n *node) subnetsOf() string {
 	return strings.Join(out, " then ")
 }
 
-// Where Berth may choose, new ENIs are created in subnets with the routes of the primary's, though
+// If Berth may choose, new ENIs are created in subnets with the same routes as the primary ENI's, even if
 // others have more free addresses, and elsewhere only when these are full. One call finds the routes,
-// and only when an ENI is to be created.
+// and only when an ENI is about to be created.
 func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	denied := &cloud.Error{Class: cloud.Permission, Op: "DescribeRouteTables", Code: "UnauthorizedOperation"}
 	away := &cloud.Error{Class: cloud.Transient, Op: "DescribeRouteTables"}
@@ -137,12 +137,12 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	}{
 		{"chosen by tags", func(c *eni.Config) { c.SubnetTags = map[string]string{"for": "pods"} }, nil, "subnet-near then subnet-far", 1},
 		{"any", func(c *eni.Config) { c.AnySubnet = true }, nil, "subnet-1 then subnet-1", 1},
-		{"named by ID: the person chose", func(c *eni.Config) { c.SubnetIDs = []string{"subnet-far", "subnet-near"} }, nil, "subnet-far then subnet-far", 0},
-		{"not permitted: as if all were alike", func(c *eni.Config) { c.AnySubnet = true },
+		{"selected by ID", func(c *eni.Config) { c.SubnetIDs = []string{"subnet-far", "subnet-near"} }, nil, "subnet-far then subnet-far", 0},
+		{"route tables not permitted", func(c *eni.Config) { c.AnySubnet = true },
 			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: denied}, "subnet-far then subnet-far", 1},
-		{"tried again after trouble", func(c *eni.Config) { c.AnySubnet = true },
+		{"retried after an error", func(c *eni.Config) { c.AnySubnet = true },
 			&cloudfake.Fault{Op: "RouteTables", Times: 2, Err: away}, "subnet-1 then subnet-1", 3},
-		{"not for ever", func(c *eni.Config) { c.AnySubnet = true },
+		{"bounded retries", func(c *eni.Config) { c.AnySubnet = true },
 			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: away}, "subnet-far then subnet-far", 3},
 	} {
 		t.Run(c.name, inBubble("t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
@@ -160,7 +160,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 			}
 			n.tune = c.tune
 			n.startAndSettle(time.Second)
-			check.Equal(t, n.cloud.Front.Count("RouteTables"), 0, "calls before an ENI is to be made")
+			check.Equal(t, n.cloud.Front.Count("RouteTables"), 0, "calls before an ENI is created")
 			for i := range 8 {
 				n.add(i, time.Minute)
 			}

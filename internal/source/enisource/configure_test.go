@@ -25,10 +25,10 @@ func (n *node) settingsOf(change func(*eni.Settings)) eni.Settings {
 	return s
 }
 
-// inPods puts ENIs into subnet-2, and leaves eth0 to the node.
+// inPods puts ENIs into subnet-2, and reserves eth0 for the node.
 func inPods(s *eni.Settings) { s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-2"}, 1 }
 
-// document returns what introspection shows.
+// document returns the introspection document.
 func (n *node) document() (doc introspect.Document) {
 	s := n.Snapshot()
 	s.Detail.Describe(&doc)
@@ -36,7 +36,7 @@ func (n *node) document() (doc introspect.Document) {
 	return doc
 }
 
-// furtherSubnets returns the subnets of the ENIs of the node other than eth0.
+// furtherSubnets returns the subnets of the node's ENIs, except eth0.
 func (n *node) furtherSubnets() (ids []string) {
 	for _, e := range n.cloud.State.Truth() {
 		if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
@@ -51,11 +51,11 @@ func (n *node) furtherSubnets() (ids []string) {
 func (n *node) addIn(i int, block string) {
 	n.t.Helper()
 	if l := n.add(i, time.Minute); !netip.MustParsePrefix(block).Contains(l.IPv4) {
-		n.t.Errorf("pod %d has %v, want one of %s", i, l.IPv4, block)
+		n.t.Errorf("address of pod %d = %v, want one of %s", i, l.IPv4, block)
 	}
 }
 
-// templated returns a node that has a second subnet for pods.
+// templated returns a node with a second subnet for pods.
 func templated(t *testing.T, p ipam.Policy) *node {
 	n := newNode(t, "m5.large", p)
 	n.cloud.State.AddSubnet("subnet-2", "zone-a", "100.64.0.0/20", nil)
@@ -63,8 +63,8 @@ func templated(t *testing.T, p ipam.Policy) *node {
 }
 
 // Settings are applied while the daemon runs: new ENIs are in another subnet, and eth0's addresses are
-// the node's. Applying the old ones undoes that.
-func TestOtherSettingsCountAtOnce(t *testing.T) {
+// reserved for the node. Applying the old settings reverts that.
+func TestSettingsAreAppliedAtRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
 		n.startAndSettle(time.Minute)
@@ -79,13 +79,13 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 		n.settle(10 * time.Minute)
 		n.addIn(3, "10.0.0.0/8")
 		if doc := n.document(); doc.Template != "" || doc.LastError != "" {
-			t.Errorf("the template is %q, the trouble %q", doc.Template, doc.LastError)
+			t.Errorf("template = %q, last error = %q; want none", doc.Template, doc.LastError)
 		}
 	})
 }
 
-// eth0 is the node's at once, also while EC2 refuses other ENIs.
-func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
+// eth0 is reserved for the node immediately, even while EC2 rejects other ENIs.
+func TestFirstInterfaceIndexAppliesImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
 		n.startAndSettle(time.Minute)
@@ -93,47 +93,47 @@ func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(time.Second)
 		if e := n.document().ENIs; len(e) == 0 || e[0].Ready {
-			t.Errorf("eth0 is for pods: %+v", e)
+			t.Errorf("ENIs = %+v, want eth0 not ready for pods", e)
 		}
 	})
 }
 
-// Settings that are given before the first pass apply to the first ENI.
+// Settings given before the first pass apply to the first ENI.
 func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
 		n.startConfigured(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(2 * time.Minute)
 		if got := n.furtherSubnets(); len(got) == 0 || slices.Contains(got, "subnet-1") {
-			t.Errorf("ENIs are in %v", got)
+			t.Errorf("subnets of ENIs = %v, want none in subnet-1", got)
 		}
 		if e := n.document().ENIs; len(e) == 0 || e[0].Ready {
-			t.Errorf("eth0 is for pods: %+v", e)
+			t.Errorf("ENIs = %+v, want eth0 not ready for pods", e)
 		}
 	})
 }
 
-// Settings that are invalid, or that this instance cannot have, change nothing and are reported until
-// others are valid. PrefixDelegation is that of the applied settings.
-func TestSenselessSettings(t *testing.T) {
+// Settings that are invalid, or not possible on this instance, change nothing and are reported until
+// valid ones arrive. PrefixDelegation is that of the applied settings.
+func TestInvalidSettingsAreNotApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
 		beyond := n.settingsOf(func(s *eni.Settings) {
 			s.Policy.FirstInterfaceIndex, s.Policy.PrefixDelegation = 3, true
 		})
 		fits := func(inv *eni.Inventory) error { return nodenetwork.BeyondType(beyond, inv) }
-		n.startConfigured(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are not known yet
+		n.startConfigured(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are unknown yet
 		n.settle(time.Minute)
 		reports := func(words ...string) {
 			t.Helper()
 			doc := n.document()
 			for _, w := range words {
 				if !strings.Contains(doc.LastError, w) {
-					t.Errorf("the trouble is %q, want %q", doc.LastError, w)
+					t.Errorf("last error = %q, want text %q", doc.LastError, w)
 				}
 			}
 			if doc.Template != "" || n.supply.PrefixDelegation() {
-				t.Errorf("the template is %q, prefixes %v", doc.Template, n.supply.PrefixDelegation())
+				t.Errorf("template = %q, prefixes = %v; want none", doc.Template, n.supply.PrefixDelegation())
 			}
 		}
 		reports("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
@@ -142,7 +142,7 @@ func TestSenselessSettings(t *testing.T) {
 		n.Configure(Desired{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
 		reports("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
-		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
+		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known now
 		n.settle(time.Minute)
 		reports("NodeNetworkTemplate/beyond is not applied")
 		n.add(2, time.Minute)
@@ -154,19 +154,19 @@ func TestSenselessSettings(t *testing.T) {
 		n.Configure(Desired{Template: "NodeNetworkTemplate/good", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.PrefixDelegation = true })})
 		n.settle(time.Minute)
 		if doc := n.document(); doc.LastError != "" || doc.Template != "NodeNetworkTemplate/good" || !n.supply.PrefixDelegation() {
-			t.Errorf("the template is %q, the trouble %q, prefixes %v", doc.Template, doc.LastError, n.supply.PrefixDelegation())
+			t.Errorf("template = %q, last error = %q, prefixes = %v; want the good template", doc.Template, doc.LastError, n.supply.PrefixDelegation())
 		}
-		// Settings that count are also those that others fall back to.
+		// Later invalid settings fall back to the last applied ones.
 		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits})
 		n.settle(time.Minute)
 		if doc := n.document(); doc.LastError == "" || doc.Template != "NodeNetworkTemplate/good" {
-			t.Errorf("the template is %q, the trouble %q", doc.Template, doc.LastError)
+			t.Errorf("template = %q, last error = %q; want the good template and an error", doc.Template, doc.LastError)
 		}
 	})
 }
 
-// Trouble with the cloud is reported beside that with settings.
-func TestBothTroublesAreReported(t *testing.T) {
+// Problems with the cloud are reported in addition to those with settings.
+func TestCloudAndSettingsErrorsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AssignAddresses", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
@@ -174,18 +174,18 @@ func TestBothTroublesAreReported(t *testing.T) {
 		n.Configure(Desired{Template: "NodeNetworkTemplate/odd", Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
 		if got := n.document().LastError; !strings.Contains(got, "assign") || !strings.Contains(got, "odd") {
-			t.Errorf("the trouble is %q", got)
+			t.Errorf("last error = %q, want both problems", got)
 		}
 	})
 }
 
 // When the security groups of the primary ENI change, the other ENIs get them too, unless that is
-// switched off or others are configured. Differences are reported.
-func TestGroupsOfThePrimaryChange(t *testing.T) {
+// disabled or other groups are configured. Differences are reported.
+func TestSecurityGroupsFollowThePrimaryENI(t *testing.T) {
 	for name, tt := range map[string]struct {
 		follow     bool
 		configured []string
-		denied     bool // at first
+		denied     bool // EC2 first denies the change
 		want       string
 		healthy    bool
 	}{
@@ -210,7 +210,7 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 			n.addAll(0, 2, 45*time.Second)
 			n.settle(5 * time.Minute)
 			if got := n.secondary(1).Groups; !slices.Equal(got, []string{"sg-old"}) || !n.healthy(conditionGroups) {
-				t.Fatalf("a new ENI has %v", got)
+				t.Fatalf("security groups of a new ENI = %v, want sg-old", got)
 			}
 			n.cloud.Front.ResetCalls()
 			set("sg-new")
@@ -221,15 +221,15 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 			check.Equal(t, n.secondary(1).Groups, []string{tt.want}, "the ENI has")
 			check.Equal(t, n.healthy(conditionGroups), tt.healthy, "conditions %+v", n.Snapshot().Conditions)
 			if got := n.cloud.Front.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
-				t.Errorf("%d calls", got)
+				t.Errorf("%d calls of SetGroups", got)
 			}
-			n.addAll(2, 6, 45*time.Second) // whatever becomes of groups
+			n.addAll(2, 6, 45*time.Second) // regardless of the groups
 			n.check()
 			if tt.denied {
 				n.cloud.Front.ClearFaults()
 				n.settle(5 * time.Minute)
 				if !n.healthy(conditionGroups) || !slices.Equal(n.secondary(1).Groups, []string{"sg-new"}) {
-					t.Errorf("not healed: %v", n.secondary(1).Groups)
+					t.Errorf("groups after the permission was granted = %v, want sg-new", n.secondary(1).Groups)
 				}
 			}
 		}))

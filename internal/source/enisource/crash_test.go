@@ -39,14 +39,14 @@ func (*killer) Collected(eni.Collected) {}
 
 func (*killer) Reconciled(time.Duration) {}
 
-// arm has the next n starts die at failpoints.
+// arm makes the next n starts die at failpoints.
 func (n *node) arm() *killer {
 	k := &killer{stop: func() { n.stop() }}
 	n.tune = func(c *eni.Config) { c.Observer = k }
 	return k
 }
 
-// restartDead starts the daemon again if it died.
+// restartDead restarts the daemon if it died.
 func (n *node) restartDead() {
 	synctest.Wait()
 	select {
@@ -69,31 +69,31 @@ func (n *node) finalCheck() {
 	total := 0
 	for _, e := range n.cloud.State.Truth() {
 		if e.Attachment == nil {
-			n.t.Errorf("%s is left detached", e.ID)
+			n.t.Errorf("%s was left detached", e.ID)
 			continue
 		}
 		if !e.Attachment.DeleteOnTermination {
-			n.t.Errorf("%s would outlive its instance", e.ID)
+			n.t.Errorf("%s is not deleted with its instance", e.ID)
 		}
 		for _, p := range things(e) {
 			switch f := ipfamily.Of(p.Addr()); {
 			case f == ipfamily.IPv6 && (!p.IsSingleIP() || primary(e) || !n.policy.Families.Has(f)):
-				// A /80 is not listed, and the others are not for pods.
+				// A /80 is not listed, and the other families are not for pods.
 			case !n.policy.Families.Has(f):
-				n.t.Errorf("%v is assigned, and no pod is to have it", p)
+				n.t.Errorf("%v is assigned, but pods do not use its family", p)
 			case !have[p.Addr().String()]:
-				n.t.Errorf("%v is assigned and in no snapshot", p)
+				n.t.Errorf("%v is assigned, but in no snapshot", p)
 			default:
 				total += plan.CountOf(f, cloud.AmountOf([]netip.Prefix{p}))
 			}
 		}
 	}
 	if total != len(have) {
-		n.t.Errorf("EC2 has %d addresses, the node %d", total, len(have))
+		n.t.Errorf("EC2 has %d addresses, the node %d; want the same", total, len(have))
 	}
 }
 
-// The daemon dies at each step of growing and shrinking in turn, and is started again. Nothing leaks,
+// The daemon dies at each step of growing and shrinking in turn, and is restarted. Nothing leaks,
 // and nothing is done twice.
 func TestCrashAtEveryStep(t *testing.T) {
 	tried := 0
@@ -106,10 +106,10 @@ func TestCrashAtEveryStep(t *testing.T) {
 			for _, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6} {
 				t.Run(fmt.Sprintf("%s/lag=%v/%s", point, lag, set), func(t *testing.T) {
 					policy, want, itype := ipam.Policy{WarmIP: 1, Families: set}, "1", "t3.small"
-					if strings.HasPrefix(point, "eni.tag") { // an ENI to adopt must be needed
+					if strings.HasPrefix(point, "eni.tag") { // the node must need an ENI to adopt
 						policy, want = ipam.Policy{MinimumIP: 4, Families: set}, "3,1"
 					}
-					if set == ipfamily.OnlyIPv6 { // one without prefixes, as with them there is nothing to grow
+					if set == ipfamily.OnlyIPv6 { // a type without prefixes, because with them there is nothing to grow
 						itype, want = "t2.small", strings.ReplaceAll(want, "3,1", "4")
 						want = "0," + want
 					}
@@ -129,7 +129,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 							n.restartDead()
 							for i := range 7 {
 								if _, ok := n.leases[key(i)]; !ok {
-									n.add(i, 45*time.Second) // as a runtime tries again
+									n.add(i, 45*time.Second) // the runtime retries
 								}
 							}
 						}
@@ -149,13 +149,13 @@ func TestCrashAtEveryStep(t *testing.T) {
 		}
 	}
 	if tried < 16 {
-		t.Errorf("only %d failpoints are registered", tried)
+		t.Errorf("%d failpoints are registered, want at least 16", tried)
 	}
 }
 
-var troubleSeed = flag.Uint64("trouble.seed", 0, "run TestRandomTrouble with this seed alone")
+var troubleSeed = flag.Uint64("trouble.seed", 0, "run TestRandomTrouble with this seed only")
 
-// Random pods, faults, lag and deaths; once they stop, EC2 and the node must agree.
+// Random pods, faults, delays and crashes: once they stop, EC2 and the node must agree.
 func TestRandomTrouble(t *testing.T) {
 	if *troubleSeed != 0 {
 		randomTrouble(t, *troubleSeed)
@@ -187,7 +187,7 @@ func randomTrouble(t *testing.T, seed uint64) {
 				if _, err := n.try(next, time.Duration(rng.IntN(8))*time.Second); err == nil {
 					live[next] = true
 				} else if ex, ok := errors.AsType[*source.Exhausted](err); !ok || ex.Reason == "" {
-					t.Fatalf("a failure without a reason: %v", err)
+					t.Fatalf("Acquire() failed without a reason: %v", err)
 				}
 				next++
 			}
@@ -213,7 +213,7 @@ func randomTrouble(t *testing.T, seed uint64) {
 	})
 }
 
-// chaos adds one piece of trouble.
+// chaos injects one random fault.
 func (n *node) chaos(rng *rand.Rand) {
 	classes := []cloud.Class{cloud.Throttled, cloud.Transient, cloud.Transient, cloud.Conflict, cloud.Permission, cloud.LimitReached}
 	n.cloud.State.SetFragmented("subnet-1", rng.IntN(3) == 0)

@@ -10,25 +10,25 @@ import (
 	"github.com/berthnet/berth/internal/node/podevents"
 )
 
-// The causes why a running pod is cut off.
+// The causes for which a running pod is cut off.
 const (
 	causeNoLink     = "eni-link-missing"
 	causeDetached   = "eni-detached"
 	causeUnassigned = "address-unassigned"
 )
 
-// cutOff is why a running pod is cut off.
+// cutOff is the reason why a running pod is cut off.
 type cutOff struct{ cause, message string }
 
-// cutOffs tells pods that they are cut off, or no longer are, and the supplier which links are missing.
-// Source.mu guards it; review is called by the programmer alone.
+// cutOffs notifies pods that are cut off, or no longer are, and tells the supplier which links are missing.
+// Source.mu guards it; only the programmer calls review.
 type cutOffs struct {
 	s       *Source
-	pods    map[attachment.Key]cutOff // as the pods were notified
-	missing []string                  // links, as reported to the supplier
+	pods    map[attachment.Key]cutOff // the state of which the pods were notified
+	missing []string                  // missing links reported to the supplier
 }
 
-// review is called after everything that can cut pods off.
+// review is called after every change that can cut pods off.
 func (c *cutOffs) review() {
 	s := c.s
 	s.mu.Lock()
@@ -46,7 +46,7 @@ func (c *cutOffs) review() {
 	}
 }
 
-// update takes which pods are cut off now, and returns what is new of that. Source.mu is held.
+// update stores the pods that are cut off now, and returns the changes. Source.mu is held.
 func (c *cutOffs) update(found map[attachment.Key]cutOff) (news []podevents.News) {
 	leases := c.s.addresses.leases
 	newsOf := func(key attachment.Key, kind podevents.Kind, t cutOff) podevents.News {
@@ -66,7 +66,7 @@ func (c *cutOffs) update(found map[attachment.Key]cutOff) (news []podevents.News
 	return news
 }
 
-// find returns the pods that are cut off, as far as links and the inventory say. Source.mu is held.
+// find returns the pods that are cut off according to links and the inventory. Source.mu is held.
 func (c *cutOffs) find() map[attachment.Key]cutOff {
 	a := &c.s.addresses
 	now, lost := c.s.clock.Now(), a.lost()
@@ -78,7 +78,7 @@ func (c *cutOffs) find() map[attachment.Key]cutOff {
 	for key, l := range a.leases {
 		absence, absent := a.enis.absent[l.ENI]
 		switch {
-		case absent && c.pods[key] != (cutOff{}) && lost[key] == nil: // until it can be used again
+		case absent && c.pods[key] != (cutOff{}) && lost[key] == nil: // not reported until the inventory can be used again
 			out[key] = c.pods[key]
 		case attached[l.ENI] && absent && !absence.reportedAt().After(now):
 			out[key] = cutOff{causeNoLink, fmt.Sprintf("the node has no link of ENI %s, which has the pod's address %s", l.ENI, text(l.Addrs()))}
@@ -86,13 +86,13 @@ func (c *cutOffs) find() map[attachment.Key]cutOff {
 		case !attached[l.ENI]:
 			out[key] = cutOff{causeDetached, fmt.Sprintf("ENI %s, which has the pod's address %s, is not attached to this node", l.ENI, text(l.Addrs()))}
 		default:
-			out[key] = cutOff{causeUnassigned, fmt.Sprintf("the pod's address %s is not assigned to ENI %s any more", text(lost[key]), l.ENI)}
+			out[key] = cutOff{causeUnassigned, fmt.Sprintf("the pod's address %s is no longer assigned to ENI %s", text(lost[key]), l.ENI)}
 		}
 	}
 	return out
 }
 
-// tell logs what became of a running pod, and records it as an Event.
+// tell logs the change of a running pod's state, and records it as an Event.
 func (c *cutOffs) tell(n podevents.News) {
 	log := c.s.log.With("namespace", n.Pod.Namespace, "pod", n.Pod.Name)
 	if n.Kind == podevents.Restored {

@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// linkPatience is how long the link of an ENI that was attached may take to appear
-	// before it counts as missing. It takes seconds.
+	// linkPatience is how long the link of an attached ENI may take to appear
+	// before it counts as missing. It usually takes seconds.
 	linkPatience = 30 * time.Second
-	// driverPatience is how long a driver may take to start again before pods and the node
-	// are notified that a link is gone. Addresses of the ENI are not handed out meanwhile.
+	// driverPatience is how long a driver may take to restart before pods and the node
+	// are notified that a link is gone. Addresses of the ENI are not assigned meanwhile.
 	driverPatience = 5 * time.Second
 )
 
-// enis is which ENIs serve pods, which of them the data path has, and which links the node lacks. It is
+// enis tracks which ENIs serve pods, which of them the data path has, and which links the node lacks. It is
 // not safe for concurrent use: Source.mu guards it.
 type enis struct {
 	clock clock.Clock
 	log   *slog.Logger
 
-	published map[string]eni.ENI // those that serve pods, by ID
-	// programmed is what the data path has, by ID; while it is being changed, what it
-	// has before and after.
+	published map[string]eni.ENI // ENIs that serve pods, by ID
+	// programmed is the state of the data path, by ID; during a change, the union of the state before
+	// and after.
 	programmed map[string]eni.ENI
-	down       map[string]string  // why an ENI's data path is not ready
+	down       map[string]string  // reasons why data paths are not ready, by ENI
 	absent     map[string]absence // ENIs whose links the node lacks
 }
 
@@ -41,16 +41,16 @@ func newENIs(c clock.Clock, log *slog.Logger) enis {
 	return enis{clock: c, log: log, published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{}, absent: map[string]absence{}}
 }
 
-// absence is since when the node has had no link of an ENI.
+// absence is the time since which the node has had no link of an ENI.
 type absence struct {
 	since time.Time
-	had   bool // it had one before
+	had   bool // the node had the link before
 }
 
-// missing reports whether the link should be there: it is gone, or has not come for long.
+// missing reports whether the link should exist: it vanished, or has not appeared for a long time.
 func (a absence) missing(now time.Time) bool { return a.had || now.Sub(a.since) >= linkPatience }
 
-// reportedAt returns when pods and the node are notified.
+// reportedAt returns the time at which pods and the node are notified.
 func (a absence) reportedAt() time.Time {
 	if a.had {
 		return a.since.Add(driverPatience)
@@ -58,8 +58,8 @@ func (a absence) reportedAt() time.Time {
 	return a.since.Add(linkPatience)
 }
 
-// publish takes the ENIs of an inventory. It returns those that no longer serve pods, and those that
-// are new or have changed. Holds reports whether a pod has an address of an ENI.
+// publish stores the ENIs of an inventory. It returns those that no longer serve pods, and those that
+// are new or have changed. holds reports whether a pod holds an address of an ENI.
 func (n *enis) publish(list []eni.ENI, holds func(id string) bool) (gone, changed []string) {
 	before := n.published
 	n.published = map[string]eni.ENI{}
@@ -79,7 +79,7 @@ func (n *enis) publish(list []eni.ENI, holds func(id string) bool) (gone, change
 	}
 	for id := range n.absent {
 		_, was := before[id]
-		if _, is := n.published[id]; is && !was { // it was attached again, and its link is to come
+		if _, is := n.published[id]; is && !was { // it was attached again, so its link will appear
 			n.absent[id] = absence{since: n.clock.Now()}
 		}
 	}
@@ -91,7 +91,7 @@ func (n *enis) publish(list []eni.ENI, holds func(id string) bool) (gone, change
 	return gone, changed
 }
 
-// unpublishedCame drops the absence of ENIs whose links came although no inventory has them: the
+// unpublishedCame drops the absence of ENIs whose links appeared although they are in no inventory: the
 // supplier has to find out.
 func (n *enis) unpublishedCame(changed map[string]source.LinkChange) {
 	for id := range n.absent {
@@ -101,14 +101,14 @@ func (n *enis) unpublishedCame(changed map[string]source.LinkChange) {
 	}
 }
 
-// linkGone records that the node has no link of an ENI, or another than was set up, and reports whether
-// that is news.
+// linkGone records that the node has no link of an ENI, or another one than was set up, and reports whether
+// that is a change.
 func (n *enis) linkGone(id string, had bool) bool {
 	if n.lacksLink(id) {
 		return false
 	}
 	if had {
-		n.log.Warn("the link of an ENI is gone: its addresses are not handed out until it is back", "eni", id)
+		n.log.Warn("the link of an ENI vanished: its addresses are not assigned until it is back", "eni", id)
 	}
 	n.absent[id] = absence{n.clock.Now(), had}
 	return true
@@ -127,7 +127,7 @@ func (n *enis) missingLinks() (ids []string) {
 	return ids
 }
 
-// nextReport returns when the next missing link is reported; zero: none is to be.
+// nextReport returns the time of the next report of a missing link, or zero.
 func (n *enis) nextReport(now time.Time) (next time.Time) {
 	for _, a := range n.absent {
 		next = retry.Earliest(now, next, a.reportedAt())
@@ -135,8 +135,8 @@ func (n *enis) nextReport(now time.Time) (next time.Time) {
 	return next
 }
 
-// differences returns what the data path has too much and what it lacks. The data path of an ENI that
-// is no longer published stays while pods hold its addresses, unless another ENI took its place.
+// differences returns the ENIs to remove from the data path and those to set. The data path of an ENI that
+// is no longer published stays while pods hold its addresses, unless another ENI took its device index.
 func (n *enis) differences(holds func(id string) bool, desired func(eni.ENI) eni.ENI) (remove []string, set []eni.ENI) {
 	taken := map[int]bool{}
 	for _, e := range n.published {
@@ -156,8 +156,8 @@ func (n *enis) differences(holds func(id string) bool, desired func(eni.ENI) eni
 	return remove, set
 }
 
-// programming records that the data path may lack, from now on, what e lacks: if that is published
-// again meanwhile, it is not assignable before its turn.
+// programming records that the data path may, from now on, lack the addresses that e lacks: if they are published
+// again meanwhile, they are not assignable before the next SetENI.
 func (n *enis) programming(e eni.ENI) {
 	done, ok := n.programmed[e.ID]
 	if !ok {
@@ -172,7 +172,7 @@ func (n *enis) programming(e eni.ENI) {
 	n.programmed[e.ID] = done
 }
 
-// set takes the result of SetENI, and reports whether the node has no link of the ENI.
+// set handles the result of SetENI, and reports whether the node has no link of the ENI.
 func (n *enis) set(e eni.ENI, err error) (noLink bool) {
 	if err != nil {
 		n.down[e.ID] = err.Error()
@@ -187,13 +187,13 @@ func (n *enis) set(e eni.ENI, err error) (noLink bool) {
 // has reports whether the data path has an ENI.
 func (n *enis) has(id string) bool { _, ok := n.programmed[id]; return ok }
 
-// removed takes the success of RemoveENI.
+// removed records the success of RemoveENI.
 func (n *enis) removed(id string) {
 	delete(n.programmed, id)
 	delete(n.absent, id)
 }
 
-// why returns why the data path of an ENI is not ready; empty: all are, or no reason is known.
+// why returns the reason why the data path of an ENI is not ready, or "".
 func (n *enis) why() (id, reason string) {
 	for _, id := range sortedIDs(n.published) {
 		if down := n.down[id]; down != "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// has returns the families that a lease has addresses of.
+// has returns the address families of a lease.
 func has(l source.Lease) ipfamily.Set {
 	switch {
 	case l.IPv4.IsValid() && l.IPv6.IsValid():
@@ -27,8 +27,8 @@ func has(l source.Lease) ipfamily.Set {
 	return ipfamily.OnlyIPv4
 }
 
-// A node gets other families at a restart while pods run: they keep their addresses, new pods get the
-// configured families, and addresses that no pod can have any more are released.
+// The node's families change at a restart while pods run: they keep their addresses, new pods get the
+// configured families, and addresses that pods can no longer use are released.
 func TestFamiliesChange(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.State.SetIPv6("subnet-1", "2001:db8::/64")
@@ -50,28 +50,28 @@ func TestFamiliesChange(t *testing.T) {
 	})
 }
 
-// An ENI whose subnet has no IPv6 serves no pod that needs both families, whatever IPv4 it has, and the
-// reason names the missing family. A block that is added later is used.
+// An ENI whose subnet has no IPv6 serves no pod that needs both families, even if it has IPv4 addresses, and the
+// reason names the missing family. An IPv6 block that is added later is used.
 func TestDualStackPodsNeedIPv6(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.cloud.State.RemoveSubnet("subnet-1")
 		n.cloud.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 		n.startAndSettle(time.Second)
 		if err := n.fails(1, 45*time.Second, "no-ipv6"); !strings.Contains(err.Error(), "IPv6 CIDR block") {
-			t.Errorf("the message is %v", err)
+			t.Errorf("error = %v, want text \"IPv6 CIDR block\"", err)
 		}
 		n.wantLayout("0")
 		n.cloud.State.SetIPv6("subnet-1", "2001:db8::/64")
 		n.settle(3 * time.Minute)
 		if l := n.add(1, 45*time.Second); has(l) != ipfamily.Dual {
-			t.Errorf("got %v", l.Addrs())
+			t.Errorf("addresses = %v, want both families", l.Addrs())
 		}
 		n.check()
 	})
 }
 
-// While EC2 is away, a node uses the families of its file.
-func TestFamiliesOutliveEC2(t *testing.T) {
+// While EC2 is unavailable, a node uses the families from its file.
+func TestStoredFamiliesApplyWithoutEC2(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 2, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.startAndSettle(time.Second)
 		first := n.add(1, time.Second)
@@ -81,18 +81,18 @@ func TestFamiliesOutliveEC2(t *testing.T) {
 		n.startAndSettle(time.Minute)
 		second := n.add(2, time.Second)
 		if has(second) != ipfamily.Dual || second.IPv6 == first.IPv6 {
-			t.Errorf("%v after %v", second.Addrs(), first.Addrs())
+			t.Errorf("addresses = %v after %v, want another dual-stack pair", second.Addrs(), first.Addrs())
 		}
 		if got := n.store.inv; got.Families != ipfamily.Dual || len(got.ENIs[0].SubnetIPv6) != 1 || (eni.Inventory{}).Families != "" {
-			t.Errorf("the file has %+v", got)
+			t.Errorf("stored inventory = %+v, want dual-stack", got)
 		}
 	})
 }
 
-// six is the block of subnet-6, which is IPv6-only.
+// six is the CIDR of subnet-6, which is IPv6-only.
 var six = netip.MustParsePrefix("2001:db8:0:6::/64")
 
-// inSix puts the further ENIs of a node into an IPv6-only subnet; its own subnet is not.
+// inSix puts the further ENIs of a node into an IPv6-only subnet; the node's own subnet has IPv4.
 func (n *node) inSix() {
 	n.policy.FirstInterfaceIndex = 1
 	n.cloud.State.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
@@ -115,21 +115,21 @@ func (n *node) freeAtHome() int {
 }
 
 // IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, also after a
-// restart, and after one while EC2 is away.
-func TestPodsInAnIPv6OnlySubnet(t *testing.T) {
+// restart, and after a restart while EC2 is unavailable.
+func TestPodsInIPv6OnlySubnet(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
 		free := n.freeAtHome()
 		n.startAndSettle(time.Minute)
 		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) || l.IPv4.IsValid() {
-			t.Errorf("the pod has %v", l.Addrs())
+			t.Errorf("addresses of the pod = %v, want one of %s only", l.Addrs(), six)
 		}
 		if list := n.ofSix(); len(list) != 1 || list[0].Primary.IsValid() || n.freeAtHome() != free {
-			t.Errorf("ENIs %+v; %d IPv4 addresses are free where eth0 is, want %d", list, n.freeAtHome(), free)
+			t.Errorf("ENIs = %+v, free IPv4 addresses in eth0's subnet = %d; want %d", list, n.freeAtHome(), free)
 		}
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		check.Equal(t, n.cloud.Front.Count("Subnets"), 0, "calls for subnets within an hour in which all was known")
+		check.Equal(t, n.cloud.Front.Count("Subnets"), 0, "calls for subnets within an hour without changes")
 		n.kill()
 		n.startAndSettle(time.Minute)
 		n.add(2, time.Minute)
@@ -138,14 +138,14 @@ func TestPodsInAnIPv6OnlySubnet(t *testing.T) {
 		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
 		n.startAndSettle(time.Minute)
 		if l := n.add(3, time.Second); !six.Contains(l.IPv6) {
-			t.Errorf("while EC2 is away a pod has %v", l.Addrs())
+			t.Errorf("addresses while EC2 is unavailable = %v, want one of %s", l.Addrs(), six)
 		}
 	})
 }
 
-// An IPv6-only subnet is of no use to pods with IPv4 addresses, nor to an instance that is not built on
-// Nitro: no ENI is created there, and the message says so.
-func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
+// An IPv6-only subnet is useless for pods with IPv4 addresses, and for an instance that is not based on
+// Nitro: no ENI is created there, and the error explains it.
+func TestIPv6OnlySubnetWithoutUse(t *testing.T) {
 	for _, tc := range []struct {
 		name, instanceType, says string
 		families                 ipfamily.Set
@@ -158,15 +158,15 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 			n.inSix()
 			n.startAndSettle(time.Minute)
 			if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("the message is %v", err)
+				t.Errorf("error = %v, want text %q", err, tc.says)
 			}
-			check.Equal(t, len(n.ofSix()), 0, "ENIs made")
+			check.Equal(t, len(n.ofSix()), 0, "ENIs created")
 		}))
 	}
 }
 
-// An IPv6-only subnet that refuses addresses is tried again, but not all the time.
-func TestFullIPv6OnlySubnet(t *testing.T) {
+// A full IPv6-only subnet is retried, but with a backoff.
+func TestFullIPv6OnlySubnetIsRetried(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
@@ -174,7 +174,7 @@ func TestFullIPv6OnlySubnet(t *testing.T) {
 		check.AtMost(t, n.cloud.Front.Count("CreateENI"), 2, "calls within a minute")
 		n.settle(time.Hour)
 		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) {
-			t.Errorf("the pod has %v", l.Addrs())
+			t.Errorf("addresses of the pod = %v, want one of %s", l.Addrs(), six)
 		}
 	})
 }

@@ -30,15 +30,15 @@ const instance = "i-1"
 
 var key = sourcetest.Key
 
-// links is a Datapath whose links appear when a test says so.
+// links is a Datapath whose links appear when a test makes them.
 type links struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	missing map[string]bool
-	auto    bool // links are there at once
+	auto    bool // links appear immediately
 	set     map[string]eni.ENI
 	removed []string
-	changed map[string]source.LinkChange // as someone else left them
-	dumps   int                          // of all links
+	changed map[string]source.LinkChange // changes by other software
+	dumps   int                          // number of link dumps
 }
 
 func newLinks() *links {
@@ -65,7 +65,7 @@ func (l *links) ChangedLinks(context.Context) (map[string]source.LinkChange, err
 	return maps.Clone(l.changed), nil
 }
 
-// lose removes the link of an ENI, and appear adds it, or another.
+// lose removes the link of an ENI, and appear adds it, or another one.
 func (l *links) lose(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +87,7 @@ func (l *links) RemoveENI(_ context.Context, id string) error {
 	return nil
 }
 
-// memStore is an InventoryStore and Intents that outlive a daemon.
+// memStore is an InventoryStore and Intents, both of which outlive a daemon.
 type memStore struct {
 	eni.MemoryIntents
 	mu    sync.Mutex // guards inv and saved
@@ -108,7 +108,7 @@ func (m *memStore) Save(inv eni.Inventory) error {
 	return nil
 }
 
-// node is a machine whose daemon can be killed and started again.
+// node is a machine whose daemon can be killed and restarted.
 type node struct {
 	t          *testing.T
 	cloud      *cloudfake.Cloud
@@ -117,16 +117,16 @@ type node struct {
 	policy     ipam.Policy
 	tune       func(*eni.Config)
 	notifiedMu sync.Mutex
-	notified   []string // what became of running pods: "POD CAUSE"; takeNotified reads it
+	notified   []string // notifications of running pods, "POD CAUSE"; read by takeNotified
 	*Source
 	stop    context.CancelFunc
 	done    chan struct{}
-	mu      sync.Mutex                      // guards leases and cooling while pods start at once
+	mu      sync.Mutex                      // guards leases and cooling while pods start concurrently
 	leases  map[attachment.Key]source.Lease // the records on disk
 	cooling map[netip.Addr]time.Time
 }
 
-// newNode makes a VPC with one instance; call it in a synctest bubble.
+// newNode creates a VPC with one instance. Call it in a synctest bubble.
 func newNode(t *testing.T, itype string, p ipam.Policy) *node {
 	c := cloudfake.New(cloudfake.Options{})
 	c.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
@@ -145,7 +145,7 @@ func (n *node) start() {
 	n.startConfigured()
 }
 
-// startConfigured is start with settings that are given before the first pass.
+// startConfigured is start with settings given before the first pass.
 func (n *node) startConfigured(wanted ...Desired) {
 	n.t.Helper()
 	c := eni.Config{
@@ -191,20 +191,20 @@ func (n *node) kill() {
 	<-n.done
 }
 
-// settle lets virtual time pass until all goroutines rest.
+// settle advances virtual time until all goroutines are idle.
 func (n *node) settle(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
 	synctest.Wait()
 }
 
-// startAndSettle starts the daemon, and lets time pass.
+// startAndSettle starts the daemon and advances virtual time.
 func (n *node) startAndSettle(d time.Duration) {
 	n.t.Helper()
 	n.start()
 	n.settle(d)
 }
 
-// Acquire records the lease, as a daemon does.
+// Acquire records the lease like a daemon.
 func (n *node) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
 	l, err := n.Source.Acquire(ctx, r)
 	n.mu.Lock()
@@ -226,17 +226,17 @@ func (n *node) try(i int, within time.Duration) (source.Lease, error) {
 	return sourcetest.Try(n.t, n, sourcetest.Request(i), within)
 }
 
-// fails starts a pod that gets no address in time, for a reason.
+// fails starts a pod that must fail to get an address, for a reason.
 func (n *node) fails(i int, within time.Duration, reason string) error {
 	n.t.Helper()
 	l, err := n.try(i, within)
 	if ex, ok := errors.AsType[*source.Exhausted](err); !ok || ex.Reason != reason {
-		n.t.Fatalf("pod %d: %v, %v; want reason %s", i, l, err, reason)
+		n.t.Fatalf("Acquire() for pod %d = %v, %v; want reason %s", i, l, err, reason)
 	}
 	return err
 }
 
-// del ends a pod.
+// del removes a pod.
 func (n *node) del(i int) {
 	l := n.leases[key(i)]
 	delete(n.leases, key(i))
@@ -246,14 +246,14 @@ func (n *node) del(i int) {
 	}
 }
 
-// delAll ends the pods from..to.
+// delAll removes the pods from..to.
 func (n *node) delAll(from, to int) {
 	for i := from; i < to; i++ {
 		n.del(i)
 	}
 }
 
-// burst starts pods from..to all at once and waits for them.
+// burst starts pods from..to concurrently and waits for them.
 func (n *node) burst(from, to int, within time.Duration) (failed int) {
 	n.t.Helper()
 	_, why := sourcetest.Burst(n.t, n, from, to, within)
@@ -264,11 +264,11 @@ func (n *node) burst(from, to int, within time.Duration) (failed int) {
 func (n *node) addAll(from, to int, within time.Duration) {
 	n.t.Helper()
 	if failed := n.burst(from, to, within); failed > 0 {
-		n.t.Errorf("%d of %d pods have no address within %v", failed, to-from, within)
+		n.t.Errorf("%d of %d pods got no address within %v", failed, to-from, within)
 	}
 }
 
-// layout returns the number of pods that each ENI has addresses for, by device index, as EC2 has them.
+// layout returns the number of pods that each ENI has addresses for, by device index, according to EC2.
 func (n *node) layout() string {
 	list := n.cloud.State.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
@@ -279,7 +279,7 @@ func (n *node) layout() string {
 			continue
 		}
 		a := cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6Prefixes: len(e.IPv6Prefixes)}
-		if !primary(e) { // there they are the instance's own
+		if !primary(e) { // on the primary ENI they belong to the instance
 			a.IPv6 = len(e.IPv6)
 		}
 		out = append(out, fmt.Sprint(plan.Pods(n.policy.Families, a)))
@@ -297,7 +297,7 @@ func index(e cloud.ENI) int {
 }
 
 // check compares the node with EC2: every lease's address is assigned to the ENI that it names, no
-// address has two pods, no cooling address was handed out, and no free address is unknown to EC2.
+// address has two pods, no cooling address was assigned, and no free address is unknown to EC2.
 func (n *node) check() {
 	n.t.Helper()
 	truth := n.cloud.State.Truth()
@@ -318,21 +318,21 @@ func (n *node) check() {
 			}
 			holder[a] = k
 			if owner(a) != l.ENI {
-				n.t.Errorf("%v has %v of %s, EC2 says %q", k, a, l.ENI, owner(a))
+				n.t.Errorf("%v has %v of %s, but EC2 has it on %q", k, a, l.ENI, owner(a))
 			}
 			if since, ok := n.cooling[a]; ok && time.Since(since) < ipam.DefaultCooling {
-				n.t.Errorf("%v got %v, released %v ago", k, a, time.Since(since))
+				n.t.Errorf("%v got %v, which was released %v ago", k, a, time.Since(since))
 			}
 		}
 	}
 	for _, a := range n.Snapshot().Addresses {
 		if a.State == source.Warm && owner(a.Addr) == "" {
-			n.t.Errorf("%v is warm here and not assigned at EC2", a.Addr)
+			n.t.Errorf("%v is warm but not assigned at EC2", a.Addr)
 		}
 	}
 }
 
-// things returns what EC2 has assigned to an ENI besides its primary address.
+// things returns the addresses and prefixes that EC2 assigned to an ENI, except the primary address.
 func things(e cloud.ENI) []netip.Prefix {
 	return slices.Concat(cloud.HostPrefixes(e.Addresses), e.Prefixes, cloud.HostPrefixes(e.IPv6), e.IPv6Prefixes)
 }
@@ -340,10 +340,10 @@ func things(e cloud.ENI) []netip.Prefix {
 func (n *node) wantLayout(want string) {
 	n.t.Helper()
 	if got := n.layout(); got != want {
-		n.t.Errorf("addresses per ENI: %s, want %s", got, want)
+		n.t.Errorf("addresses per ENI = %s, want %s", got, want)
 	}
 }
 
-// changes are the calls that change something at EC2.
+// changes are the calls that change state at EC2.
 var changes = []string{"CreateENI", "AttachENI", "DetachENI", "DeleteENI", "SetDeleteOnTermination",
 	"AssignAddresses", "UnassignAddresses", "Tag"}

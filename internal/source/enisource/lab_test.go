@@ -21,12 +21,12 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// labNode is a source on a lab's EC2 API, over HTTP and the real SDK.
+// labNode is a source that uses a lab's EC2 API, over HTTP and the real SDK.
 type labNode struct {
 	*Source
 	lab     *endpoints.Cloud
 	id      string
-	passes  retry.Signal // a reconciliation ended
+	passes  retry.Signal // set after each reconciliation
 	stop    func()
 	mu      sync.Mutex // guards creates
 	creates int
@@ -93,12 +93,12 @@ func (n *labNode) until(t *testing.T, what string, ok func() bool) {
 		select {
 		case <-n.passes:
 		case <-deadline:
-			t.Fatalf("never: %s; the node says %+v", what, n.Snapshot())
+			t.Fatalf("timed out waiting until %s; snapshot = %+v", what, n.Snapshot())
 		}
 	}
 }
 
-// pods acquires addresses for so many pods at once.
+// pods acquires addresses for a number of pods concurrently.
 func (n *labNode) pods(t *testing.T, from, to int) map[int]source.Lease {
 	t.Helper()
 	return sourcetest.AddAll(t, n, from, to, 2*time.Minute)
@@ -111,17 +111,17 @@ func (n *labNode) release(to int) {
 	}
 }
 
-// owned checks that each address is a secondary one of the ENI that its lease names.
+// owned checks that each address is a secondary address of the ENI that its lease names.
 func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
 	t.Helper()
 	for i, l := range leases {
 		if e, ok := n.lab.Cloud.Snapshot().ENI(l.ENI); !ok || l.IPv4 == e.Primary || !e.Owns(l.IPv4) {
-			t.Errorf("pod %d got %v as of %s, which does not have it", i, l.IPv4, l.ENI)
+			t.Errorf("pod %d got %v of %s, which does not have it", i, l.IPv4, l.ENI)
 		}
 	}
 }
 
-// agree reports whether the lab and the node agree, and nothing of Berth's is detached or would outlive
+// agree reports whether the lab and the node agree, and no ENI of Berth is detached or would outlive
 // its instance.
 func (n *labNode) agree() bool {
 	assigned := map[netip.Addr]string{}
@@ -154,7 +154,7 @@ func (n *labNode) agree() bool {
 	return len(own) == len(assigned)
 }
 
-// A node in node mode with prefixes grows with its pods, and shrinks after them.
+// A node in node mode with prefixes grows with its pods, and shrinks when they end.
 func TestLabGrowsAndShrinks(t *testing.T) {
 	n := startLab(t, labSpec(), ipam.Policy{PrefixDelegation: true, WarmPrefix: 1})
 	n.owned(t, n.pods(t, 0, 20))
@@ -165,9 +165,9 @@ func TestLabGrowsAndShrinks(t *testing.T) {
 	n.until(t, "surplus ENIs are deleted", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 }
 
-// The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
-// Pods get their addresses all the same, and nothing leaks.
-func TestLabMisbehaves(t *testing.T) {
+// The lab rejects changes to objects that its listings do not show yet, throttles calls, and loses replies.
+// Pods still get their addresses, and nothing leaks.
+func TestLabWithFaults(t *testing.T) {
 	s := labSpec()
 	s.Consistency.Writes = true
 	s.RateLimits = map[string]spec.RateLimit{"*": {Bucket: 4, Refill: 4}}
@@ -178,10 +178,10 @@ func TestLabMisbehaves(t *testing.T) {
 	n.pods(t, 0, 20)
 	n.until(t, "EC2 and the node agree with 20 pods", n.agree)
 	n.mu.Lock()
-	check.Equal(t, n.creates, 2, "ENIs were made for 20 pods")
+	check.Equal(t, n.creates, 2, "ENIs created for 20 pods")
 	n.mu.Unlock()
 	n.release(20)
-	n.until(t, "all surplus is back", func() bool { return len(n.Snapshot().Addresses) == 1 && n.agree() })
+	n.until(t, "all surplus addresses are released", func() bool { return len(n.Snapshot().Addresses) == 1 && n.agree() })
 }
 
 func TestLabDeniesAnAction(t *testing.T) {
@@ -196,12 +196,12 @@ func TestLabDeniesAnAction(t *testing.T) {
 			return
 		}
 		if !ok || time.Now().After(deadline) {
-			t.Fatalf("error %v, want reason permission", err)
+			t.Fatalf("error = %v, want reason permission", err)
 		}
 	}
 }
 
-// A restarted daemon knows what it had, and adopts it.
+// A restarted daemon remembers its addresses, and adopts them.
 func TestLabRestart(t *testing.T) {
 	lab, store := serve(t, labSpec()), &memStore{}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, store, nil)
@@ -212,19 +212,19 @@ func TestLabRestart(t *testing.T) {
 	for i, l := range n.pods(t, 1000, 1002) {
 		for j, before := range leases {
 			if l.IPv4 == before.IPv4 {
-				t.Errorf("%v was given to pods %d and %d", l.IPv4, j, i)
+				t.Errorf("%v was assigned to pods %d and %d", l.IPv4, j, i)
 			}
 		}
 	}
 	n.until(t, "EC2 and the node agree after the restart", n.agree)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	check.AtMost(t, n.creates, 1, "ENIs made after the restart")
+	check.AtMost(t, n.creates, 1, "ENIs created after the restart")
 }
 
-// EC2's reply is wrong once. No pod gets an address that is not its ENI's, and the node finds out by a
-// lookup.
-func TestRepliesThatCannotBeTrue(t *testing.T) {
+// EC2's reply is wrong once. No pod gets an address that its ENI does not have, and the node detects the
+// error by a lookup.
+func TestImpossibleRepliesAreRejected(t *testing.T) {
 	const (
 		assign  = "AssignPrivateIpAddresses"
 		create  = "CreateNetworkInterface"
@@ -234,28 +234,28 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 		id      = "(<networkInterfaceId>)[^<]*()"
 		mac     = "(<macAddress>)[^<]*()"
 	)
-	// The ENIs of the node, and the primary one of another, as EC2 has them.
+	// The ENIs of the node, and the primary ENI of another node, in the lab.
 	type enis struct{ primary, other, stranger vpc.ENI }
 	value := func(v string) func(enis) string { return func(enis) string { return v } }
 	for name, lie := range map[string]struct {
 		action, pattern string
-		between         func(enis) string // what comes between the two groups of the pattern
+		between         func(enis) string // replacement between the two groups of the pattern
 		times           int
 	}{
 		"assigned: the primary address":                        {assign, address, func(e enis) string { return e.primary.Primary.String() }, 1},
 		"assigned: an address of another ENI":                  {assign, address, func(e enis) string { return e.other.Secondary[0].String() }, 1},
 		"assigned: the primary address of another ENI":         {assign, address, func(e enis) string { return e.other.Primary.String() }, 1},
 		"assigned: an address outside of the subnet":           {assign, address, value("10.9.0.9"), 1},
-		"assigned: one more":                                   {assign, "()(</assignedPrivateIpAddressesSet>)", value("<item><privateIpAddress>10.0.3.200</privateIpAddress></item>"), 1},
+		"assigned: one too many":                               {assign, "()(</assignedPrivateIpAddressesSet>)", value("<item><privateIpAddress>10.0.3.200</privateIpAddress></item>"), 1},
 		"assigned: one twice":                                  {assign, "(<item>.*?</item>)(</assignedPrivateIpAddressesSet>)", value("$1"), 1},
 		"assigned: to another ENI":                             {assign, id, func(e enis) string { return e.other.ID }, 1},
-		"created: with an address of another":                  {create, second, func(e enis) string { return e.other.Secondary[0].String() }, 1},
+		"created: with an address of another ENI":              {create, second, func(e enis) string { return e.other.Secondary[0].String() }, 1},
 		"created: the primary ENI":                             {create, id, func(e enis) string { return e.primary.ID }, 1},
 		"created: the primary ENI of another instance":         {create, id, func(e enis) string { return e.stranger.ID }, 1},
-		"created: with the MAC address of the primary":         {create, mac, func(e enis) string { return e.primary.MAC.String() }, 1},
-		"attached: by the attachment of another":               {"AttachNetworkInterface", "(<attachmentId>)[^<]*()", func(e enis) string { return e.other.Attachment.ID }, 1},
+		"created: with the MAC address of the primary ENI":     {create, mac, func(e enis) string { return e.primary.MAC.String() }, 1},
+		"attached: with the attachment of another ENI":         {"AttachNetworkInterface", "(<attachmentId>)[^<]*()", func(e enis) string { return e.other.Attachment.ID }, 1},
 		"listed: every ENI with the primary address of a node": {list, second, func(e enis) string { return e.primary.Primary.String() }, 3},
-		"listed: every ENI with one MAC address":               {list, mac, func(e enis) string { return e.primary.MAC.String() }, 3},
+		"listed: every ENI with the same MAC address":          {list, mac, func(e enis) string { return e.primary.MAC.String() }, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := labSpec()
@@ -273,9 +273,9 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 			between := lie.between(enis{on("node-a", 0), on("node-a", 1), on("node-b", 0)})
 			check.Must(lab.Cloud.API.Inject(spec.Fault{Kind: "wrongReply", Action: lie.action, Pattern: lie.pattern, Replacement: "${1}" + between + "${2}", Count: lie.times}))(t)
 			n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
-			const pods = 12 // the primary ENI has room for nine
+			const pods = 12 // the primary ENI has addresses for nine
 			n.owned(t, n.pods(t, 0, pods))
-			n.until(t, "the reply was given", func() bool { return len(lab.Cloud.API.Faults()) == 0 })
+			n.until(t, "the wrong reply was sent", func() bool { return len(lab.Cloud.API.Faults()) == 0 })
 			agree := func() bool {
 				own := map[netip.Addr]string{}
 				for _, a := range n.Snapshot().Addresses {
@@ -296,24 +296,24 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 	}
 }
 
-// A reply to a creation may leave the tags out: the ENI is attached at once all the same, as Berth's
-// own.
-func TestCreationsWithoutTagsInTheReply(t *testing.T) {
+// A reply to a creation may lack the tags. The ENI is nevertheless attached immediately, as one of
+// Berth's.
+func TestCreationRepliesWithoutTags(t *testing.T) {
 	lab := serve(t, labSpec())
 	if _, err := lab.Cloud.API.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {
 		t.Fatal(err)
 	}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
-	n.pods(t, 0, 12) // the primary ENI has room for nine
+	n.pods(t, 0, 12) // the primary ENI has addresses for nine
 	if met := lab.Cloud.API.FaultsMet()["wrongReply"]; met == 0 {
 		t.Fatal("no reply was changed")
 	}
 	if errors := lab.Cloud.API.Stats()["AttachNetworkInterface"].Errors; len(errors) > 0 {
-		t.Errorf("attaching: %v", errors)
+		t.Errorf("errors of AttachNetworkInterface = %v, want none", errors)
 	}
 	for _, c := range lab.Cloud.API.CallLog() {
 		if c.Params["Filter.1.Name"] != nil && c.Params["Filter.1.Name"][0] == "network-interface-id" {
-			t.Errorf("%v was described singly: its creation was not believed", c.Params["Filter.1.Value.1"])
+			t.Errorf("%v was looked up individually, so its creation was not trusted", c.Params["Filter.1.Value.1"])
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// secondary returns the ENI at a device index, as EC2 has it.
+// secondary returns the ENI at a device index, according to EC2.
 func (n *node) secondary(at int) cloud.ENI {
 	n.t.Helper()
 	for _, e := range n.cloud.State.Truth() {
@@ -22,11 +22,11 @@ func (n *node) secondary(at int) cloud.ENI {
 			return e
 		}
 	}
-	n.t.Fatalf("no ENI has device index %d: %s", at, n.layout())
+	n.t.Fatalf("no ENI has device index %d: layout is %s", at, n.layout())
 	return cloud.ENI{}
 }
 
-// detach detaches an ENI as someone else would.
+// detach detaches an ENI like another user.
 func (n *node) detach(e cloud.ENI) {
 	n.t.Helper()
 	if err := n.cloud.DetachENI(n.t.Context(), e.Attachment.ID); err != nil {
@@ -45,7 +45,7 @@ func (n *node) attached(id string, most time.Duration) {
 			}
 		}
 		if time.Now().After(end) {
-			n.t.Fatalf("%s is not attached after %v", id, most)
+			n.t.Fatalf("%s was not attached within %v", id, most)
 		}
 	}
 }
@@ -62,17 +62,17 @@ func (n *node) healthy(kind string) bool {
 	return false
 }
 
-// wantNotified checks the notifications of pods since the last call.
+// wantNotified checks the pods' notifications since the last call.
 func (n *node) wantNotified(want ...string) {
 	n.t.Helper()
 	if got := n.takeNotified(true); !slices.Equal(got, want) {
-		n.t.Errorf("notified %q, want %q", got, want)
+		n.t.Errorf("notifications = %q, want %q", got, want)
 	}
 }
 
-// takeNotified returns the notifications of pods since they were last cleared, sorted, and may clear it.
+// takeNotified returns the pods' notifications since they were last cleared, sorted, and may clear them.
 func (n *node) takeNotified(forget bool) []string {
-	synctest.Wait() // a notification may be on its way
+	synctest.Wait() // a notification may be in flight
 	n.notifiedMu.Lock()
 	defer n.notifiedMu.Unlock()
 	list := slices.Sorted(slices.Values(n.notified))
@@ -82,9 +82,9 @@ func (n *node) takeNotified(forget bool) []string {
 	return list
 }
 
-// An ENI that someone detaches is attached again at once, and no pod gets its addresses meanwhile.
+// An ENI that another user detaches is attached again immediately, and no pod gets its addresses meanwhile.
 // Running pods keep theirs, and are notified.
-func TestENIDetachedByOthers(t *testing.T) {
+func TestENIDetachedByAnotherUser(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for lag, age := range map[time.Duration]time.Duration{0: 20 * time.Second, 3 * time.Second: 5 * time.Minute} {
 			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), inBubble("m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
@@ -92,7 +92,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 				n.cloud.State.SetAttachTime(time.Second)
 				n.start()
 				n.addAll(0, 2, 45*time.Second)
-				n.settle(age) // replies outrank listings for a minute
+				n.settle(age) // replies take precedence over listings for a minute
 				e := n.secondary(1)
 				n.cloud.Front.ResetCalls()
 				if restart {
@@ -107,31 +107,31 @@ func TestENIDetachedByOthers(t *testing.T) {
 				n.settle(time.Millisecond)
 				for _, g := range n.addresses.alloc.Groups() {
 					if g.ID == e.ID && g.Ready {
-						t.Error("addresses of an ENI without a link can be handed out")
+						t.Error("addresses of an ENI without a link are assignable")
 					}
 				}
 				if !restart {
 					if !n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
-						t.Errorf("reported too soon, or not to the supplier: %v", n.MissingLinks())
+						t.Errorf("missing links = %v, want %s reported to the supplier but not in the condition yet", n.MissingLinks(), e.ID)
 					}
 					n.wantNotified()
 				}
 				n.attached(e.ID, 2*lag+5*time.Second)
-				check.Equal(t, n.cloud.Front.Count("DeleteENI"), 0, "deletions of ENIs of which pods have addresses")
+				check.Equal(t, n.cloud.Front.Count("DeleteENI"), 0, "deletions of ENIs with addresses of pods")
 				n.settle(time.Millisecond)
 				if slices.Contains(n.takeNotified(false), "pod0") {
-					t.Error("a pod was notified that the ENI is back before its link was")
+					t.Error("a pod was notified before the link of its ENI was back")
 				}
 				n.links.appear(e.ID)
 				n.Kick()
 				n.settle(time.Millisecond)
 				if free, _ := n.Room(); free < 3 || !n.healthy(conditionLinks) {
-					t.Errorf("its link is back, and %d addresses are free: %+v", free, n.Snapshot().Conditions)
+					t.Errorf("after the link returned: %d free addresses, conditions %+v; want at least 3 and healthy", free, n.Snapshot().Conditions)
 				}
-				// It may be back before pods are notified that it is gone.
+				// The link may return before pods are notified that it is gone.
 				got := n.takeNotified(false)
 				if gone := slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "pod0 ") }); gone && !slices.Contains(got, "pod0") {
-					t.Errorf("pods were not notified that the ENI is back: %q", got)
+					t.Errorf("notifications = %q, want one that the ENI is back", got)
 				}
 				n.addAll(2, 6, 45*time.Second)
 				n.settle(5 * time.Minute)
@@ -141,8 +141,8 @@ func TestENIDetachedByOthers(t *testing.T) {
 	}
 }
 
-// A link is gone while EC2 has its ENI attached, for example after it was moved to another network
-// namespace: the ENI's addresses are no supply, and the ENI is left alone.
+// If a link vanishes while EC2 has its ENI attached, for example because it was moved to another network
+// namespace, the ENI's addresses are not assigned, and the ENI is not changed.
 func TestLinkMovedAway(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -153,7 +153,7 @@ func TestLinkMovedAway(t *testing.T) {
 		n.links.lose(e.ID)
 		n.Kick()
 		n.settle(4 * time.Second)
-		n.wantLayout("0,5") // a driver that starts again takes as long
+		n.wantLayout("0,5") // a driver restart may take this long
 		n.wantNotified()
 		n.settle(3 * time.Second)
 		n.wantLayout("0,5,3")
@@ -168,7 +168,7 @@ func TestLinkMovedAway(t *testing.T) {
 		n.Kick()
 		n.settle(time.Millisecond)
 		if len(n.MissingLinks()) > 0 || !n.healthy(conditionLinks) {
-			t.Errorf("its link is back, and reported as missing: %v", n.MissingLinks())
+			t.Errorf("missing links after the link returned = %v, want none", n.MissingLinks())
 		}
 		n.wantNotified("pod0", "pod0 "+causeNoLink, "pod1", "pod1 "+causeNoLink)
 		n.settle(10 * time.Minute)
@@ -177,8 +177,8 @@ func TestLinkMovedAway(t *testing.T) {
 	})
 }
 
-// A driver that restarts removes its link for a moment: the new link is set up like the old one at
-// once, and no addresses are asked for in its place.
+// A driver that restarts removes its link for a moment. The new link is set up like the old one immediately,
+// and no replacement addresses are requested.
 func TestLinkReplaced(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
@@ -197,13 +197,13 @@ func TestLinkReplaced(t *testing.T) {
 			n.Kick()
 			n.settle(time.Millisecond)
 			if _, ok := n.links.set[e.ID]; !ok || len(n.MissingLinks()) > 0 {
-				t.Errorf("away for %v: the new link is not set up", away)
+				t.Errorf("away for %v: the new link was not set up", away)
 			}
 			if free, _ := n.Room(); free != 3 {
-				t.Errorf("away for %v: %d addresses are free", away, free)
+				t.Errorf("away for %v: free addresses = %d, want 3", away, free)
 			}
 			if !n.healthy(conditionLinks) {
-				t.Errorf("away for %v: the condition reports it", away)
+				t.Errorf("away for %v: the condition is unhealthy", away)
 			}
 			n.wantNotified()
 			n.settle(time.Minute)
@@ -214,47 +214,47 @@ func TestLinkReplaced(t *testing.T) {
 	})
 }
 
-// If EC2 takes an address of a running pod, the pod is notified, and no other pod gets the address.
-func TestAddressOfARunningPodUnassigned(t *testing.T) {
+// If EC2 takes an address from a running pod, the pod is notified, and no other pod gets the address.
+func TestAddressOfRunningPodUnassigned(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.start()
 		l := n.add(0, 45*time.Second)
 		n.add(1, 45*time.Second)
 		n.settle(5 * time.Minute)
 		if !n.healthy(conditionAddresses) {
-			t.Error("reported without a reason")
+			t.Error("the condition is unhealthy although no address is missing")
 		}
 		check.OK(t, n.cloud.UnassignAddresses(t.Context(), l.ENI, cloud.HostPrefixes(l.Addrs())))
 		n.settle(2 * time.Minute)
 		n.wantNotified("pod0 " + causeUnassigned)
 		if n.healthy(conditionAddresses) || !n.healthy(conditionLinks) {
-			t.Errorf("conditions: %+v", n.Snapshot().Conditions)
+			t.Errorf("conditions = %+v, want only %s unhealthy", n.Snapshot().Conditions, conditionAddresses)
 		}
 		check.Equal(t, n.Snapshot().Detail.(detail).cutOff[causeUnassigned], 1, "pods are counted as cut off")
 		n.del(0)
 		n.settle(time.Minute)
 		if !n.healthy(conditionAddresses) {
-			t.Error("reported after the pod has gone")
+			t.Error("the condition is still unhealthy after the pod was deleted")
 		}
 		n.wantNotified()
 		n.check()
 	})
 }
 
-// The link of an ENI that was just attached does not count as missing at first, and does later.
-func TestLinkThatDoesNotAppear(t *testing.T) {
+// The missing link of an ENI that was just attached is reported only after a while.
+func TestMissingLinkIsReportedAfterAMinute(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.links.auto = false
 		n.startAndSettle(20 * time.Second)
 		if !n.healthy(conditionLinks) {
-			t.Error("reported too soon")
+			t.Error("the missing link was reported too early")
 		}
 		n.settle(40 * time.Second)
 		if n.healthy(conditionLinks) {
-			t.Error("not reported after a minute")
+			t.Error("the missing link was not reported after a minute")
 		}
 		if why := n.fails(0, time.Second, "not-ready"); !strings.Contains(why.Error(), source.ErrNoLink.Error()) {
-			t.Errorf("a pod waits for %v", why)
+			t.Errorf("the wait's reason = %v, want %v", why, source.ErrNoLink)
 		}
 	})
 }

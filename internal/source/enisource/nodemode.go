@@ -14,9 +14,9 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// New returns a source for node mode that is ready for Restore; a reconciler made with c supplies it.
-// The stored inventory is loaded if it is of this instance. InstanceID, Node, Clock and Logger of c are
-// set by the source.
+// New returns a source for node mode, supplied by a reconciler created with c. It is ready for Restore.
+// A stored inventory of this instance is loaded. The source sets InstanceID, Node, Clock and Logger
+// of c.
 func New(o Options, c eni.Config) (*Source, error) {
 	s, err := newSource(o)
 	if err != nil {
@@ -32,16 +32,16 @@ func New(o Options, c eni.Config) (*Source, error) {
 	return s, nil
 }
 
-// Desired is settings that the ENIs should have.
+// Desired are the desired settings of the ENIs.
 type Desired struct {
-	Template string // the object that they come from; empty: only the daemon's configuration
+	Template string // the object that they come from; empty: the daemon's configuration
 	Settings eni.Settings
-	Err      error                      // why they are invalid, and the previous ones stay; nil: they are valid
-	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
+	Err      error                      // why they are invalid, so that the previous ones stay; nil: valid
+	Fits     func(*eni.Inventory) error // checks them against this instance; nil: always possible
 	Applied  func()                     // called once they are applied; may be nil
 }
 
-// Configure applies other settings to a source made with New. Invalid settings change nothing; the log
+// Configure applies other settings to a source created with New. Invalid settings change nothing; the log
 // and LastError describe them.
 func (s *Source) Configure(w Desired) {
 	if r, ok := s.supply.(*reconciled); ok {
@@ -49,12 +49,12 @@ func (s *Source) Configure(w Desired) {
 	}
 }
 
-// reconciled is the reconciler as a Supplier.
+// reconciled is a reconciler in the role of a Supplier.
 type reconciled struct {
 	*eni.Reconciler
 	log *slog.Logger
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	counts  Desired    // the settings that the reconciler applies
 	refused error      // why the newest settings are not applied
 }
@@ -67,7 +67,7 @@ func (r *reconciled) configure(w Desired) {
 	r.Reconfigure(eni.Change{Settings: w.Settings, Fits: w.Fits, Taken: func(err error) { r.taken(w, err) }})
 }
 
-// taken records whether settings are applied.
+// taken records whether settings were applied.
 func (r *reconciled) taken(w Desired, err error) {
 	before := r.note(w, err)
 	if err == nil && w.Applied != nil {
@@ -129,7 +129,7 @@ func (r *reconciled) OtherGroups() (enis []string, followed, compared bool) {
 	return enis, r.counts.Settings.FollowGroups, true
 }
 
-// reasons are the reasons of pods that wait, by class of the cloud's error.
+// reasons are the reasons of waiting pods, by class of the cloud's error.
 var reasons = map[cloud.Class]string{
 	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,
 	cloud.Permission: "permission", cloud.Bug: "refused", cloud.Gone: "refused",
@@ -153,12 +153,12 @@ func (r *reconciled) Why(served bool) *source.Exhausted {
 	return &source.Exhausted{Reason: Growing, Message: "no address is free yet: EC2 was asked for more, which has not arrived"}
 }
 
-// reconcilerNode is the Source as the reconciler's Node.
+// reconcilerNode is the Source in the role of the reconciler's Node.
 type reconcilerNode Source
 
 var _ eni.Node = (*reconcilerNode)(nil)
 
-// Usage implements eni.Node. Withheld addresses count as used: others are asked for in their place, and
+// Usage implements eni.Node. Withheld addresses count as used, so that replacements are requested and
 // their ENI stays.
 func (s *reconcilerNode) Usage() eni.Usage {
 	s.mu.Lock()
@@ -172,7 +172,7 @@ func (s *reconcilerNode) Usage() eni.Usage {
 		u.ENIs[g.ID] = of
 	}
 	for _, l := range s.addresses.leases {
-		if _, ok := s.addresses.enis.published[l.ENI]; !ok && l.ENI != "" { // for example one that is no longer attached
+		if _, ok := s.addresses.enis.published[l.ENI]; !ok && l.ENI != "" { // for example of an ENI that is no longer attached
 			of := u.ENIs[l.ENI]
 			of.Used++
 			u.ENIs[l.ENI] = of
@@ -181,7 +181,7 @@ func (s *reconcilerNode) Usage() eni.Usage {
 	return u
 }
 
-// Publish implements eni.Node: the file first, then the memory.
+// Publish implements eni.Node. It writes the file first, then the memory.
 func (s *reconcilerNode) Publish(_ context.Context, inv eni.Inventory) error {
 	err := (*Source)(s).file.save(func() { s.addresses.inv = inv })
 	s.mu.Lock()
@@ -218,7 +218,7 @@ func (s *reconcilerNode) RestoreWithdrawn(withdrawn []netip.Prefix) {
 func (s *reconcilerNode) WithdrawENI(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.addresses.holds(id) { // also if the cloud does not list it as the node's
+	if s.addresses.holds(id) { // even if the cloud does not list it for the node
 		return false
 	}
 	if _, ok := s.addresses.enis.published[id]; !ok {

@@ -9,17 +9,17 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Offer takes an inventory from a supplier that names the addresses and prefixes that it asks back.
-// None of those is handed out from now on. Offer returns those that no pod has and that do not cool,
-// sorted: they are recorded as withdrawn, also over a restart. What was asked back before and no longer
-// is becomes assignable again, if the inventory still has it.
+// Offer adopts an inventory from a supplier that names addresses and prefixes to release.
+// None of those is assigned from now on. Offer returns those that no pod holds and that are not cooling,
+// sorted: they are recorded as withdrawn, also across a restart. Addresses that were to be released before but no
+// longer are become assignable again, if the inventory still has them.
 //
-// The file is written before any of these is handed out again. After an error nothing counts as
-// withdrawn: the inventory is in use, and Offer has to be called again.
+// The file is written before any address becomes assignable again. After an error nothing counts as
+// withdrawn: the inventory is in use, and Offer must be called again.
 func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error) {
 	a := &s.addresses
 	s.mu.Lock()
-	a.releasing = cloud.SortPrefixes(append(a.releasing, back...)) // nothing is restored before the file is written
+	a.releasing = cloud.SortPrefixes(append(a.releasing, back...)) // no address is restored before the file is written
 	a.withdrawReleasing(s.clock.Now())
 	withdrawn = a.idle(back)
 	s.mu.Unlock()
@@ -40,17 +40,17 @@ func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []neti
 	return withdrawn, err
 }
 
-// Use is one address that a pod has, or had less than the cooling period ago, or that the node itself
+// Use is one address that a pod holds, or held less than the cooling period ago, or that the node itself
 // has.
 type Use struct {
 	Addr    netip.Addr
 	ENI     string         // empty if no inventory lists the address
 	Pod     attachment.Pod // empty for a cooling address, and for one that the node itself has
 	Cooling bool
-	Listed  bool // the inventory has it
+	Listed  bool // whether the inventory has it
 }
 
-// Uses returns the addresses in use, those withheld included, by address, and how many pods wait.
+// Uses returns the addresses in use, including withheld ones, sorted by address, and the number of waiting pods.
 func (s *Source) Uses() (uses []Use, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func (s *Source) Uses() (uses []Use, waiting int) {
 	return uses, s.addresses.waiters.Len()
 }
 
-// Room returns how many pods there are free addresses for, and how many pods wait. It is quick.
+// Room returns the number of pods that could get an address now, and the number of waiting pods. It is cheap.
 func (s *Source) Room() (free, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,7 +24,7 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// idleSupplier is a supplier whose test hands over addresses itself.
+// idleSupplier is a supplier for tests that call Offer themselves.
 type idleSupplier struct{}
 
 func (idleSupplier) Seed(eni.Inventory)            {}
@@ -85,7 +85,7 @@ func supplied(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// stopped is supplied for a source that does not run yet.
+// stopped is supplied for a source that is not running yet.
 func stopped(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
 	s, err := NewSupplied(Options{
@@ -95,28 +95,28 @@ func stopped(t *testing.T, store InventoryStore) *Source {
 	return s
 }
 
-// offer hands an inventory over, and checks what the supplier may take.
+// offer calls Offer with an inventory, and checks the addresses that the supplier may release.
 func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...string) {
 	t.Helper()
 	got, err := s.Offer(inv, prefixes(back...))
 	if err != nil || !slices.Equal(got, prefixes(want...)) {
-		t.Errorf("withdrawn %v, %v; want %v", got, err, want)
+		t.Errorf("Offer() = %v, %v; want %v", got, err, want)
 	}
 	synctest.Wait()
 }
 
-// take returns the next address; zero: no address is free at once.
+// take returns the next address, or zero if none is free immediately.
 func take(t *testing.T, s *Source, i int) netip.Addr {
 	t.Helper()
 	l, _ := sourcetest.Try(t, s, sourcetest.Request(i), time.Millisecond)
 	return l.IPv4
 }
 
-// wantTaken takes the next address and compares it; empty: no address is free at once.
+// wantTaken takes the next address and compares it; empty means that none is free immediately.
 func wantTaken(t *testing.T, s *Source, i int, want string) {
 	t.Helper()
 	if a := take(t, s, i); a.IsValid() != (want != "") || a.IsValid() && a.String() != want {
-		t.Errorf("pod %d got %v, want %q", i, a, want)
+		t.Errorf("address of pod %d = %v, want %q", i, a, want)
 	}
 }
 
@@ -130,18 +130,18 @@ func TestOfferWithholdsAddressesToRelease(t *testing.T) {
 		wantTaken(t, s, 2, "10.0.0.3")
 		wantTaken(t, s, 3, "")
 		s.Release(key(1))
-		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2") // the other cools
+		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2") // the other one is cooling
 		time.Sleep(31 * time.Second)                                   //nolint:forbidigo // virtual time, in a synctest bubble
 		wantTaken(t, s, 3, "")
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.1", "10.0.0.2")
-		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2") // one stays after all
+		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2") // one is no longer to be released
 		check.Equal(t, take(t, s, 3), first, "the next address")
-		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.3"), nil) // the other went
+		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.3"), nil) // the other one was released
 		wantTaken(t, s, 4, "")
 	})
 }
 
-// An address that is asked back before its data path is ready is not handed out because of that.
+// An address that is to be released before its data path is ready is not assigned meanwhile.
 func TestOfferOfUnprogrammedAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
@@ -151,13 +151,13 @@ func TestOfferOfUnprogrammedAddresses(t *testing.T) {
 		wantTaken(t, s, 2, "")
 		uses, waiting := s.Uses()
 		if len(uses) != 1 || uses[0].Pod.Name != "pod1" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
-			t.Errorf("uses: %+v, %d wait", uses, waiting)
+			t.Errorf("Uses() = %+v, %d waiting; want one use by pod1", uses, waiting)
 		}
 	})
 }
 
-// Nothing counts as withdrawn, and nothing becomes free, before it is in the file.
-func TestOfferThatCannotBeRecorded(t *testing.T) {
+// Nothing counts as withdrawn, and nothing becomes free, before the file is written.
+func TestOfferFailsIfItCannotBeStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &failingStore{}
 		s := supplied(t, store)
@@ -165,10 +165,10 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
 		store.err = errors.New("no space left")
 		if _, err := s.Offer(all, nil); err == nil {
-			t.Error("a failure went unnoticed")
+			t.Error("Offer() succeeded although the inventory could not be stored")
 		}
 		if _, err := s.Offer(all, prefixes("10.0.0.2")); err == nil {
-			t.Error("a failure went unnoticed")
+			t.Error("Offer() succeeded although the inventory could not be stored")
 		}
 		wantTaken(t, s, 1, "")
 		store.err = nil
@@ -177,8 +177,8 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 	})
 }
 
-// What was withdrawn stays withdrawn over a restart, until the supplier says otherwise.
-func TestWithdrawnOverARestart(t *testing.T) {
+// Withdrawn addresses stay withdrawn across a restart, until the supplier changes that.
+func TestWithdrawnAddressesSurviveARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
 		all := inventoryOf("10.0.0.1", "10.0.0.2")
@@ -193,9 +193,9 @@ func TestWithdrawnOverARestart(t *testing.T) {
 	})
 }
 
-// Addresses that had cooled before a restart come after those that were never used, with and without a
+// Addresses that had cooled before a restart are assigned after those that were never used, with and without a
 // stored inventory.
-func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
+func TestReuseOrderSurvivesARestart(t *testing.T) {
 	for _, stored := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &memStore{}
@@ -216,8 +216,8 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	}
 }
 
-// The part of the snapshot that only this source has: its ENIs by device index, with the used addresses
-// of each, in the document and as a gauge.
+// The source's own part of the snapshot has the ENIs by device index with their used addresses, in the document
+// and as a gauge.
 func TestSnapshotDescribesENIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
@@ -228,7 +228,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		synctest.Wait()
 		lease, err := s.Acquire(t.Context(), source.Request{Key: key(0)})
 		if err != nil || lease.ENI != "eni-1" || lease.Uplink != 1 {
-			t.Fatalf("lease %+v, %v", lease, err)
+			t.Fatalf("lease = %+v, %v; want one of eni-1 on uplink 1", lease, err)
 		}
 		snap := s.Snapshot()
 		var got introspect.Document
@@ -239,21 +239,21 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		}
 		check.Same(t, got.ENIs, want)
 		if g := []source.Group{{Name: "eni-0"}, {Name: "eni-1", Uplink: 1, Capacity: 9}}; !slices.Equal(snap.Groups, g) {
-			t.Errorf("groups %+v, want %+v", snap.Groups, g)
+			t.Errorf("groups = %+v, want %+v", snap.Groups, g)
 		}
 		var gauge dto.Metric
 		if err := snap.Detail.Metrics()[0].Write(&gauge); err != nil || gauge.Gauge.GetValue() != 2 {
-			t.Errorf("berth_enis is %v, %v", gauge.Gauge, err)
+			t.Errorf("berth_enis = %v, error %v; want 2", gauge.Gauge, err)
 		}
 	})
 }
 
-// No pod gets an address that the node itself has, single or in a prefix, and others are asked for in
-// its place. A waiting pod gets it when the node no longer has it.
+// No pod gets an address that the node itself has, single or in a prefix, and replacements are
+// requested. A waiting pod gets it when the node no longer has it.
 func TestAddressesThatTheNodeHas(t *testing.T) {
 	for name, tc := range map[string]struct {
 		policy        ipam.Policy
-		before, after string // the layout
+		before, after string // layout before and after withholding
 	}{
 		"at the limit": {ipam.Policy{MinimumIP: 3, MaxENI: 1}, "3", "3"},
 		"replaced":     {ipam.Policy{WarmIP: 1, MaxENI: 1}, "1", "2"},
@@ -268,16 +268,16 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 			}
 			has := append(warm[:1:1], netip.MustParseAddr("192.0.2.1"))
 			if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
-				t.Errorf("withheld %v, want %s", kept, warm[0])
+				t.Errorf("Withhold() = %v, want %s", kept, warm[0])
 			}
 			if kept := n.Withhold(has); len(kept) != 1 || kept[0] != warm[0] {
-				t.Errorf("withheld %v the second time, want %s", kept, warm[0])
+				t.Errorf("second Withhold() = %v, want %s", kept, warm[0])
 			}
 			n.settle(time.Minute)
 			n.wantLayout(tc.after)
-			check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "addresses are not handed out")
+			check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "withdrawn addresses")
 			if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
-				t.Errorf("the uses reported to the operator are %+v", uses)
+				t.Errorf("uses reported to the operator = %+v, want the withheld address", uses)
 			}
 			for i := 0; ; i++ {
 				l, err := n.try(i, time.Minute)
@@ -306,7 +306,7 @@ func TestMetricsAreRegistered(t *testing.T) {
 	passes.Reconciled(0)
 	passes.Reconciled(0)
 	passes.Collected(eni.Collected{Known: true, Waiting: 1, Kept: 2, Refused: 3, Deleted: 4})
-	passes.Collected(eni.Collected{Deleted: 1, Paused: true}) // of the others nothing new is known
+	passes.Collected(eni.Collected{Deleted: 1, Paused: true}) // paused, so the other counts stay unchanged
 	want := map[string]float64{
 		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`: 1,
 		`berth_ec2_call_duration_seconds{operation="AssignPrivateIpAddresses"}`: 1,

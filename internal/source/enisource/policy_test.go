@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// policySpec returns a lab whose instances are nodes of the cluster "lab" unless they say otherwise,
-// and whose key is limited by a policy.
+// policySpec returns a lab whose instances are nodes of the cluster "lab" unless specified otherwise,
+// with an access key that is limited by a policy.
 func policySpec(policy string) spec.Spec {
 	s := labSpec()
 	s.LaunchTags = map[string]string{"kubernetes.io/cluster/lab": "owned"}
@@ -27,9 +27,9 @@ func policySpec(policy string) spec.Spec {
 	return s
 }
 
-// A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without a single
-// refusal.
-func TestPolicySuffices(t *testing.T) {
+// A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without being denied
+// any call.
+func TestDocumentedPolicySuffices(t *testing.T) {
 	for name, p := range map[string]ipam.Policy{
 		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
 	} {
@@ -40,17 +40,17 @@ func TestPolicySuffices(t *testing.T) {
 			grown := len(n.Snapshot().Addresses)
 			n.release(20)
 			n.until(t, "it shrinks", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
-			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
+			n.until(t, "surplus ENIs are deleted", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 			for action, calls := range n.lab.Cloud.API.Stats() {
-				check.Equal(t, calls.Errors["UnauthorizedOperation"], 0, "refusals of %s", action)
+				check.Equal(t, calls.Errors["UnauthorizedOperation"], 0, "denials of %s", action)
 			}
 		})
 	}
 }
 
-// With Berth's credentials and either mode's policy, nothing can be done to an ENI that is not of its
-// cluster, and addresses are all that can be added to a primary ENI.
-func TestPolicyDenies(t *testing.T) {
+// With Berth's credentials and the policy of either mode, ENIs outside of the cluster cannot be changed,
+// and a primary ENI only allows adding addresses.
+func TestPolicyDeniesOtherENIs(t *testing.T) {
 	for mode, policy := range map[string]string{"node": deploy.NodePolicy("lab"), "operator": deploy.OperatorPolicy("lab")} {
 		t.Run(mode, func(t *testing.T) {
 			s := policySpec(policy)
@@ -77,8 +77,8 @@ func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
 	return pace.Cloud(c, pace.Options{})
 }
 
-// denials creates ENIs of several owners with an administrator's credentials, and tries each call on
-// each with Berth's.
+// denials creates ENIs of several owners with administrator credentials, and tries each call on
+// each of them with Berth's credentials.
 func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	ctx := t.Context()
 	subnet, ok := lab.Cloud.Snapshot().Subnet("a")
@@ -94,7 +94,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	stranger, err := lab.Cloud.Instances.Launch(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
 	must(err)
 
-	// attached makes an ENI with tags and one secondary address of each family on the node.
+	// attached creates an ENI on the node, with tags and one secondary address of each family.
 	attached := func(tags map[string]string) (e cloud.ENI, attachment string) {
 		t.Helper()
 		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
@@ -130,14 +130,14 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	allowed := func(what string, err error) {
 		t.Helper()
 		if err != nil {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: unexpected error: %v", what, err)
 		}
 	}
 	changeTag := func(id string, tags map[string]string) error { return berth.Tag(ctx, id, tags) }
 
 	for owner, tags := range map[string]map[string]string{
-		"nobody's":          nil,
-		"another cluster's": {eni.TagCluster: "other", eni.TagOwner: eni.Owner},
+		"nobody's":        nil,
+		"another cluster": {eni.TagCluster: "other", eni.TagOwner: eni.Owner},
 	} {
 		e, attachment := attached(tags)
 		denied("assign to "+owner, assign(ctx, e))
@@ -146,8 +146,8 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 		denied("unassign IPv6 from "+owner, unassignIPv6(ctx, e))
 		denied("modify "+owner, berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
 		denied("detach "+owner, berth.DetachENI(ctx, attachment))
-		denied("make "+owner+" its own", changeTag(e.ID, mine))
-		denied("name the instance of "+owner, changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
+		denied("claim the ENI of "+owner, changeTag(e.ID, mine))
+		denied("tag the instance ID of "+owner, changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
 		must(admin.DetachENI(ctx, attachment))
 		free := detached(tags)
 		_, err := berth.AttachENI(ctx, free.ID, node, 2)
@@ -173,7 +173,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	denied("delete the primary", berth.DeleteENI(ctx, primary.ID))
 	denied("tag the primary", changeTag(primary.ID, mine))
 	for _, e := range lab.Cloud.Snapshot().InstanceENIs(stranger.ID) {
-		denied("detach a stranger's", berth.DetachENI(ctx, e.Attachment.ID))
+		denied("detach an ENI without tags", berth.DetachENI(ctx, e.Attachment.ID))
 	}
 
 	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID})
@@ -183,10 +183,10 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
 	must(err)
 	_, err = berth.AttachENI(ctx, e.ID, stranger.ID, 1)
-	denied("attach to an instance that is no node", err)
-	denied("give it to another cluster", changeTag(e.ID, map[string]string{eni.TagCluster: "other"}))
+	denied("attach to an instance that is not a node", err)
+	denied("retag it for another cluster", changeTag(e.ID, map[string]string{eni.TagCluster: "other"}))
 	denied("tag the node", changeTag(node, map[string]string{eni.TagInstanceID: node}))
-	allowed("tell whose it is", changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
+	allowed("tag its instance ID", changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
 	attachment, err := berth.AttachENI(ctx, e.ID, node, 1)
 	allowed("attach its own", err)
 	allowed("modify its own", berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))

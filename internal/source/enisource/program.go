@@ -7,11 +7,11 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// programmer brings the data path to what is published, whenever that changes, a link does, or, after a
-// failure, some time has passed. It is one goroutine.
+// programmer brings the data path in line with the published ENIs, whenever these or a link change, and
+// periodically after a failure. It is one goroutine.
 type programmer struct {
 	s        *Source
-	compared bool // links were compared since the last kick
+	compared bool // links have been compared since the last kick
 	backoff  retry.Backoff
 }
 
@@ -46,9 +46,9 @@ func (p *programmer) run(ctx context.Context) {
 	}
 }
 
-// pass reports whether the data path has everything. Removals come first: a new ENI may have the device
-// index of one that left. It compares the links of ENIs, which lists all links of the node, unless that
-// was done.
+// pass reports whether the data path is complete. Removals come first: a new ENI may have the device
+// index of a removed one. It compares the links of ENIs, which lists all links of the node, unless that
+// was already done.
 func (p *programmer) pass(ctx context.Context) bool {
 	s := p.s
 	p.compared = p.compared || p.compareLinks(ctx)
@@ -88,8 +88,8 @@ func (p *programmer) pass(ctx context.Context) bool {
 	return ok
 }
 
-// compareLinks finds the links of ENIs that went or came since they were set up, and reports whether it
-// could. From then on no address of such an ENI is handed out, until the data path has its link again.
+// compareLinks finds the links of ENIs that vanished or appeared since setup, and reports whether it
+// succeeded. From then on no address of such an ENI is assigned until the data path has its link again.
 func (p *programmer) compareLinks(ctx context.Context) bool {
 	changed, err := p.s.opts.Datapath.ChangedLinks(ctx)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 
 var own = netip.MustParseAddr("10.0.0.9")
 
-// withOwnAddress is inventoryOf with an own address of the ENI, for pods or not.
+// withOwnAddress is inventoryOf with the ENI's own address, which may be for pods.
 func withOwnAddress(forPods bool) eni.Inventory {
 	inv := inventoryOf("10.0.0.1")
 	if forPods {
@@ -34,9 +34,9 @@ func (l *links) addresses(id string) []netip.Addr {
 	return slices.SortedFunc(slices.Values(l.set[id].Addresses), netip.Addr.Compare)
 }
 
-// An ENI's own address that is no longer for pods is the node's again once no pod has it and it has
+// An ENI's own address that is no longer for pods returns to the node once no pod holds it and it has
 // cooled, also after a restart.
-func TestOwnAddressStaysItsPods(t *testing.T) {
+func TestOwnAddressStaysWithItsPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
 		s := supplied(t, store)
@@ -58,7 +58,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 			check.Equal(t, slices.Contains(path.addresses("eni-1"), own), yes, "%s: the data path has", when)
 		}
 		offer(t, s, withOwnAddress(false), nil)
-		held("a pod has it", s, path, true)
+		held("a pod holds it", s, path, true)
 
 		again := stopped(t, store)
 		check.OK(t, again.Restore(source.Request{Key: key(with)}, lease))
@@ -69,7 +69,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		held("after a restart", again, path, true)
 		offer(t, again, withOwnAddress(false), nil)
 		again.Release(key(with))
-		held("it cools", again, path, true)
+		held("it is cooling", again, path, true)
 		time.Sleep(31 * time.Second) //nolint:forbidigo // virtual time, in a synctest bubble
 		held("it is free", again, path, false)
 		if a := take(t, again, 5); a == own {
@@ -85,7 +85,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 	})
 }
 
-// slow is a Datapath whose calls take until a test lets them go on.
+// slow is a Datapath whose calls block until a test releases them.
 type slow struct {
 	*links
 	begun, on chan struct{}
@@ -97,9 +97,9 @@ func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
 	return d.links.SetENI(ctx, e)
 }
 
-// An address that is removed and comes back while SetENI is running for the removal waits for the next
+// An address that is removed and added again while SetENI is running for the removal waits for the next
 // SetENI.
-func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
+func TestAddressBeingRemovedIsNotAssignable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}
 		s := check.Must(NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{}))(t)
@@ -116,12 +116,12 @@ func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 		wantTaken(t, s, 1, "")
 		set()
 		if a := take(t, s, 1); !a.IsValid() {
-			t.Error("nobody got what is in the data path")
+			t.Error("no pod got the address that is in the data path")
 		}
 	})
 }
 
-// What the data path has to do follows from what is published, what it has, and which links are missing.
+// The required changes of the data path depend on the published ENIs, its current state, and missing links.
 func TestDifferences(t *testing.T) {
 	now := clock.NewFake(time.Unix(1000, 0))
 	n := newENIs(now, slog.New(slog.DiscardHandler))
@@ -136,29 +136,29 @@ func TestDifferences(t *testing.T) {
 			ids = append(ids, e.ID)
 		}
 		if fmt.Sprint(r) != remove || fmt.Sprint(ids) != set {
-			t.Errorf("%s: remove %v, set %v; want %s, %s", when, r, ids, remove, set)
+			t.Errorf("%s: differences() = remove %v, set %v; want %s, %s", when, r, ids, remove, set)
 		}
 	}
 	n.publish([]eni.ENI{one, {ID: "eni-0"}}, holds)
 	want("a new ENI, and one that serves no pods", "[]", "[eni-1]")
 	if !n.set(one, fmt.Errorf("not yet: %w", source.ErrNoLink)) || !n.linkGone("eni-1", n.has("eni-1")) || len(n.missingLinks()) > 0 {
-		t.Error("a link that is to come is missing at once")
+		t.Error("a link that has not appeared yet is reported as missing immediately")
 	}
 	if now.Advance(linkPatience); len(n.missingLinks()) != 1 {
-		t.Error("it has not come for long, and is not missing")
+		t.Error("a link that has not appeared for a long time is not reported as missing")
 	}
 	n.set(one, nil)
 	want("once the data path has it", "[]", "[]")
 	if !n.linkGone("eni-1", true) || n.linkGone("eni-1", true) || len(n.missingLinks()) != 1 {
-		t.Error("a link that went is news once, and missing at once")
+		t.Error("want a vanished link reported as a change once, and as missing immediately")
 	}
-	want("its link is gone", "[]", "[eni-1]")
+	want("the link vanished", "[]", "[eni-1]")
 	n.set(one, nil)
 	held["eni-1"] = true
 	n.publish(nil, holds)
-	want("it is detached, and a pod has an address of it", "[]", "[]")
+	want("the ENI is detached while a pod holds an address of it", "[]", "[]")
 	n.publish([]eni.ENI{two}, holds)
-	want("another took its place", "[eni-1]", "[eni-2]")
+	want("another ENI took its device index", "[eni-1]", "[eni-2]")
 	n.removed("eni-1")
-	want("that is removed", "[]", "[eni-2]")
+	want("the former ENI was removed", "[]", "[eni-2]")
 }

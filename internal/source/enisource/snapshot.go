@@ -29,7 +29,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	for v := range s.addresses.alloc.Addresses() {
 		seen[v.Addr] = true
 		if !v.Used && !v.Cooling && !s.addresses.inv.Families.Has(ipfamily.Of(v.Addr)) {
-			continue // no pod will get it
+			continue // no pod gets it any longer
 		}
 		out.Addresses = append(out.Addresses, source.Info(v, introspect.Origin{ENI: v.Group}))
 	}
@@ -56,7 +56,7 @@ func (s *Source) Snapshot() source.Snapshot {
 }
 
 // count returns the number of listed addresses by state. A pod's addresses of both families count once,
-// and free addresses by the pods that they are enough for.
+// and free addresses by the number of pods that they suffice for.
 func (a *addresses) count(listed []source.AddressInfo) map[source.State]int {
 	var of [ipfamily.Number][]source.AddressInfo
 	for _, info := range listed {
@@ -71,12 +71,12 @@ func (a *addresses) count(listed []source.AddressInfo) map[source.State]int {
 	return count
 }
 
-// detail is what introspection shows of the node's ENIs, by device index.
+// detail is the introspection of the node's ENIs, by device index.
 type detail struct {
-	template  string           // whose settings they have
+	template  string           // template whose settings they have
 	enis      []introspect.ENI // without their used addresses
 	addresses []source.AddressInfo
-	cutOff    map[string]int // pods, by cause
+	cutOff    map[string]int // number of pods, by cause
 }
 
 // Describe implements source.Detail.
@@ -185,7 +185,7 @@ func (s *Source) conditions() []source.Condition {
 	}
 	if slices.SortFunc(lost, netip.Addr.Compare); len(lost) > 0 {
 		addresses = source.Condition{Type: conditionAddresses, Reason: "NotAssigned", Message: fmt.Sprintf(
-			"%d addresses of running pods are not assigned to an ENI of this node any more, such as %s: delete these pods", len(lost), lost[0])}
+			"%d addresses of running pods are no longer assigned to an ENI of this node, such as %s: delete these pods", len(lost), lost[0])}
 	}
 	others, followed, compared := s.supply.OtherGroups()
 	if !compared {
@@ -214,7 +214,7 @@ var (
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
 )
 
-// Reference is the part of this source in the reference of metrics.
+// Reference is the part of the metrics reference for this source.
 var Reference = source.Reference{
 	Families: []metric.Family{famENIs, famCutOff, famCalls, famCallTime, famLimiter, famReconciles, famOrphans, famCollected},
 	Conditions: [][2]string{
@@ -224,7 +224,7 @@ var Reference = source.Reference{
 	},
 }
 
-// Metrics count the calls of node mode to EC2. They are a pace.Observer.
+// Metrics count node mode's calls to EC2. They are a pace.Observer.
 type Metrics struct {
 	calls      *prometheus.CounterVec
 	duration   *prometheus.HistogramVec
@@ -234,7 +234,7 @@ type Metrics struct {
 	collected  *prometheus.CounterVec
 }
 
-// NewMetrics creates and registers them.
+// NewMetrics creates and registers the metrics.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60} // seconds
 	m := Metrics{famCalls.Counter(), famCallTime.Histogram(buckets), famLimiter.Histogram(buckets), famReconciles.Counter(), famOrphans.Gauge(), famCollected.Counter()}
@@ -242,13 +242,13 @@ func NewMetrics(to prometheus.Registerer) Metrics {
 	return m
 }
 
-// Call counts one call to EC2 with the code of its answer.
+// Call counts one call to EC2 with its result code.
 func (m Metrics) Call(operation, code string, took time.Duration) {
 	m.calls.WithLabelValues(operation, code).Inc()
 	m.duration.WithLabelValues(operation).Observe(took.Seconds())
 }
 
-// Limited records for how long the limiter delayed one call.
+// Limited records how long the limiter delayed one call.
 func (m Metrics) Limited(operation string, waited time.Duration) {
 	m.wait.WithLabelValues(operation).Observe(waited.Seconds())
 }

@@ -1,16 +1,16 @@
-// Package enisource owns the addresses of a node's ENIs and hands them to
-// pods. A Supplier provides them: in node mode, here,
-// the reconciler of internal/ec2/eni; in operator mode internal/source/nodenetworksupplier. The
+// Package enisource owns the addresses of a node's ENIs and assigns them to
+// pods. A Supplier provides them: in node mode the reconciler of
+// internal/ec2/eni, in operator mode internal/source/nodenetworksupplier. The
 // Datapath makes the kernel carry the traffic of an ENI.
 //
-//	source.go     what the daemon calls: Acquire, Release, Cancel, restore
-//	addresses.go  who has which address, and who waits; in memory, guarded by Source.mu
+//	source.go     the interface to the daemon: Acquire, Release, Cancel, restore
+//	addresses.go  holders of addresses, and waiting pods; in memory, guarded by Source.mu
 //	enis.go       which ENIs serve pods, which of them the data path has, which links are missing
-//	program.go    the goroutine that gets each ENI's data path ready
+//	program.go    the goroutine that programs each ENI's data path
 //	cutoff.go     running pods that are cut off
-//	offer.go      what a supplier calls that names the addresses to release
+//	offer.go      the interface to a supplier that names the addresses to release
 //	nodemode.go   the reconciler as a supplier, and the source as its Node
-//	snapshot.go   what introspection and metrics see
+//	snapshot.go   introspection and metrics
 //	store.go      the files that outlive the daemon
 package enisource
 
@@ -38,28 +38,28 @@ import (
 // Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come from one goroutine.
 type Datapath interface {
 	// SetENI programs an ENI that is new or whose addresses changed. Its
-	// addresses become assignable once SetENI returned nil. An error means
-	// not yet: SetENI is called again after Kick, and after a backoff. The error is a
+	// addresses become assignable once SetENI has returned nil. After an error
+	// SetENI is called again after Kick, and after a backoff. The error is a
 	// source.ErrNoLink while the node has no link of the ENI.
 	// SetENI is idempotent.
 	SetENI(ctx context.Context, e eni.ENI) error
-	// RemoveENI undoes SetENI for an ENI that is being detached or is gone. One that
-	// was never set is no error.
+	// RemoveENI reverts SetENI for an ENI that is being detached or no longer exists. An
+	// ENI that was never set is not an error.
 	RemoveENI(ctx context.Context, eniID string) error
-	// ChangedLinks returns the ENIs that were set and whose link is gone, or is another
-	// than the one that was set up. It is called after each Kick.
+	// ChangedLinks returns the ENIs that were set and whose link vanished, or is another
+	// one than was set up. It is called after each Kick.
 	ChangedLinks(ctx context.Context) (map[string]source.LinkChange, error)
 }
 
-// InventoryStore keeps the last inventory that the cloud confirmed.
+// InventoryStore stores the last inventory that the cloud confirmed.
 type InventoryStore interface {
-	// Load returns the stored inventory; false: there is none.
+	// Load returns the stored inventory; false means that there is none.
 	Load() (eni.Inventory, bool, error)
-	// Save replaces it, atomically.
+	// Save replaces the inventory atomically.
 	Save(eni.Inventory) error
 }
 
-// Options are what a Source needs, whoever supplies it. InstanceID and Datapath are required.
+// Options are a Source's options regardless of its supplier. InstanceID and Datapath are required.
 type Options struct {
 	InstanceID string // of this instance; from the metadata service
 	Template   string // in node mode, the object with the first settings, as KIND/NAME; empty: the daemon's own
@@ -68,10 +68,10 @@ type Options struct {
 	Store      InventoryStore       // nil: none
 	Clock      clock.Clock          // nil: the machine's
 	Logger     *slog.Logger         // nil: silent
-	Notify     func(podevents.News) // tells pods that they are cut off, and returns at once; may be nil
+	Notify     func(podevents.News) // notifies pods that they are cut off; does not block; may be nil
 }
 
-// Source is a source.Source. Make it with New or NewSupplied.
+// Source is a source.Source. Create it with New or NewSupplied.
 type Source struct {
 	opts   Options
 	clock  clock.Clock
@@ -83,7 +83,7 @@ type Source struct {
 	kicked  retry.Signal // wakes it when links may have changed
 	cooled  retry.Signal // wakes the goroutine that watches cooling
 
-	mu        sync.Mutex // guards all below; never held during a call
+	mu        sync.Mutex // guards the fields below; never held during I/O
 	addresses addresses
 	cutOffs   cutOffs
 }
@@ -91,7 +91,7 @@ type Source struct {
 var _ source.Source = (*Source)(nil)
 
 // NewSupplied checks the options, loads the stored inventory if it is of this instance, and returns a
-// source that is ready for Restore. The supplier is seeded with what was loaded.
+// source that is ready for Restore. The supplier is seeded with the loaded inventory.
 func NewSupplied(o Options, supply Supplier) (*Source, error) {
 	s, err := newSource(o)
 	if err != nil {
@@ -105,15 +105,15 @@ func NewSupplied(o Options, supply Supplier) (*Source, error) {
 	return s, nil
 }
 
-// newSource returns a source without a supplier yet.
+// newSource returns a source that has no supplier yet.
 func newSource(o Options) (*Source, error) {
 	switch {
 	case o.InstanceID == "":
-		return nil, errors.New("ENI source: InstanceID: want the instance that this is")
+		return nil, errors.New("enisource: InstanceID is empty, expected the ID of this instance")
 	case o.Datapath == nil:
-		return nil, errors.New("ENI source: Datapath: want one")
+		return nil, errors.New("enisource: Datapath is missing")
 	case o.Cooling < 0:
-		return nil, fmt.Errorf("ENI source: Cooling %v: want a time from 0", o.Cooling)
+		return nil, fmt.Errorf("enisource: Cooling is %v, expected 0 or more", o.Cooling)
 	}
 	if o.Clock == nil {
 		o.Clock = clock.Real{}
@@ -182,7 +182,7 @@ func (s *Source) Withhold(addrs []netip.Addr) []netip.Addr {
 	return kept
 }
 
-// NodeAddresses implements source.Source: an ENI lists none of them for pods.
+// NodeAddresses implements source.Source. An ENI lists none of them for pods.
 func (s *Source) NodeAddresses() []netip.Addr { return nil }
 
 // Annotations implements source.Source.
@@ -209,7 +209,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	}.Acquire(ctx, req)
 }
 
-// whyNone returns why no address is assignable. s.mu is held.
+// whyNone returns the reason why no address is assignable. s.mu is held.
 func (s *Source) whyNone() *source.Exhausted {
 	why := s.supply.Why(s.addresses.served)
 	if why.Reason != Growing {
@@ -237,7 +237,7 @@ func (s *Source) Release(key attachment.Key) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	if a, ok := s.addresses.alloc.Release(key, now); ok {
-		if s.addresses.end(key, a, now) { // without a cooling period the address is free at once
+		if s.addresses.end(key, a, now) { // without a cooling period the address is free immediately
 			s.program.Set()
 		}
 		s.cooled.Set()
@@ -296,8 +296,8 @@ func (s *Source) watchCooling(ctx context.Context) {
 	}
 }
 
-// ServeUnconfirmed allows the stored inventory to be served: the supplier, which is the authority on
-// what the node owns, tried and has nothing newer, or had confirm.Timeout to do so.
+// ServeUnconfirmed allows serving from the stored inventory: the supplier, which is the authority on the
+// node's addresses, tried and has nothing newer, or had confirm.Timeout to do so.
 func (s *Source) ServeUnconfirmed() {
 	s.mu.Lock()
 	unconfirmed := s.addresses.unconfirmed
@@ -305,15 +305,15 @@ func (s *Source) ServeUnconfirmed() {
 	if !unconfirmed {
 		return
 	}
-	// Log before the first address is handed out.
-	s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
+	// Log before the first address is assigned.
+	s.log.Warn("assigning addresses from the stored inventory, which has not been confirmed since the start")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.addresses.unconfirmed = false
 	s.addresses.serve(s.clock.Now())
 }
 
-// MissingLinks returns the ENIs whose links the node lacks although they should be there, or which pods
+// MissingLinks returns the ENIs whose links the node lacks although they should exist, or which pods
 // use and the inventory lacks, sorted.
 func (s *Source) MissingLinks() []string {
 	s.mu.Lock()
@@ -321,31 +321,31 @@ func (s *Source) MissingLinks() []string {
 	return s.addresses.enis.missingLinks()
 }
 
-// Supplier gets the node its addresses and releases those in excess. It hands them over by Publish, or
-// by Offer.
+// Supplier acquires the node's addresses and releases surplus ones. It passes them on with Publish, or
+// with Offer.
 //
 // Kick, LastError, OtherGroups, PrefixDelegation, Template and Why are called with the Source locked:
-// they return at once and do not call the Source.
+// they do not block and do not call the Source.
 type Supplier interface {
-	// Seed hands over the stored inventory, before Run.
+	// Seed passes the stored inventory, before Run.
 	Seed(inv eni.Inventory)
-	// Run supplies until ctx ends, and returns only then.
+	// Run supplies addresses and blocks until ctx ends.
 	Run(ctx context.Context) error
-	// Kick says that pods started, ended or wait, or that addresses became usable.
+	// Kick signals that pods started, ended or wait, or that addresses became usable.
 	Kick()
-	// LastError returns the current trouble and what to do about it; empty: none.
+	// LastError returns the current problem and its remedy, or "".
 	LastError() string
-	// OtherGroups returns the ENIs that should have the security groups of the primary ENI and have
-	// others, and whether that will be corrected. Compared says that the supplier looks for them.
+	// OtherGroups returns the ENIs whose security groups should be those of the primary ENI but are
+	// not, and whether that will be corrected. compared reports whether the supplier checks this.
 	OtherGroups() (enis []string, followed, compared bool)
-	// PrefixDelegation reports whether ENIs are to be filled with prefixes.
+	// PrefixDelegation reports whether ENIs get prefixes.
 	PrefixDelegation() bool
-	// Template returns the object whose settings new ENIs have; empty: none.
+	// Template returns the object whose settings new ENIs get, or "".
 	Template() string
-	// Why returns why waiting pods get nothing, as far as the supply is concerned; the
-	// reason is Growing when more was asked for. Served says that there is an inventory.
+	// Why returns the reason why waiting pods get no address, as far as the supply is concerned; the
+	// reason is Growing if more was requested. served means that there is an inventory.
 	Why(served bool) *source.Exhausted
 }
 
-// Growing is the reason of a supply that has been asked and has not failed.
+// Growing is the reason if more addresses were requested and the request has not failed.
 const Growing = "growing"

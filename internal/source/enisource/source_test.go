@@ -20,7 +20,7 @@ func bubble(t *testing.T, itype string, p ipam.Policy, run func(t *testing.T, n 
 	synctest.Test(t, func(t *testing.T) { run(t, newNode(t, itype, p)) })
 }
 
-// inBubble is bubble as a subtest.
+// inBubble returns bubble as a subtest.
 func inBubble(itype string, p ipam.Policy, run func(t *testing.T, n *node)) func(*testing.T) {
 	return func(t *testing.T) { bubble(t, itype, p, run) }
 }
@@ -30,7 +30,7 @@ func TestWarmFromTheStart(t *testing.T) {
 		n.startAndSettle(time.Second)
 		n.wantLayout("3")
 		if err := n.Ready(); err != nil {
-			t.Errorf("not ready: %v", err)
+			t.Errorf("Ready() = %v, want nil", err)
 		}
 		for i := range 5 {
 			n.add(i, time.Minute)
@@ -41,8 +41,8 @@ func TestWarmFromTheStart(t *testing.T) {
 	})
 }
 
-// A burst of pods takes one call per ENI, for as many addresses as it needs.
-func TestBurstIsOneCallPerENI(t *testing.T) {
+// A burst of pods takes one call per ENI, for as many addresses as needed.
+func TestBurstTakesOneCallPerENI(t *testing.T) {
 	bubble(t, "m5.4xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.Front.SetLatency("", 100*time.Millisecond)
 		n.cloud.State.SetAttachTime(3 * time.Second)
@@ -54,7 +54,7 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 		check.AtMost(t, time.Since(begin), 5*time.Second, "100 pods took")
 		n.settle(time.Second)
 		n.wantLayout("29,29,29,14")
-		check.Equal(t, n.cloud.Front.Count("AssignAddresses"), 1, "assign calls for the one ENI that was there")
+		check.Equal(t, n.cloud.Front.Count("AssignAddresses"), 1, "assign calls for the existing ENI")
 		check.Equal(t, n.cloud.Front.Count(changes...), 1+3*3, "changes at EC2")
 		check.AtMost(t, len(n.cloud.Front.Calls()), 1+3*5, "EC2 calls for 3 new ENIs")
 		n.check()
@@ -77,7 +77,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 			n.settle(time.Millisecond)
 		}
 		if got := n.Snapshot().Waiting; got != 3 {
-			t.Fatalf("%d wait while all addresses cool, want 3", got)
+			t.Fatalf("%d pods wait while all addresses are cooling, want 3", got)
 		}
 		n.settle(ipam.DefaultCooling)
 		for want := 10; want < 13; want++ {
@@ -87,21 +87,21 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	})
 }
 
-func TestGivingUpLeavesNoWaiter(t *testing.T) {
+func TestTimedOutAcquireLeavesNoWaiter(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 3, MaxENI: 1}, func(t *testing.T, n *node) {
 		n.start()
 		for i := range 3 {
 			n.add(i, time.Second)
 		}
 		if err := n.fails(9, 45*time.Second, "eni-limit"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %#v, want that of the deadline", err)
+			t.Errorf("error = %#v, want context.DeadlineExceeded", err)
 		}
 		n.del(0)
 		_ = n.fails(9, time.Second, "cooling")
 		check.Equal(t, n.Snapshot().Waiting, 0, "waiters left")
 		n.settle(time.Minute)
 		if l, err := n.try(9, time.Millisecond); err != nil {
-			t.Errorf("after cooling: %v %v", l, err)
+			t.Errorf("Acquire() after the cooling period = %v, %v", l, err)
 		}
 	})
 }
@@ -110,7 +110,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.start()
 		if a, b := n.add(1, time.Second), n.add(1, time.Second); a != b {
-			t.Errorf("%v then %v", a, b)
+			t.Errorf("leases = %v and %v, want the same", a, b)
 		}
 		first := n.add(2, time.Second)
 		n.Cancel(key(2))
@@ -118,7 +118,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 	})
 }
 
-// No address of an ENI is usable before its link exists; a link event makes it usable at once.
+// No address of an ENI is usable before its link exists. A link event makes them usable immediately.
 func TestAddressesWaitForTheLink(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
 		n.links.auto = false
@@ -139,7 +139,7 @@ func TestAddressesWaitForTheLink(t *testing.T) {
 	})
 }
 
-func TestScaleDownReturnsENIs(t *testing.T) {
+func TestScaleDownReleasesENIs(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.cloud.State.SetAttachTime(4 * time.Second)
 		n.start()
@@ -148,23 +148,23 @@ func TestScaleDownReturnsENIs(t *testing.T) {
 		n.wantLayout("14,14,14,14")
 		n.delAll(3, 50)
 		n.settle(25 * time.Second)
-		n.wantLayout("14,14,14,14") // nothing goes while it cools
+		n.wantLayout("14,14,14,14") // nothing is released while addresses cool
 		n.settle(5 * time.Minute)
 		n.check()
 		gone := 0
 		for _, e := range n.cloud.State.Truth() {
 			if e.Attachment == nil {
-				t.Errorf("%s is detached and was not deleted", e.ID)
+				t.Errorf("%s was detached but not deleted", e.ID)
 			}
 			gone++
 		}
-		if gone > 3 { // three pods may sit on as many ENIs; one more would be surplus
-			t.Errorf("%d ENIs remain: %s", gone, n.layout())
+		if gone > 3 { // three pods may be on three ENIs; one more ENI would be surplus
+			t.Errorf("%d ENIs remain, want at most 3: %s", gone, n.layout())
 		}
 	})
 }
 
-// Cooling addresses are no supply for waiting pods, and are supply for the warm target.
+// Cooling addresses do not count as supply for waiting pods, but count for the warm target.
 func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 5}, func(t *testing.T, n *node) {
 		n.start()
@@ -180,7 +180,7 @@ func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 	})
 }
 
-func TestTroubleIsNamed(t *testing.T) {
+func TestLastErrorNamesTheProblem(t *testing.T) {
 	for _, c := range []struct {
 		reason string
 		fault  cloudfake.Fault
@@ -196,21 +196,21 @@ func TestTroubleIsNamed(t *testing.T) {
 			n.start()
 			_ = n.fails(1, 45*time.Second, c.reason)
 			if n.Snapshot().LastError == "" {
-				t.Error("the snapshot shows no trouble")
+				t.Error("LastError is empty, want the failing call")
 			}
 			n.cloud.Front.ClearFaults()
 			n.add(1, 2*time.Minute)
 			n.settle(2 * time.Minute)
-			check.Equal(t, n.Snapshot().LastError, "", "healed, but the snapshot says")
+			check.Equal(t, n.Snapshot().LastError, "", "last error after recovery")
 			n.check()
 		}))
 	}
 }
 
-// Jobs that run each minute, the shortest period of a CronJob, reuse their addresses: with the default
-// shrink delay they cause no change at EC2, with half of it several a minute. When they stop, the
+// Jobs that run every minute, the shortest period of a CronJob, reuse their addresses: with the default
+// shrink delay they cause no change at EC2, with half of it several per minute. When they stop, the
 // surplus is released within that delay.
-func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
+func TestFrequentJobsReuseAddresses(t *testing.T) {
 	for delay, churns := range map[time.Duration]bool{0: false, 30 * time.Second: true} {
 		bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 			n.tune = func(c *eni.Config) { c.ShrinkDelay = delay }
@@ -237,31 +237,31 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 }
 
 // A node that starts with nothing makes four calls before its first pods can have addresses: for its
-// ENIs, for the subnet, for the limits of its type, and for addresses. The metadata service tells the
-// rest. Its detached ENIs matter to new ENIs only, and are listed last.
-func TestColdStartIsFourCalls(t *testing.T) {
+// ENIs, the subnet, the limits of its type, and addresses. The metadata service provides the
+// rest. Its detached ENIs matter only to new ENIs, and are listed last.
+func TestColdStartTakesFourCalls(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
 		n.startAndSettle(time.Second)
 		n.wantLayout("3")
 		calls := n.cloud.Front.Calls()
 		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Front.Count("ENIs") != 2 || n.cloud.Front.Count("Instance") != 0 {
-			t.Errorf("%d calls, want the fourth to assign addresses: %+v", len(calls), calls)
+			t.Errorf("made %d calls, want 5 with the fourth assigning addresses: %+v", len(calls), calls)
 		}
 		n.add(0, time.Second)
 		n.check()
 	})
 }
 
-// A listing without the primary ENI, as of an instance that is new or does not exist, is not used: the
-// instance is asked for.
-func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
+// A listing without the primary ENI, as for an instance that is new or does not exist, is not used: the
+// instance is queried instead.
+func TestListingWithoutThePrimaryENIIsNotUsed(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
 		n.cloud.State.Terminate(instance)
 		n.startAndSettle(time.Minute)
 		if err := n.Ready(); err == nil || n.cloud.Front.Count("Instance") == 0 || n.cloud.Front.Count(changes...) > 0 {
-			t.Errorf("ready: %v, calls %+v", err, n.cloud.Front.Calls())
+			t.Errorf("Ready() = %v, calls %+v; want not ready after a query of the instance", err, n.cloud.Front.Calls())
 		}
 		n.cloud.State.AddInstance(instance, "t3.small", "subnet-1")
 		n.settle(time.Minute)
@@ -269,16 +269,16 @@ func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	})
 }
 
-// An instance that was stopped may run again as another type: the limits of its last inventory do not
+// A stopped instance may be started as another type: the limits of its last inventory then do not
 // apply.
-func TestAnotherTypeAfterAStop(t *testing.T) {
+func TestInstanceTypeChangesAfterAStop(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		for _, itype := range []string{"t3.small", "m5.xlarge"} {
 			n.tune = func(c *eni.Config) { c.InstanceType = itype }
 			n.startAndSettle(time.Minute)
 			n.kill()
 			if inv := n.store.inv; inv.InstanceType != itype || inv.Limits != limitsOf(t, n, itype) {
-				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
+				t.Errorf("%s: stored type %s with limits %+v", itype, inv.InstanceType, inv.Limits)
 			}
 		}
 		check.Equal(t, n.cloud.Front.Count("Instance"), 0, "calls for the instance")
@@ -291,7 +291,7 @@ func limitsOf(t *testing.T, n *node, itype string) cloud.Limits {
 	return l
 }
 
-// The last of 49 pods runs on the second ENI, and is the last to end. The node's one warm prefix then
+// The last of 49 pods runs on the second ENI, and is the last to end. The node's only warm prefix then
 // moves to the first ENI, and the second is detached for good.
 func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
@@ -313,7 +313,7 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.wantLayout("0,16")
 		n.del(last)
-		n.settle(45 * time.Second) // cooling, and less than the patience after it
+		n.settle(45 * time.Second) // the cooling period, and less than the shrink delay after it
 		n.wantLayout("0,16")
 		n.settle(5 * time.Minute)
 		n.wantLayout("16")
@@ -325,8 +325,8 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 	})
 }
 
-// A daemon that starts with another subnet for new ENIs drains the old one. Running pods go on, and the
-// old ENI is deleted after the last of them has cooled.
+// A daemon that starts with another subnet for new ENIs drains the old one. Running pods are not affected, and the
+// old ENI is deleted after the last of their addresses has cooled.
 func TestDrainToAnotherSubnet(t *testing.T) {
 	for name, p := range map[string]ipam.Policy{
 		"addresses": {WarmIP: 2, FirstInterfaceIndex: 1},
@@ -355,13 +355,13 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 					t.Errorf("%s is left in %s", e.ID, e.SubnetID)
 				}
 			}
-			check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs in the end")
+			check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs after draining")
 		}))
 	}
 }
 
-// Pods that wait while EC2 is away get addresses within seconds of its return, and the node does not
-// call it all the time meanwhile. Lost assignments and lost creations are noticed in different ways.
+// Pods that wait while EC2 is unavailable get addresses within seconds of its return, and the node does not
+// call it continuously meanwhile. Lost assignments and lost creations are detected in different ways.
 func TestEC2ReturnsToWaitingPods(t *testing.T) {
 	const away, most = 30 * time.Second, 6 * time.Second
 	for name, pods := range map[string]int{"assign": 4, "create": 40} {
@@ -373,7 +373,7 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 					n.tune = func(c *eni.Config) { c.Rand = rand.New(rand.NewPCG(seed, 0)) }
 					n.startAndSettle(time.Second)
 					if pods > 15 {
-						n.burst(0, 14, time.Second) // as many as the first ENI takes
+						n.burst(0, 14, time.Second) // as many as fit on the first ENI
 						n.settle(time.Minute)
 					}
 					n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
@@ -387,7 +387,7 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						failed <- f
 					}()
 					n.settle(away)
-					check.AtMost(t, len(n.cloud.Front.Calls()), 25, "calls within %v in which all fail", away)
+					check.AtMost(t, len(n.cloud.Front.Calls()), 25, "calls within %v of failures", away)
 					n.cloud.Front.ClearFaults()
 					check.Equal(t, <-failed, 0, "pods of %d without an address", pods)
 					sum, worst = sum+took, max(worst, took)

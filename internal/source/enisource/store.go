@@ -16,7 +16,7 @@ import (
 
 var _ = failpoint.Register("inventory.save.before", "inventory.save.after", "intent.save.before", "intent.save.after")
 
-// Files keeps an inventory and an intent in a directory, as JSON files that are replaced atomically.
+// Files stores an inventory and an intent in a directory, as JSON files that are replaced atomically.
 type Files struct{ Dir string }
 
 const (
@@ -43,7 +43,7 @@ func (f Files) Load() (eni.Inventory, bool, error) {
 // Save implements InventoryStore.
 func (f Files) Save(inv eni.Inventory) error { return f.replace(inventoryName, "inventory", inv) }
 
-// Intents returns the store of the creation in flight.
+// Intents returns the store of the intended creation.
 func (f Files) Intents() eni.Intents { return intents{f} }
 
 type intents struct{ f Files }
@@ -68,10 +68,10 @@ func (f Files) replace(name, point string, v any) error {
 	return failpoint.Around(point+".save", func() error { return statefile.ReplaceJSON(f.Dir, name, v) })
 }
 
-// inventoryFile writes the source's inventory, in the order of its changes.
+// inventoryFile writes the source's inventory, serializing its changes.
 type inventoryFile struct {
 	s  *Source
-	mu sync.Mutex // held during a write; no pod waits for it
+	mu sync.Mutex // held during writes; no pod waits for it
 }
 
 // save changes the inventory in memory and writes the file.
@@ -89,7 +89,7 @@ func (f *inventoryFile) save(change func()) error {
 	return f.s.opts.Store.Save(inv)
 }
 
-// load takes the stored inventory, which is served if the supply is away.
+// load reads the stored inventory, which is served while the supplier is unavailable.
 func (f *inventoryFile) load() {
 	s := f.s
 	if s.opts.Store == nil {

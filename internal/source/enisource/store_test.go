@@ -19,10 +19,10 @@ import (
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
-func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
+func TestFilesStoreInventoryAndIntent(t *testing.T) {
 	f := Files{Dir: filepath.Join(t.TempDir(), "new")}
 	if _, ok, err := f.Load(); ok || err != nil {
-		t.Errorf("from nothing: %v %v", ok, err)
+		t.Errorf("Load() without files = %v, %v", ok, err)
 	}
 	want := eni.Inventory{
 		InstanceID: "i-1", InstanceType: "t3.small", Limits: cloud.Limits{MaxENIs: 3, IPv4PerENI: 4}, Usable: true, At: time.Unix(7, 0).UTC(),
@@ -34,15 +34,15 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 	check.OK(t, f.Save(want))
 	got, ok, err := f.Load()
 	if d := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); d != "" || !ok || err != nil {
-		t.Errorf("stored and loaded differ (%v, %v):\n%s", ok, err, d)
+		t.Errorf("stored and loaded inventory differ (%v, %v):\n%s", ok, err, d)
 	}
 	in := f.Intents()
 	intent := eni.Intent{Index: 2, At: time.Unix(1, 0).UTC(), Request: cloud.CreateENI{ClientToken: "berth-x", Amount: cloud.Amount{Addresses: 3}}}
 	check.OK(t, in.Save(intent))
 	if got, ok, err := in.Load(); !ok || err != nil || cmp.Diff(intent, got, cmpopts.EquateComparable(netip.Addr{})) != "" {
-		t.Errorf("intent %+v %v %v", got, ok, err)
+		t.Errorf("intent = %+v, %v, %v", got, ok, err)
 	}
-	// As an earlier version stored it.
+	// An earlier version stored it this way.
 	const stored = `{
   "request": {
     "SubnetID": "subnet-1",
@@ -62,27 +62,27 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 		ClientToken: "berth-y", Amount: cloud.Amount{Prefixes: 2},
 	}
 	if got, ok, err := in.Load(); !ok || err != nil || cmp.Diff(intent, got, cmpopts.EquateComparable(netip.Addr{})) != "" {
-		t.Errorf("stored intent %+v %v %v", got, ok, err)
+		t.Errorf("intent of an earlier version = %+v, %v, %v", got, ok, err)
 	}
-	for range 2 { // clearing what is not there is no error
+	for range 2 { // clearing a missing intent is not an error
 		check.NoError(t, in.Clear())
 	}
 	if _, ok, err := in.Load(); ok || err != nil {
-		t.Errorf("after a clear: %v %v", ok, err)
+		t.Errorf("Load() after a clear = %v, %v", ok, err)
 	}
 }
 
-// A crash before the rename leaves the former file intact.
-func TestFilesAreReplacedWhole(t *testing.T) {
+// A crash before the rename leaves the old file intact.
+func TestFilesAreReplacedAtomically(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	check.OK(t, f.Save(eni.Inventory{InstanceID: "i-1"}))
 	restore := check.Must(failpoint.Set("inventory.save.before=error"))(t)
 	defer restore()
 	if err := f.Save(eni.Inventory{InstanceID: "i-2"}); err == nil {
-		t.Error("the failure was not reported")
+		t.Error("Save() succeeded, want an error")
 	}
 	if inv, ok, err := f.Load(); !ok || err != nil || inv.InstanceID != "i-1" {
-		t.Errorf("%+v %v %v", inv, ok, err)
+		t.Errorf("Load() = %+v, %v, %v; want the inventory of i-1", inv, ok, err)
 	}
 }
 
@@ -92,15 +92,15 @@ func TestDamagedFilesAreErrors(t *testing.T) {
 		check.OK(t, os.WriteFile(filepath.Join(f.Dir, name), []byte(`{"instanceID":`), 0o600))
 	}
 	if _, ok, err := f.Load(); ok || err == nil {
-		t.Errorf("damaged inventory: %v %v", ok, err)
+		t.Errorf("Load() of a damaged inventory = %v, %v; want an error", ok, err)
 	}
 	if _, ok, err := f.Intents().Load(); ok || err == nil {
-		t.Errorf("damaged intent: %v %v", ok, err)
+		t.Errorf("Load() of a damaged intent = %v, %v; want an error", ok, err)
 	}
 }
 
-// The inventory and the intent of every release can be read, and what is written has all that each
-// release reads.
+// The inventory and the intent of every release can be read, and new files have every field that earlier
+// releases read.
 func TestStoredInventoryAndIntent(t *testing.T) {
 	f := Files{Dir: t.TempDir()}
 	through := func(name string, rewrite func() (bool, error)) func([]byte) ([]byte, error) {

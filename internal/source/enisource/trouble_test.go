@@ -15,13 +15,13 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// A throttled call is repeated as it was: no other ENI, no other action.
+// A throttled call is repeated unchanged, with the same ENI and action.
 func TestThrottledCallIsRepeated(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "Instance", "ENIs"} {
 		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 			if op != "Instance" && op != "ENIs" {
 				n.start()
-				n.settle(2 * time.Minute) // free counts are old: they will be asked for
+				n.settle(2 * time.Minute) // free counts are stale and will be queried
 			}
 			n.cloud.Front.ResetCalls()
 			n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
@@ -35,9 +35,9 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 			var last *cloudfake.Call
 			throttled := 0
 			for _, c := range n.cloud.Front.Calls() {
-				// A listing that was throttled is begun again from its start.
+				// A throttled listing restarts from the beginning.
 				if last != nil && c.Op != "ENIs" && last.Op != "ENIs" && (c.Op != last.Op || c.ENI != last.ENI || c.N != last.N) {
-					t.Errorf("after a throttled %s %s %d came %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
+					t.Errorf("after a throttled %s %s %d: next call was %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
 				}
 				last = nil
 				if cloud.ClassOf(c.Err) == cloud.Throttled {
@@ -50,8 +50,8 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 	}
 }
 
-// A call that took effect although its reply was lost neither leaks nor is done twice, also while
-// listings trail.
+// A call that took effect although its reply was lost neither leaks nor is done twice, even while
+// listings are delayed.
 func TestLostReplies(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "UnassignAddresses", "DetachENI", "DeleteENI"} {
 		for _, lag := range []time.Duration{0, 3 * time.Second} {
@@ -83,7 +83,7 @@ func failures(n *node, op string) (failed int) {
 	return failed
 }
 
-func TestListingsThatTrailBringNothingBack(t *testing.T) {
+func TestDelayedListingsRestoreNothing(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
 		n.cloud.State.SetLag(20 * time.Second)
 		n.tune = func(c *eni.Config) { c.ListingInterval = 2 * time.Second; c.ShrinkDelay = 5 * time.Second }
@@ -102,7 +102,7 @@ func TestListingsThatTrailBringNothingBack(t *testing.T) {
 	})
 }
 
-func TestEC2AwayAtStart(t *testing.T) {
+func TestStartWithoutEC2(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.start()
 		l := n.add(1, time.Second)
@@ -111,22 +111,22 @@ func TestEC2AwayAtStart(t *testing.T) {
 		n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		n.start()
 		if err := n.Ready(); err != nil {
-			t.Errorf("after a restart without EC2: %v", err)
+			t.Errorf("Ready() after a restart without EC2 = %v, want nil", err)
 		}
 		if other := n.add(2, time.Millisecond); other.IPv4 == l.IPv4 {
-			t.Errorf("%v was handed out twice", l.IPv4)
+			t.Errorf("%v was assigned twice", l.IPv4)
 		}
 		n.settle(10 * time.Minute)
 		n.check()
 		n.cloud.Front.ClearFaults()
 		n.settle(time.Minute)
-		check.Equal(t, n.Snapshot().LastError, "", "EC2 is back, but")
+		check.Equal(t, n.Snapshot().LastError, "", "last error after EC2 returned")
 	})
 }
 
-// The file is old: an address was unassigned while no daemon ran. EC2 is asked before the file is
-// served, unless EC2 does not answer.
-func TestEC2OutranksTheFile(t *testing.T) {
+// The file is outdated: an address was unassigned while no daemon ran. EC2 is queried before the file is
+// served, unless EC2 does not respond.
+func TestEC2TakesPrecedenceOverTheFile(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 			n.startAndSettle(5 * time.Minute)
@@ -143,10 +143,10 @@ func TestEC2OutranksTheFile(t *testing.T) {
 			l := n.add(1, 45*time.Second)
 			took := time.Since(begin)
 			if !silent && l.IPv4 == first.Addr {
-				t.Errorf("%v was given, which EC2 no longer assigns", l.IPv4)
+				t.Errorf("%v was assigned to a pod, but EC2 no longer has it", l.IPv4)
 			}
 			if silent && took != confirm.Timeout {
-				t.Errorf("with EC2 silent the pod waited %v, want %v", took, confirm.Timeout)
+				t.Errorf("with EC2 unresponsive the pod waited %v, want %v", took, confirm.Timeout)
 			}
 		})
 	}
@@ -159,10 +159,10 @@ func TestInventoryOfAnotherInstanceIsNotUsed(t *testing.T) {
 		n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		n.start()
 		if l, err := n.try(1, time.Second); err == nil {
-			t.Errorf("got %v of another instance's inventory", l)
+			t.Errorf("pod got %v from another instance's inventory", l)
 		}
 		if n.Ready() == nil {
-			t.Error("ready by another instance's word")
+			t.Error("ready with another instance's inventory")
 		}
 	})
 }
@@ -178,19 +178,19 @@ func TestLostAddressStaysHeld(t *testing.T) {
 		n.startAndSettle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
 			if a.Addr == l.IPv4 && (a.State != source.Used || a.ENI != "") {
-				t.Errorf("the lost address shows as %+v", a)
+				t.Errorf("lost address = %+v, want it used and without an ENI", a)
 			}
 		}
 		for i := 2; i < 10; i++ {
 			if other, err := n.try(i, time.Second); err == nil && other.IPv4 == l.IPv4 {
-				t.Fatalf("%v was reassigned", l.IPv4)
+				t.Fatalf("%v was assigned to another pod", l.IPv4)
 			}
 		}
 		n.del(1)
 		n.settle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
 			if a.Addr == l.IPv4 && a.ENI == "" {
-				t.Errorf("after its pod went and it cooled, %v still shows: %+v", l.IPv4, a)
+				t.Errorf("after its pod ended and it cooled, %v is still listed: %+v", l.IPv4, a)
 			}
 		}
 	})
@@ -211,7 +211,7 @@ func TestOwnership(t *testing.T) {
 				}
 			case 3:
 				if !e.Attachment.DeleteOnTermination || e.Tags[eni.TagInstanceID] != instance {
-					t.Errorf("the adopted ENI: deletion %v, tags %v", e.Attachment.DeleteOnTermination, e.Tags)
+					t.Errorf("adopted ENI: delete on termination = %v, tags = %v", e.Attachment.DeleteOnTermination, e.Tags)
 				}
 			}
 		}
@@ -238,10 +238,10 @@ func TestCreationTagsAndGroups(t *testing.T) {
 			}
 			_, err := time.Parse(time.RFC3339, e.Tags[eni.TagCreatedAt])
 			if e.Tags[eni.TagCluster] != "test" || e.Tags[eni.TagInstanceID] != instance || e.Tags[eni.TagOwner] == "" || err != nil {
-				t.Errorf("tags %v", e.Tags)
+				t.Errorf("tags = %v", e.Tags)
 			}
 			if !slices.Equal(e.Groups, []string{"sg-1"}) || e.Description != "Berth ("+instance+")" || !e.Attachment.DeleteOnTermination {
-				t.Errorf("groups %v, description %q, attachment %+v", e.Groups, e.Description, e.Attachment)
+				t.Errorf("groups = %v, description = %q, attachment = %+v", e.Groups, e.Description, e.Attachment)
 			}
 			return
 		}
@@ -263,14 +263,14 @@ func TestFragmentedSubnet(t *testing.T) {
 			prefixes += len(e.Prefixes)
 		}
 		if singles != 5 || prefixes != 1 {
-			t.Errorf("recovered: %d single addresses and %d prefixes, want the 5 used and 1", singles, prefixes)
+			t.Errorf("after recovery: %d single addresses and %d prefixes, want the 5 used ones and 1", singles, prefixes)
 		}
 		n.burst(5, 20, time.Second)
 		n.check()
 	})
 }
 
-func TestFullSubnetUsesWhatIsLeftAndRecovers(t *testing.T) {
+func TestFullSubnetIsUsedUpAndRecovers(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 4}, func(t *testing.T, n *node) {
 		n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/28", nil) // 11 usable
 		n.cloud.State.AddSubnet("subnet-3", "zone-b", "10.2.0.0/24", nil) // wrong zone
@@ -295,10 +295,10 @@ func TestPermissionToShrinkMissing(t *testing.T) {
 		n.wantLayout("3,3,3")
 		check.AtMost(t, len(n.cloud.Front.Calls()), 200, "calls in ten minutes of missing permission")
 		if n.Snapshot().LastError == "" {
-			t.Error("the missing permission is not shown")
+			t.Error("LastError is empty, want the missing permission")
 		}
-		if failed := n.burst(20, 29, time.Minute); failed > 0 { // all of it is still good to use
-			t.Errorf("%d pods failed although nothing was given back", failed)
+		if failed := n.burst(20, 29, time.Minute); failed > 0 { // all addresses are still usable
+			t.Errorf("%d pods failed although nothing was released", failed)
 		}
 		n.check()
 	})
@@ -317,11 +317,11 @@ func TestOrphansOfVanishedInstances(t *testing.T) {
 		n.cloud.State.Terminate("i-dead")
 		n.startAndSettle(10 * time.Minute)
 		if !exists(n, gone) {
-			t.Error("an ENI was deleted before it was old enough")
+			t.Error("an orphaned ENI was deleted before the minimum age")
 		}
 		n.settle(30 * time.Minute)
 		if exists(n, gone) || !exists(n, alive) || !exists(n, other) {
-			t.Errorf("vanished instance's ENI exists: %v (want false), living one's: %v, another cluster's: %v (want true)",
+			t.Errorf("ENI exists: of the vanished instance %v (want false), of a running instance %v, of another cluster %v (want true)",
 				exists(n, gone), exists(n, alive), exists(n, other))
 		}
 	})
@@ -331,7 +331,7 @@ func exists(n *node, id string) bool {
 	return slices.ContainsFunc(n.cloud.State.Truth(), func(e cloud.ENI) bool { return e.ID == id })
 }
 
-// A quiet node makes two listings a minute and no other call.
+// An idle node makes two listings per minute and no other calls.
 func TestIdleCost(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.start()

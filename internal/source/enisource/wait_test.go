@@ -24,9 +24,9 @@ import (
 
 var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
 
-// Throttled calls that are not for growth keep no pod waiting: listings are for repair, free counts are
+// Throttled calls that do not serve growth do not delay pods: listings are for repair, free counts are
 // optional, and releases can wait.
-func TestGrowthWaitsForNothingElse(t *testing.T) {
+func TestThrottledRepairDoesNotDelayGrowth(t *testing.T) {
 	for _, op := range []string{"ENIs", "Subnets", "UnassignAddresses", "DetachENI", "DeleteENI", "SetDeleteOnTermination"} {
 		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 			n.startAndSettle(time.Second)
@@ -38,9 +38,9 @@ func TestGrowthWaitsForNothingElse(t *testing.T) {
 			n.delAll(0, 20)
 			n.settle(3 * time.Minute)
 			n.cloud.Front.ResetCalls()
-			pods := 50 // on four ENIs, with what was about to leave
+			pods := 50 // on four ENIs, including the addresses about to be released
 			if op == "ENIs" {
-				pods = 40 // on three: nobody can see that the fourth has gone
+				pods = 40 // on three ENIs: without listings the deletion of the fourth is not visible
 			}
 			n.addAll(100, 100+pods, time.Second)
 			n.check()
@@ -52,15 +52,15 @@ func TestGrowthWaitsForNothingElse(t *testing.T) {
 }
 
 // A listing restores an ENI to the node while its detachment is throttled. When the detachment is
-// retried, pods may use the ENI.
-func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
+// retried, pods may already use the ENI.
+func TestThrottledDetachKeepsENIInUseAgain(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MaxENI: 2}, func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.ListingInterval = time.Second }
 		n.start()
 		n.burst(0, 20, time.Second)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "DetachENI", Err: throttled})
 		n.delAll(0, 20)
-		for i := 100; i < 128; i++ { // two ENIs full
+		for i := 100; i < 128; i++ { // enough pods to fill two ENIs
 			for range 30 {
 				if n.settle(time.Second); n.cloud.Front.Count("DetachENI") > 0 {
 					if _, err := n.try(i, time.Millisecond); err == nil {
@@ -73,14 +73,14 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 		n.settle(time.Minute)
 		n.check()
 		if len(n.leases) < 15 {
-			t.Fatalf("only %d pods run: the second ENI was never used", len(n.leases))
+			t.Fatalf("%d pods run, want at least 15 using the second ENI", len(n.leases))
 		}
-		check.Equal(t, n.cloud.Front.Count("DetachENI")-failures(n, "DetachENI"), 0, "detachments of the ENI under its pods")
+		check.Equal(t, n.cloud.Front.Count("DetachENI")-failures(n, "DetachENI"), 0, "detachments of an ENI with running pods")
 	})
 }
 
-// Someone attached an ENI at the device index that was planned for the next one.
-func TestIndexTakenSinceTheLastListing(t *testing.T) {
+// Another user attached an ENI at the device index that was planned for the next one.
+func TestDeviceIndexTakenSinceLastListing(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.ListingInterval = time.Hour }
 		n.startAndSettle(time.Second)
@@ -90,9 +90,9 @@ func TestIndexTakenSinceTheLastListing(t *testing.T) {
 	})
 }
 
-// The daemon died after it deleted ENIs that are leaving according to the file. None of them may count
-// as the primary, whose subnet and groups new ENIs get.
-func TestLeavingENIsThatAreGone(t *testing.T) {
+// The daemon died after it deleted ENIs that its file marks as leaving. None of them may be taken for
+// the primary ENI, whose subnet and groups new ENIs get.
+func TestLeavingENIsAlreadyDeleted(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 9}, func(t *testing.T, n *node) {
 		n.store.inv, n.store.saved = eni.Inventory{InstanceID: instance, At: time.Now()}, true
 		for i := range 20 {
@@ -106,7 +106,7 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 	})
 }
 
-// A file from the future does not outrank EC2 until then.
+// A file with a time in the future does not take precedence over EC2.
 func TestClockSetBackBetweenRuns(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 3}, func(t *testing.T, n *node) {
 		n.startAndSettle(time.Second)
@@ -119,8 +119,8 @@ func TestClockSetBackBetweenRuns(t *testing.T) {
 	})
 }
 
-// A configured subnet is deleted while the daemon runs: the others serve.
-func TestSubnetThatVanished(t *testing.T) {
+// A configured subnet is deleted while the daemon runs. The other subnets are used.
+func TestConfiguredSubnetDeleted(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/20", nil)
 		n.cloud.State.AddSubnet("subnet-3", "zone-a", "10.2.0.0/24", nil)
@@ -133,7 +133,7 @@ func TestSubnetThatVanished(t *testing.T) {
 	})
 }
 
-// The subnet of the primary ENI is full, and another configured one is not.
+// The subnet of the primary ENI is full, but another configured one is not.
 func TestPrimarySubnetFull(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
@@ -143,7 +143,7 @@ func TestPrimarySubnetFull(t *testing.T) {
 		n.addAll(0, 20, 5*time.Second)
 		for _, e := range n.cloud.State.Truth() {
 			if index(e) > 0 && e.SubnetID != "subnet-2" {
-				t.Errorf("%s was made in %s", e.ID, e.SubnetID)
+				t.Errorf("%s was created in %s, want subnet-2", e.ID, e.SubnetID)
 			}
 		}
 		n.check()
@@ -151,7 +151,7 @@ func TestPrimarySubnetFull(t *testing.T) {
 }
 
 // The machine rebooted in the middle of a creation: the intent is lost with the tmpfs, and only the
-// tags show whose the detached ENI is.
+// tags show the owner of the detached ENI.
 func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		restore := check.Must(failpoint.Set("eni.create.after=error@1"))(t)
@@ -160,7 +160,7 @@ func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 		n.start()
 		n.burst(0, 7, time.Second)
 		if _, ok, _ := n.store.MemoryIntents.Load(); !ok {
-			t.Fatal("the daemon did not die in the middle of a creation")
+			t.Fatal("the daemon did not die during a creation")
 		}
 		*n.store, n.leases = memStore{}, map[attachment.Key]source.Lease{}
 		n.restartDead()
@@ -170,8 +170,8 @@ func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 	})
 }
 
-// An orphan that EC2 refuses to delete does not keep the others from being deleted.
-func TestOrphanThatCannotGo(t *testing.T) {
+// An orphaned ENI that EC2 refuses to delete does not prevent the deletion of others.
+func TestUndeletableOrphan(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.cloud.State.AddInstance("i-dead", "t3.small", "subnet-1")
 		tags := map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-dead", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339)}
@@ -180,17 +180,17 @@ func TestOrphanThatCannotGo(t *testing.T) {
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: stuck, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 		n.startAndSettle(time.Hour)
 		if exists(n, free) || !exists(n, stuck) {
-			t.Errorf("the ENI that may go exists: %v, the one that may not: %v", exists(n, free), exists(n, stuck))
+			t.Errorf("ENIs exist: deletable one %v (want false), refused one %v (want true)", exists(n, free), exists(n, stuck))
 		}
 		if n.Snapshot().LastError == "" {
-			t.Error("the refusal is not shown")
+			t.Error("LastError is empty, want the refused deletion")
 		}
 		check.AtMost(t, n.cloud.Front.Count("DeleteENI"), 10, "deletions tried in an hour")
 	})
 }
 
-// Deleting orphans may take long; this node's pods come first.
-func TestPodsComeBeforeOrphans(t *testing.T) {
+// Deleting orphaned ENIs may take long; this node's pods have priority.
+func TestPodsHavePriorityOverOrphans(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.State.AddInstance("i-dead", "t3.small", "subnet-1")
 		for i := range 40 {
@@ -210,14 +210,14 @@ func TestPodsComeBeforeOrphans(t *testing.T) {
 	})
 }
 
-// coldNodes are nodes that start cold at once, each with a limiter of its own, on one bucket of the
-// account, and one pod or more to serve.
+// coldNodes are nodes that start cold at the same time, each with its own limiter but a shared rate limit of the
+// account, and with one or more pods.
 type coldNodes struct {
 	nodes, pods int
 	bucket      cloudfake.Bucket
 }
 
-// times is when the last node had its first address, and when all nodes had their warm targets.
+// times are the times at which the last node had its first address, and at which all nodes had their warm targets.
 type times struct{ first, warm time.Duration }
 
 func (h coldNodes) run(t *testing.T, seed uint64) (out times) {
@@ -272,11 +272,11 @@ func settle(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
 }
 
-// When nodes start cold at once on an account's small rate, each has its first address before nodes
-// that have one fill their warm targets, though they do not know of each other, and no call is repeated
-// because another failed.
-func TestFirstAddressesGoFirst(t *testing.T) {
-	const firstCalls, allCalls = 4, 9 // of a node that is alone
+// When nodes start cold at the same time under a low rate limit of the account, each gets its first address before
+// nodes that have one fill their warm targets, although they do not know of each other. No call is repeated
+// because another one failed.
+func TestFirstAddressesBeforeWarmTargets(t *testing.T) {
+	const firstCalls, allCalls = 4, 9 // calls of a single node
 	for _, h := range []coldNodes{
 		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 10}},
 		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 5}},
@@ -293,15 +293,15 @@ func TestFirstAddressesGoFirst(t *testing.T) {
 		least := func(calls int) float64 { return (float64(calls*h.nodes) - h.bucket.Size) / h.bucket.Rate }
 		ratio := func(l []time.Duration, calls int) float64 { return l[seeds/2].Seconds() / least(calls) }
 		toFirst, toWarm := ratio(first, firstCalls), ratio(warm, allCalls)
-		t.Logf("%+v: the last first address after %.1f times the least, %v; all warm after %.1f times, %v", h, toFirst, first, toWarm, warm)
+		t.Logf("%+v: last first address after %.1f times the minimum, %v; all warm after %.1f times, %v", h, toFirst, first, toWarm, warm)
 		if toFirst > 2.5 || toWarm > 1.6 {
-			t.Errorf("%+v: the last first address after %.1f times what the rate forces, want 2.5; all warm after %.1f times, want 1.6", h, toFirst, toWarm)
+			t.Errorf("%+v: last first address after %.1f times the minimum, want at most 2.5; all warm after %.1f times, want at most 1.6", h, toFirst, toWarm)
 		}
 	}
 }
 
-// After a refusal, calls for a warm target wait for other nodes, until a pod of the node needs them.
-func TestPodNeedsWhatYielded(t *testing.T) {
+// After throttling, calls for a warm target yield to other nodes until a pod of the node needs them.
+func TestWaitingPodEndsTheYield(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.Options{Peers: true}) }
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, Err: throttled})

@@ -1,6 +1,6 @@
-// Package nodelocal gives pods that have an address of one IP family only a second address, of the other family, that is
-// valid only on their node. With it they reach networks of that family under their node's address. It wraps the source of
-// the pods' other addresses.
+// Package nodelocal gives pods that have addresses of only one IP family a second address, of the other family, that is
+// valid only on their node. Through it they reach networks of that family under their node's address. The package wraps
+// the source of the pods' other addresses.
 package nodelocal
 
 import (
@@ -23,9 +23,9 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// The networks of the addresses, by family: 1,024 addresses each. The Amazon VPC CNI uses the same ones, so that other
-// configuration of nodes for such addresses stays valid: link-local addresses of IPv4 (RFC 3927), which EC2 does not
-// route, and unique local addresses of IPv6 (RFC 4193).
+// The networks of the addresses, by family, with 1,024 addresses each. The Amazon VPC CNI uses the same ones, so that
+// existing configuration of nodes for such addresses stays valid: IPv4 link-local addresses (RFC 3927), which EC2 does not
+// route, and IPv6 unique local addresses (RFC 4193).
 var (
 	Network4 = netip.MustParsePrefix("169.254.172.0/22")
 	Network6 = netip.MustParsePrefix("fd00::ac:0/118")
@@ -33,22 +33,22 @@ var (
 
 var networks = [ipfamily.Number]netip.Prefix{ipfamily.IPv4: Network4, ipfamily.IPv6: Network6}
 
-// flags are berthd's flags for the families.
+// flags are berthd's flags by family.
 var flags = [ipfamily.Number]string{ipfamily.IPv4: "--enable-v4-egress", ipfamily.IPv6: "--enable-v6-egress"}
 
 // Contains reports whether an address is node-local.
 func Contains(a netip.Addr) bool { return Network4.Contains(a) || Network6.Contains(a) }
 
-// ReasonFull is the reason of an ADD for which no node-local address is free.
+// ReasonFull is the reason of an ADD if no node-local address is free.
 const ReasonFull = "node-local-full"
 
-// group is the name of the addresses in the allocator.
+// group is the group of the addresses in the allocator.
 const group = "node"
 
-// Source is an address source whose leases of one family have a node-local address as well.
+// Source is an address source whose single-family leases have a node-local address as well.
 type Source struct {
 	source.Source
-	gives [ipfamily.Number]bool // the families of which new leases get one
+	gives [ipfamily.Number]bool // families of node-local addresses for new leases
 	clock clock.Clock
 
 	mu    sync.Mutex // guards addrs
@@ -57,7 +57,7 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New wraps a source. ipv4 and ipv6 are the families of which new leases get a node-local address. Restored leases keep
+// New wraps a source. ipv4 and ipv6 select the families of node-local addresses for new leases. Restored leases keep
 // theirs.
 func New(of source.Source, ipv4, ipv6 bool, clk clock.Clock) *Source {
 	s := &Source{Source: of, clock: clk, addrs: ipam.NewNode[attachment.Key](of.CoolingPeriod())}
@@ -67,8 +67,8 @@ func New(of source.Source, ipv4, ipv6 bool, clk clock.Clock) *Source {
 	return s
 }
 
-// Acquire implements source.Source. Node-local addresses cool like others: packets to a pod that ended must not reach the
-// next one.
+// Acquire implements source.Source. Node-local addresses cool like others, so that packets to a deleted pod do not reach
+// the next one.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	lease, err := s.Source.Acquire(ctx, req)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	return lease, nil
 }
 
-// lacking returns the family of which a lease with one address has none.
+// lacking returns the family that a lease with one address lacks.
 func lacking(l source.Lease) (f ipfamily.Family, one bool) {
 	addrs := l.Addrs()
 	if len(addrs) != 1 {
@@ -100,8 +100,8 @@ func lacking(l source.Lease) (f ipfamily.Family, one bool) {
 	return ipfamily.Of(addrs[0]).Other(), true
 }
 
-// Restore implements source.Source. A damaged record, of which only the addresses are known, has a node-local address in
-// place of any other. If one part of a lease cannot be taken over, the other part is.
+// Restore implements source.Source. In a damaged record, of which only the addresses are known, a node-local address may
+// be in the place of another. If one part of a lease cannot be restored, the other part is.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	for _, a := range []*netip.Addr{&lease.IPv4, &lease.IPv6} {
 		if Contains(*a) {
@@ -115,7 +115,7 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	return errors.Join(err, s.Source.Restore(req, lease))
 }
 
-// hold takes over the address of a record, also one outside the networks, of a version with other networks.
+// hold restores the address of a record, including one outside of the networks, from a version with other networks.
 func (s *Source) hold(key attachment.Key, addr netip.Addr) error {
 	if !addr.IsValid() {
 		return nil
@@ -167,7 +167,7 @@ func (s *Source) end(key attachment.Key, cools bool) {
 	s.addrs.Cancel(key)
 }
 
-// Snapshot implements source.Source. It does not list node-local addresses, as no pod is reached by one.
+// Snapshot implements source.Source. It does not list node-local addresses, because pods cannot be reached at them.
 func (s *Source) Snapshot() source.Snapshot {
 	snap := s.Source.Snapshot()
 	snap.Detail = source.Details{snap.Detail, s.count()}
@@ -175,12 +175,12 @@ func (s *Source) Snapshot() source.Snapshot {
 }
 
 var famAddresses = metric.New("berth_node_local_addresses", "gauge",
-	"Node-local addresses, by which pods of one IP family reach the world of the other: those in use, and those that cool. There are 1,024 of each family.", "family", "state")
+	"Node-local addresses, through which single-stack pods reach networks of the other IP family, by state: used or cooling. There are 1,024 of each family.", "family", "state")
 
-// Reference is what node-local addresses add to the page of metrics.
+// Reference is the part of the metrics reference for node-local addresses.
 var Reference = source.Reference{Families: []metric.Family{famAddresses}}
 
-// counts are addresses in use and cooling, by family.
+// counts are the addresses in use and cooling, by family.
 type counts [ipfamily.Number]struct{ used, cooling int }
 
 // count counts addresses.

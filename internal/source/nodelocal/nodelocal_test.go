@@ -27,7 +27,7 @@ func key(name string) attachment.Key {
 
 func request(name string) source.Request { return source.Request{Key: key(name)} }
 
-// bed is a source of these addresses with node-local ones of IPv4.
+// bed is a source of the given addresses with node-local IPv4 addresses.
 type bed struct {
 	*Source
 	t     *testing.T
@@ -50,7 +50,7 @@ func (b bed) acquire(name string) source.Lease {
 	return l
 }
 
-// many are n IPv6 addresses.
+// many returns n IPv6 addresses.
 func many(n int) (addrs []netip.Addr) {
 	for i := range n {
 		addrs = append(addrs, netip.MustParseAddr(fmt.Sprintf("2001:db8::%x", i+1)))
@@ -65,13 +65,13 @@ func (dual) Acquire(context.Context, source.Request) (source.Lease, error) {
 	return source.Lease{IPv4: four, IPv6: six}, nil
 }
 
-// Only a lease of one family has a node-local address of the other, where that is asked for.
-func TestNodeLocalAddressIsOfTheOtherFamily(t *testing.T) {
+// Only a lease of one family has a node-local address of the other, if enabled.
+func TestNodeLocalAddressOfTheOtherFamily(t *testing.T) {
 	for name, tt := range map[string]struct {
 		addr       netip.Addr
 		ipv4, ipv6 bool
 		both       bool
-		of         netip.Prefix // zero: none
+		of         netip.Prefix // expected network; zero: none
 	}{
 		"IPv6":                {addr: six, ipv4: true, of: Network4},
 		"IPv6, off":           {addr: six, ipv6: true},
@@ -91,23 +91,23 @@ func TestNodeLocalAddressIsOfTheOtherFamily(t *testing.T) {
 			s := New(of, tt.ipv4, tt.ipv6, clk)
 			first := check.Must(s.Acquire(t.Context(), request("a")))(t)
 			if got := first.NodeLocal; got.IsValid() != tt.of.IsValid() || got.IsValid() && !tt.of.Contains(got) {
-				t.Errorf("node-local address %s, want one of %s", got, tt.of)
+				t.Errorf("node-local address = %s, want one of %s", got, tt.of)
 			}
 			if again, err := s.Acquire(t.Context(), request("a")); err != nil || again != first {
-				t.Errorf("again: %+v, %v", again, err)
+				t.Errorf("repeated Acquire() = %+v, %v; want %+v", again, err, first)
 			}
 		})
 	}
 }
 
-// An address is nobody else's while a pod has it, and while it cools, also as records
-// tell it after a restart.
+// No other pod gets an address while a pod holds it or while it cools, even if these states are restored
+// from records after a restart.
 func TestNodeLocalAddressesCool(t *testing.T) {
 	b := newBed(t, many(6)...)
 	released, kept, cancelled := b.acquire("released"), b.acquire("kept"), b.acquire("cancelled")
 	b.Release(key("released"))
 	b.Cancel(key("cancelled"))
-	check.Equal(t, b.acquire("next").NodeLocal, cancelled.NodeLocal, "the address that is handed out again after a cancel")
+	check.Equal(t, b.acquire("next").NodeLocal, cancelled.NodeLocal, "the address reassigned after a cancel")
 
 	after := newBed(t, many(1200)...)
 	for name, l := range map[string]source.Lease{"kept": kept, "next": cancelled} {
@@ -115,44 +115,44 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 	}
 	after.RestoreCooling(released.NodeLocal, after.clock.Now().Add(-period/2))
 	if err := after.Restore(request("other"), source.Lease{IPv6: many(5)[4], NodeLocal: kept.NodeLocal}); err == nil {
-		t.Error("two pods have one address")
+		t.Error("Restore() accepted an address that another pod holds")
 	} else if _, held := after.of.Holder(many(5)[4]); !held {
-		t.Error("the rest of a lease of which the node-local address is another's is not held")
+		t.Error("the other address of the rejected lease is not held")
 	}
 	had := map[netip.Addr]bool{kept.NodeLocal: true, cancelled.NodeLocal: true, released.NodeLocal: true}
 	for i := range 1021 {
 		l := after.acquire(fmt.Sprint(i))
 		if had[l.NodeLocal] {
-			t.Fatalf("%s is handed out, which is held or cools", l.NodeLocal)
+			t.Fatalf("%s was assigned although it is held or cooling", l.NodeLocal)
 		}
 		had[l.NodeLocal] = true
 	}
 
-	// All 1,024 are held but the one that cools.
+	// All 1,024 addresses are held except the cooling one.
 	cancels := after.of.Cancels()
 	var full *source.Exhausted
 	if _, err := after.Acquire(t.Context(), request("late")); !errors.As(err, &full) || full.Reason != ReasonFull {
-		t.Errorf("with no node-local address left: %v", err)
+		t.Errorf("Acquire() without a free node-local address = %v, want reason %s", err, ReasonFull)
 	}
 	check.Equal(t, after.of.Cancels(), cancels+1, "cancelled ADDs")
 	after.clock.Advance(period/2 + time.Second)
 	check.Equal(t, after.acquire("late").NodeLocal, released.NodeLocal, "the address of the late pod")
 }
 
-// Of a damaged record only addresses are known.
-func TestRestoreOfADamagedRecord(t *testing.T) {
+// Of a damaged record only the addresses are known.
+func TestRestoreDamagedRecord(t *testing.T) {
 	b := newBed(t, six)
 	local := Network4.Addr()
 	check.OK(t, b.Restore(request("damaged"), source.Lease{IPv4: local, IPv6: six}))
 	if err := b.Restore(request("rest"), source.Lease{IPv4: local.Next()}); err != nil {
-		t.Errorf("of which nothing but the node-local address is left: %v", err)
+		t.Errorf("Restore() with only a node-local address = %v, want nil", err)
 	}
 	b.of.Supply(many(1)...)
 	if l := b.acquire("new"); l.NodeLocal == local || l.NodeLocal == local.Next() {
-		t.Errorf("%s is held", l.NodeLocal)
+		t.Errorf("%s was assigned although it is held", l.NodeLocal)
 	}
 	if _, held := b.of.Holder(local); held {
-		t.Error("the source of the pod's own addresses holds a node-local one")
+		t.Error("the wrapped source holds a node-local address")
 	}
 }
 

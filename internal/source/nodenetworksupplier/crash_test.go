@@ -31,7 +31,7 @@ func child(c sourcenode.Child) error {
 	return c.Leases().Serve(s, request, 300*time.Millisecond, os.Stdin, os.Stdout)
 }
 
-// crashNode is a machine whose daemon is a process that is started again when it dies.
+// crashNode is a machine whose daemon is a process that is restarted when it dies.
 type crashNode struct {
 	*machine
 	*crashsource.Process
@@ -44,7 +44,7 @@ func newCrashNode(t *testing.T) *crashNode {
 	return m
 }
 
-// await waits for a state of the object that a daemon brings about, whether or not it dies.
+// await waits for a state of the object that a daemon reaches, across its deaths.
 func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
 	m.T.Helper()
 	m.until(what, func() bool {
@@ -54,8 +54,8 @@ func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
 	})
 }
 
-// checkLeases checks that the pods' addresses differ, and that none is among those that the operator
-// took, or was allowed to take.
+// checkLeases checks that the pods' addresses differ, and that none is an address that the operator
+// took or was allowed to take.
 func (m *crashNode) checkLeases(want int, not ...string) {
 	m.T.Helper()
 	leases, err := m.leases.All()
@@ -67,7 +67,7 @@ func (m *crashNode) checkLeases(want int, not ...string) {
 	for i, l := range leases {
 		a := l.IPv4.String()
 		if other, twice := seen[a]; twice {
-			m.T.Errorf("%s is of pods %d and %d", a, i, other)
+			m.T.Errorf("%s is assigned to pods %d and %d", a, i, other)
 		}
 		seen[a] = i
 		if slices.Contains(not, a) {
@@ -91,13 +91,13 @@ func TestKilledAtEveryStep(t *testing.T) {
 		tried++
 		for _, hit := range []int{1, 2} {
 			if hit > 1 && (strings.HasPrefix(point, "nodenetwork.create") || strings.HasPrefix(point, "nodenetwork.replace")) {
-				continue // happens once
+				continue // runs only once
 			}
 			hits = append(hits, fmt.Sprintf("%s=kill@%d", point, hit))
 		}
 	}
 	if tried < 11 {
-		t.Errorf("only %d failpoints are registered", tried)
+		t.Errorf("%d failpoints are registered, want at least 11", tried)
 	}
 	for _, hit := range harness.Sample(t, 9, hits) {
 		t.Run(strings.Replace(hit, "=kill", "", 1), func(t *testing.T) { killedAt(t, hit) })
@@ -106,7 +106,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 
 func killedAt(t *testing.T, failpoints string) {
 	m := newCrashNode(t)
-	m.put("i-0ddd") // it is to find the object of another
+	m.put("i-0ddd") // an object of another instance exists
 	m.operator(ofNoUse)
 	m.Launch(failpoints)
 	m.await("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
@@ -115,20 +115,20 @@ func killedAt(t *testing.T, failpoints string) {
 		return func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == n }
 	}
 	m.until("two pods have addresses", func() bool { return m.Do("add 1") && m.Do("add 2") }) // 10, 11
-	m.await("they are reported", used(2))
+	m.await("both pods are reported", used(2))
 
 	m.operator(releasing("10.0.0.11", "10.0.0.13", "10.0.0.14", "10.0.0.15"))
-	m.await("what is free is released", confirms("10.0.0.13", "10.0.0.14", "10.0.0.15"))
+	m.await("the free addresses are released", confirms("10.0.0.13", "10.0.0.14", "10.0.0.15"))
 	m.Do("add 3") // 12 or 16
 	m.operator(func(o *v1alpha1.NodeNetwork) {
-		releasing("10.0.0.11", "10.0.0.13", "10.0.0.15")(o) // 14 stays
-		unassigned("10.0.0.13")(o)                          // EC2 took it
+		releasing("10.0.0.11", "10.0.0.13", "10.0.0.15")(o) // 14 is kept
+		unassigned("10.0.0.13")(o)                          // EC2 unassigned it
 	})
-	m.await("the answer", confirms("10.0.0.15"))
-	m.until("pods get what stays", func() bool { return m.Do("add 3") && m.Do("add 4") && m.Do("add 5") }) // 12, 14, 16
+	m.await("the operator's answer is processed", confirms("10.0.0.15"))
+	m.until("pods get the kept addresses", func() bool { return m.Do("add 3") && m.Do("add 4") && m.Do("add 5") }) // 12, 14, 16
 	for i := 6; i < 8; i++ {
 		if m.Do("add %d", i) {
-			t.Errorf("pod %d got an address", i)
+			t.Errorf("pod %d got an address, want none", i)
 		}
 	}
 	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
@@ -139,11 +139,11 @@ func killedAt(t *testing.T, failpoints string) {
 			m.Do("del %d", i)
 		}
 	}
-	m.await("the one that a pod had is released", confirms("10.0.0.11", "10.0.0.15"))
+	m.await("the address of the deleted pod is released", confirms("10.0.0.11", "10.0.0.15"))
 	m.operator(unassigned("10.0.0.15"))
-	m.await("the end of 15 is heard", confirms("10.0.0.11"))
+	m.await("the removal of 15 is processed", confirms("10.0.0.11"))
 	m.operator(releasing())
-	m.await("11 stays after all", confirms())
+	m.await("11 is kept after all", confirms())
 	m.until("the last pod has an address", func() bool { return m.Do("add 8") })
 	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
 	m.await("all pods are reported", used(5))

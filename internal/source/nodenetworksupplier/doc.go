@@ -1,17 +1,17 @@
 // Package nodenetworksupplier supplies a node's addresses in operator mode, from the
-// NodeNetwork object of the node's name, which the operator fills. The addresses
-// are owned, and handed to pods, by internal/source/enisource.
+// NodeNetwork object with the node's name, which the operator fills.
+// internal/source/enisource owns the addresses and assigns them to pods.
 //
-//	supplier.go  what it is made of, and its one loop
-//	observed.go  the object as last seen, and why pods do not get addresses from it
+//	supplier.go  construction, and the main loop
+//	observed.go  the object as last seen, and why pods get no addresses from it
 //	handshake.go releasing addresses
-//	report.go    reporting who uses which address
+//	report.go    reporting the use of addresses
 //	object.go    creating the object, and replacing one of another instance
 //
 // No ADD or DEL waits for the API server.
 package nodenetworksupplier
 
-// What berthd may do in the Kubernetes API. An admission policy narrows it to
+// berthd's permissions in the Kubernetes API. An admission policy restricts them to
 // the object of its own node (deploy/chart/templates/admission/nodenetworks.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks,verbs=get;list;watch;create;delete

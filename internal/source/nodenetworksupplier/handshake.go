@@ -15,18 +15,18 @@ import (
 
 // Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"):
 // the operator lists candidates in spec.ipam.releasing; the daemon withdraws those
-// that no pod has and that do not cool, records that, and confirms them in
+// that no pod holds and that are not cooling, records that, and confirms them in
 // status.ipam.released; only then are they unassigned. An address that leaves releasing
 // while it is available stays with the node.
 //
 // Each side may act on an old state, be slow, or be down for a while. Therefore:
 //
-//   - An address that was ever withheld stays withheld until a report without it was
-//     accepted that was conditional on the exact state of the object that took it
-//     off releasing. An operator that lists it again has then seen that report,
+//   - A withheld address stays withheld until a report without it was
+//     accepted that was conditional on the exact state of the object that removed it
+//     from releasing. An operator that lists it again has then seen that report,
 //     and a daemon that reads an old state cannot restore anything because of it.
 //   - Every report is conditional on the state of the object that it answers. A
-//     request that is delayed confirms nothing that was restored since.
+//     delayed request cannot confirm addresses that were restored since.
 
 // handshake is the daemon's side of the handshake. It belongs to the supplier's loop.
 type handshake struct {
@@ -35,15 +35,15 @@ type handshake struct {
 	observed  *observed
 	reports   *reports
 
-	withheld        []netip.Prefix // handed to no pod: releasing, released, or not yet surely neither
-	withdrawn       []netip.Prefix // of those, recorded as having no pod
-	offered         *eni.Inventory // what the allocator has
+	withheld        []netip.Prefix // withheld from pods: releasing, released, or not yet known to be neither
+	withdrawn       []netip.Prefix // withheld addresses recorded as not held by a pod
+	offered         *eni.Inventory // the last inventory of the allocator
 	offeredWithheld []netip.Prefix
 	retry           retry.Backoff
 }
 
-// reconcile gives the allocator what the object says, withdraws what is to be released, and reports. It
-// returns when to come back; zero: when woken. o is this instance's.
+// reconcile passes the object's addresses to the allocator, withdraws the ones to release, and reports. It
+// returns the time of the next call; zero: when woken. o belongs to this instance.
 func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	r := nodenetwork.Read(o)
 	h.logBad(r.Bad)
@@ -58,15 +58,15 @@ func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time
 	if err := h.offer(r, withhold); err != nil {
 		h.cfg.Logger.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "err", err)
 		h.retry.Fail(h.cfg.Clock.Now(), time.Second, 10*time.Second)
-		// What was confirmed before stays confirmed: the file still has it.
+		// Earlier confirmations stay valid, because they are still in the file.
 		if at := h.reports.send(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(h.retry.Until) {
 			return at
 		}
 		return h.retry.Until
 	}
 	h.retry = retry.Backoff{}
-	// Confirmed is what is both asked for and withdrawn; what else is withheld has
-	// left releasing and is restored after this report.
+	// An address is confirmed if it is both requested and withdrawn. Other withheld addresses have
+	// left releasing and are restored after this report.
 	confirmed := intersect(h.withdrawn, r.Releasing)
 	if len(withhold) == len(r.Releasing) {
 		return h.reports.send(ctx, o, confirmed, nil)
@@ -76,12 +76,12 @@ func (h *handshake) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
 			h.cfg.Logger.Warn("before addresses are restored", "err", err)
 		}
-		h.observed.changed.Set() // to offer what is restored
+		h.observed.changed.Set() // offer the restored addresses
 	})
 }
 
-// offer hands an inventory to the allocator if it differs from the last one, if other addresses are to
-// be withheld, or if some of these may have lost their pods by now.
+// offer passes an inventory to the allocator if it differs from the last one, if other addresses must
+// be withheld, or if pods may have released some of these since.
 func (h *handshake) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
 	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredWithheld, withhold)
 	if same && len(h.withdrawn) == len(withhold) {
@@ -109,7 +109,7 @@ func sameInventory(x, y eni.Inventory) bool {
 	return x.InstanceType == y.InstanceType && x.Families == y.Families && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
 }
 
-// intersect returns the part of list that others has too, in its order.
+// intersect returns the elements of list that are also in others, in the order of list.
 func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
 	for _, p := range list {
 		if slices.Contains(others, p) {

@@ -27,7 +27,7 @@ func releasing(list ...string) func(*v1alpha1.NodeNetwork) {
 	return func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = list }
 }
 
-// unassigned removes addresses that EC2 has taken.
+// unassigned removes addresses that EC2 unassigned.
 func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
 	return func(o *v1alpha1.NodeNetwork) {
 		for _, a := range list {
@@ -46,18 +46,18 @@ func (m *machine) released(want ...string) {
 func TestHandshake(t *testing.T) {
 	m := startMachine(t)
 	m.operator(give(10, 13))
-	m.add(1) // 10.0.0.10
+	m.add(1) // gets 10.0.0.10
 
 	m.operator(releasing("10.0.0.10", "10.0.0.12", "10.0.0.13"))
-	m.released("10.0.0.12", "10.0.0.13") // not that of a pod
+	m.released("10.0.0.12", "10.0.0.13") // without the pod's address
 	inv, _, err := enisource.Files{Dir: m.Dir}.Load()
 	if err != nil || len(inv.Releasing) != 2 {
-		t.Errorf("recorded before it was confirmed: %+v, %v", inv.Releasing, err)
+		t.Errorf("stored releasing = %+v, error %v; want 2 stored before the confirmation", inv.Releasing, err)
 	}
-	m.gets(2, 11)    // the only one that stays
-	m.getsNothing(3) // as the operator may take it at any time
+	m.gets(2, 11)    // the only remaining one
+	m.getsNothing(3) // the operator may take the others at any time
 
-	m.operator(releasing("10.0.0.10", "10.0.0.13")) // 12 stays after all
+	m.operator(releasing("10.0.0.10", "10.0.0.13")) // 12 is kept after all
 	m.gets(3, 12)
 	m.released("10.0.0.13")
 
@@ -68,7 +68,7 @@ func TestHandshake(t *testing.T) {
 	m.getsNothing(4)
 }
 
-func TestPrefixesAreReleasedWhole(t *testing.T) {
+func TestPrefixesAreReleasedAsAWhole(t *testing.T) {
 	m := startMachine(t)
 	m.operator(func(o *v1alpha1.NodeNetwork) {
 		give(1, 0)(o)
@@ -86,7 +86,7 @@ func TestPrefixesAreReleasedWhole(t *testing.T) {
 type gate struct {
 	mu   sync.Mutex    // guards both
 	shut chan struct{} // nil: open
-	held chan struct{} // gets one a request that is held back
+	held chan struct{} // receives an element for each delayed request
 }
 
 func (g *gate) do(r *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -116,7 +116,7 @@ func (g *gate) await(t *testing.T) {
 	case <-g.held:
 	case <-time.After(longest):
 		g.open()
-		t.Fatal("no report came")
+		t.Fatal("timed out waiting for a report")
 	}
 }
 
@@ -127,8 +127,8 @@ func (g *gate) open() {
 	g.shut = nil
 }
 
-// The operator takes an address off the list and puts it back before the daemon's answer to the first
-// change has arrived. The address stays withdrawn all the time, as the operator may rely on the
+// The operator removes an address from the list and adds it again before the daemon's answer to the first
+// change has arrived. The address stays withdrawn throughout, because the operator may rely on the
 // confirmation that it still sees.
 func TestRelistedBeforeTheAnswer(t *testing.T) {
 	g := &gate{}
@@ -141,11 +141,11 @@ func TestRelistedBeforeTheAnswer(t *testing.T) {
 
 	g.close()
 	m.operator(releasing())
-	g.await(t) // the answer is on its way
+	g.await(t) // the answer is in flight
 	m.operator(releasing("10.0.0.11"))
-	m.getsNothing(2) // before the operator heard that it is not released
+	m.getsNothing(2) // the operator does not know yet that it is not released
 	g.open()
-	m.getsNothing(2) // as the operator may take it
+	m.getsNothing(2) // the operator may take it
 	m.released("10.0.0.11")
 
 	m.operator(releasing())
@@ -153,30 +153,30 @@ func TestRelistedBeforeTheAnswer(t *testing.T) {
 	m.released()
 }
 
-// An address that vanishes while a pod has it stays with the pod, and is reported once.
-func TestAddressVanishesUnderAPod(t *testing.T) {
+// An address that vanishes while a pod holds it stays with the pod, and is reported once.
+func TestAddressOfRunningPodVanishes(t *testing.T) {
 	m := startMachine(t)
 	m.operator(give(10, 11))
 	m.add(1)
 	m.operator(unassigned("10.0.0.10"))
 	m.add(2)
 	m.reports(2)
-	m.operator(give(10, 10)) // to another pod, for all we know
+	m.operator(give(10, 10)) // the address may be assigned elsewhere meanwhile
 	m.operator(unassigned("10.0.0.10"))
 	m.getsNothing(3)
-	m.gets(1, 10) // still
+	m.gets(1, 10) // keeps its address
 	m.Release(key(1))
 	m.reports(1)
 	if n := m.Log.Count("a running pod is cut off"); n < 1 || n > 2 {
-		t.Errorf("reported %d times", n)
+		t.Errorf("logged %d times, want 1 or 2", n)
 	}
 }
 
-// refusal answers the daemon's reports with an error, while it is on.
+// refusal fails the daemon's reports while it is on.
 type refusal struct {
 	mu   sync.Mutex // guards both
 	on   bool
-	last []byte // the last report refused
+	last []byte // the last rejected report
 }
 
 func (r *refusal) do(q *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -198,7 +198,7 @@ func (r *refusal) turn(on bool) {
 	r.on, r.last = on, nil
 }
 
-// refused reports whether a report on a state of the object was refused.
+// refused reports whether a report on a state of the object was rejected.
 func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,9 +207,9 @@ func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 
 // After a restart, a confirmed address is free again only once a report without it was accepted. That
 // holds if the file is lost, as after a reboot, if the report was made on an older state of the object,
-// and if both happen one after the other, as when someone empties the status. A refused report does not
+// and if both happen one after the other, as when another client empties the status. A rejected report does not
 // count.
-func TestReleasedOverARestart(t *testing.T) {
+func TestReleasedAddressesAcrossARestart(t *testing.T) {
 	fileLost := func(m *machine) {
 		if err := os.RemoveAll(m.Dir); err != nil {
 			m.T.Fatal(err)
@@ -236,10 +236,10 @@ func TestReleasedOverARestart(t *testing.T) {
 			tt.before(m)
 			r.turn(true)
 			m.start()
-			m.until("a report is refused", func() bool { return r.refused(m.object()) })
+			m.until("a report is rejected", func() bool { return r.refused(m.object()) })
 			tt.after(m)
-			m.until("another one is, on what the object is now", func() bool { return r.refused(m.object()) })
-			m.getsNothing(1) // before the operator heard that it is not released
+			m.until("a report on the current object is rejected", func() bool { return r.refused(m.object()) })
+			m.getsNothing(1) // the operator does not know yet that it is not released
 			r.turn(false)
 			m.add(1)
 			m.released()
@@ -247,8 +247,8 @@ func TestReleasedOverARestart(t *testing.T) {
 	}
 }
 
-// Reports and the handshake succeed although someone writes to the object without pause, and each
-// report holds for one state of the object only.
+// Reports and the handshake succeed although another client writes to the object continuously, and each
+// report applies to one state of the object only.
 func TestConflictStorm(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
@@ -271,26 +271,26 @@ func TestConflictStorm(t *testing.T) {
 	})
 	for i := 1; i <= 10; i++ {
 		m.add(i)
-		m.appears("a pod's address", func(o *v1alpha1.NodeNetwork) bool { return int(o.Status.IPAM.UsedCount) == i })
+		m.appears("the pod's address is reported", func(o *v1alpha1.NodeNetwork) bool { return int(o.Status.IPAM.UsedCount) == i })
 	}
 	m.operator(func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.0.0.49"} })
-	m.appears("what is to go back", func(o *v1alpha1.NodeNetwork) bool { return len(o.Status.IPAM.Released) == 1 })
+	m.appears("the address is released", func(o *v1alpha1.NodeNetwork) bool { return len(o.Status.IPAM.Released) == 1 })
 }
 
-// lagging is the connection to several API servers, of which the daemon watches one that falls behind:
+// lagging is the connection to several API servers, of which the watched one falls behind:
 // it sends nothing new, and starts a watch with the state that it knows if that is recent enough.
 type lagging struct {
-	mu      sync.Mutex            // guards all below
-	old     *v1alpha1.NodeNetwork // what it knows; nil: everything
-	expired bool                  // the next watch that goes on gets that for an answer
-	lists   int                   // watches that began with a list
-	under   *stream               // the watch in flight
+	mu      sync.Mutex            // guards the fields below below
+	old     *v1alpha1.NodeNetwork // the latest state that it knows; nil: up to date
+	expired bool                  // the next resumed watch fails as expired
+	lists   int                   // number of watches that started with a list
+	under   *stream               // the current watch
 }
 
 // stream is the body of a watch, which can be halted and ended.
 type stream struct {
 	io.ReadCloser
-	halted chan struct{} // closed: it tells nothing more
+	halted chan struct{} // closed: it delivers no more events
 	end    chan struct{}
 }
 
@@ -321,7 +321,7 @@ func (l *lagging) do(r *http.Request, next http.RoundTripper) (*http.Response, e
 		return l.keep(next.RoundTrip(r))
 	}
 	l.lists++
-	if l.old == nil || q.Get("resourceVersion") == "" { // the latter reads from etcd
+	if l.old == nil || q.Get("resourceVersion") == "" { // without a resource version it reads from etcd
 		return l.keep(next.RoundTrip(r))
 	}
 	object, err := json.Marshal(l.old)
@@ -349,7 +349,7 @@ func respond(r *http.Request, status int, body string) *http.Response {
 	}
 }
 
-// fall has the server know nothing newer than a state.
+// fall makes the server know nothing newer than o.
 func (l *lagging) fall(o *v1alpha1.NodeNetwork) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -358,7 +358,7 @@ func (l *lagging) fall(o *v1alpha1.NodeNetwork) {
 	close(l.under.halted)
 }
 
-// drop ends the watch, which cannot continue where it was.
+// drop ends the watch in a way that it cannot resume.
 func (l *lagging) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -372,16 +372,16 @@ func (l *lagging) listed() int {
 	return l.lists
 }
 
-// A daemon that got its object from replies only, and then watches anew, may reach an API server that
-// is behind. An address that was released since the state that this server knows is handed to no pod.
-func TestWatchComesBackFromAnOldServer(t *testing.T) {
+// A daemon that got its object only from replies, and then watches again, may reach an API server that
+// lags behind. No pod gets an address that was released since the state that this server knows.
+func TestWatchResumesAtLaggingServer(t *testing.T) {
 	l := &lagging{}
 	m := startMachine(t, harness.Through(l.do))
 	m.operator(give(10, 11))
 	m.add(1)
 	l.fall(m.reports(1))
 	m.operator(releasing("10.0.0.11"))
-	m.Release(key(1)) // the report meets a conflict, and so the new state
+	m.Release(key(1)) // the report conflicts, so the daemon reads the new state
 	m.released("10.0.0.11")
 	m.operator(unassigned("10.0.0.11"))
 	m.add(1)
@@ -391,7 +391,7 @@ func TestWatchComesBackFromAnOldServer(t *testing.T) {
 	l.drop()
 	m.until("another list", func() bool { return l.listed() > lists })
 	if got, err := m.try(2, time.Second); err == nil {
-		t.Errorf("pod 2 got %v, which was given back", got.IPv4)
+		t.Errorf("pod 2 got %v, which was released", got.IPv4)
 	}
 	m.operator(give(12, 12))
 	m.gets(2, 12)

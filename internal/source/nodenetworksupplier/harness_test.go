@@ -44,8 +44,8 @@ func (links) ChangedLinks(context.Context) (map[string]source.LinkChange, error)
 	return nil, nil
 }
 
-// machine is a node whose daemon can be stopped and started again, with an operator and an
-// administrator played by the test.
+// machine is a node whose daemon can be stopped and started again; the test acts as operator and
+// administrator.
 type machine struct {
 	*sourcenode.Node
 	spec *v1alpha1.NodeNetworkSpec // nil: no auto-creation
@@ -59,7 +59,7 @@ func newMachine(t *testing.T) *machine {
 	return &machine{Node: sourcenode.New(t), spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype}}
 }
 
-// startMachine returns a machine whose daemon has created the object, sends every report at once, and
+// startMachine returns a machine whose daemon has created the object, sends every report immediately, and
 // makes its requests through a transport.
 func startMachine(t *testing.T, through ...transport.WrapperFunc) *machine {
 	t.Helper()
@@ -79,7 +79,7 @@ func (m *machine) begin() *v1alpha1.NodeNetwork {
 	return m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
 }
 
-// start starts the daemon's source. It ends with the test at the latest.
+// start starts the daemon's source. It stops at the end of the test at the latest.
 func (m *machine) start() {
 	m.T.Helper()
 	cfg := Config{
@@ -105,19 +105,19 @@ func (m *machine) add(i int) source.Lease {
 func (m *machine) gets(i, last int) {
 	m.T.Helper()
 	if l := m.add(i); l.IPv4 != address(last) {
-		m.T.Errorf("pod %d got %v, want %v", i, l.IPv4, address(last))
+		m.T.Errorf("address of pod %d = %v, want %v", i, l.IPv4, address(last))
 	}
 }
 
-// getsNothing starts a pod for which there is no address.
+// getsNothing starts a pod for which no address is available.
 func (m *machine) getsNothing(i int) {
 	m.T.Helper()
 	if l, err := m.try(i, 300*time.Millisecond); err == nil {
-		m.T.Errorf("pod %d got %v", i, l.IPv4)
+		m.T.Errorf("pod %d got %v, want no address", i, l.IPv4)
 	}
 }
 
-// reports waits until the daemon has reported a number of pods.
+// reports waits until the daemon has reported this number of pods.
 func (m *machine) reports(pods int32) *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	return m.appears(fmt.Sprintf("%d pods are reported", pods), func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == pods })
@@ -127,7 +127,7 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	return sourcetest.Try(m.T, m.Source, request(i), within)
 }
 
-// until waits for a condition that no event reports.
+// until waits for a condition without an event.
 func (m *machine) until(what string, ok func() bool) {
 	m.T.Helper()
 	m.Until(what, ok, func() string { return fmt.Sprintf("object: %+v", m.find()) })
@@ -138,7 +138,7 @@ func (m *machine) object() *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	o := m.find()
 	if o == nil {
-		m.T.Fatal("there is no object")
+		m.T.Fatal("the NodeNetwork does not exist")
 	}
 	return o
 }
@@ -162,7 +162,7 @@ func (m *machine) appears(what string, ok func(*v1alpha1.NodeNetwork) bool) *v1a
 	return o
 }
 
-// operator changes the object as the operator does: its status, then the rest.
+// operator changes the object like the operator: its status, then the rest.
 func (m *machine) operator(change func(*v1alpha1.NodeNetwork)) {
 	m.T.Helper()
 	before, owner := m.object(), client.FieldOwner(v1alpha1.OwnerOperator)
@@ -172,7 +172,7 @@ func (m *machine) operator(change func(*v1alpha1.NodeNetwork)) {
 	harness.OK(m.T, m.API.Patch(m.T.Context(), after, client.MergeFrom(before), owner))
 }
 
-// give makes addresses 10.0.0.FROM to TO available on eth1, in addition to the others.
+// give makes addresses 10.0.0.FROM to TO available on eth1, in addition to existing ones.
 func give(from, to int) func(*v1alpha1.NodeNetwork) {
 	return func(o *v1alpha1.NodeNetwork) {
 		o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, Prefixes: true}

@@ -26,30 +26,30 @@ type creator struct {
 	observed *observed
 	unserved *stateLog
 	retry    retry.Backoff
-	replaced time.Time // when an object of another instance was last deleted
+	replaced time.Time // time of the last deletion of another instance's object
 }
 
 const (
 	firstAttempt = 500 * time.Millisecond
 	lastAttempt  = 30 * time.Second
-	// replacePause is the shortest time between two replacements: two daemons that were
-	// given the same node name by mistake do not replace each other's object all the time.
+	// replacePause is the minimum time between two replacements, so that two daemons that were
+	// given the same node name by mistake do not replace each other's object continuously.
 	replacePause = time.Minute
 )
 
-// ensure creates the object if there is none (o is nil), or replaces one of another instance if the
-// daemon is to do that. It returns when to come back; zero: when woken.
+// ensure creates the object if it does not exist (o is nil), or replaces one of another instance if the
+// daemon is configured to. It returns the time of the next call; zero: when woken.
 //
-// The admission policies allow a daemon to delete an object only if the operator says that it is of no
-// use: its instance is not the Node's, or is gone. Until then the daemon tries again.
+// The admission policies allow a daemon to delete an object only if the operator reports that it is
+// useless: its instance is not the Node's, or no longer exists. Until then the daemon retries.
 //
-// Replacing is safe. The name is this node's, so the other instance has lost it: this instance replaced
-// it. What the operator created for it at EC2 is found by its tags, not by this object. The Node, which
+// Replacing is safe. The name is this node's, so this instance has replaced the other one. ENIs that
+// the operator created for the other instance are found by their tags, not through this object. The Node, which
 // the cloud's controller ties to an instance, must not contradict. Only the exact state of the object
-// that was read is deleted: if anyone wrote to it since, such as a person who corrected the instance,
-// the object stays.
+// that was read is deleted: if anyone has written to it since, such as an administrator who corrected the
+// instance, the object stays.
 func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
-	step, what := s.create, "there is no such object"
+	step, what := s.create, "the object does not exist"
 	if o != nil {
 		step = func(ctx context.Context) error { return s.replace(ctx, o) }
 		what = "the object is of instance " + o.Spec.InstanceID + ", which is not this one"
@@ -81,7 +81,7 @@ func (s *creator) found() {
 	s.observed.update(func(o *observed) { o.createErr = nil })
 }
 
-// create creates the object. From then on people may edit its spec.
+// create creates the object. From then on users may edit its spec.
 func (s *creator) create(ctx context.Context) error {
 	n, err := s.getNode(ctx)
 	if err != nil {
@@ -122,13 +122,13 @@ func (s *creator) createFor(ctx context.Context, n *node) error {
 	return failpoint.Hit("nodenetwork.create.after")
 }
 
-// notAllowed reports whether an admission policy refused the object. The API can be used, and the
-// policy's message says what has to be changed.
+// notAllowed reports whether an admission policy rejected the object. In that case the API works, and the
+// policy's message says what to change.
 func notAllowed(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
 
-// replace deletes an object of another instance and creates one of this.
+// replace deletes an object of another instance and creates one of this instance.
 func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 	n, err := s.getNode(ctx)
 	if err != nil {
@@ -147,10 +147,10 @@ func (s *creator) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 		return fmt.Errorf("NodeNetwork %s became that of instance %s after this daemon had replaced it: do two nodes have the same name?", s.cfg.NodeName, o.Spec.InstanceID)
 	}
 	s.cfg.Logger.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
-	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this exact state
+	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // only this exact state
 	if apierrors.IsConflict(err) {
 		s.observed.refresh(ctx)
-		return errors.New("someone changed the object that was to be replaced; reading it again")
+		return errors.New("the object to replace was changed meanwhile; reading it again")
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		if !notAllowed(err) {
@@ -177,7 +177,7 @@ type node struct {
 	} `json:"spec"`
 }
 
-// getNode returns the Node of the same name; nil: there is none.
+// getNode returns the Node with the same name, or nil if it does not exist.
 func (s *creator) getNode(ctx context.Context) (*node, error) {
 	n := &node{}
 	err := s.api.Node(ctx, s.cfg.NodeName, n)

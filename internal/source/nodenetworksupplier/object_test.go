@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// put creates an object as a person would.
+// put creates an object like a user.
 func (m *machine) put(id string) *v1alpha1.NodeNetwork {
 	m.T.Helper()
 	o := objectOf(id)
@@ -33,7 +33,7 @@ func objectOf(id string) *v1alpha1.NodeNetwork {
 	}
 }
 
-// ofNoUse returns the operator's status of an object whose instance is not the Node's.
+// ofNoUse sets the operator's status of an object whose instance is not the Node's.
 func ofNoUse(o *v1alpha1.NodeNetwork) {
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDegraded, Status: "True", Reason: "AnotherInstance", LastTransitionTime: metav1.Now()}}
 }
@@ -45,10 +45,10 @@ func (m *machine) putNode(providerID string) *corev1.Node {
 	return n
 }
 
-// readySays waits until the node is not ready and says why.
+// readySays waits until the node is not ready for this reason.
 func (m *machine) readySays(what string) {
 	m.T.Helper()
-	m.until("Ready says "+what, func() bool {
+	m.until("Ready reports "+what, func() bool {
 		err := m.Ready()
 		return err != nil && strings.Contains(err.Error(), what)
 	})
@@ -60,11 +60,11 @@ func TestObjectIsOwnedByTheNode(t *testing.T) {
 	m.start()
 	o := m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
 	if len(o.OwnerReferences) != 1 || o.OwnerReferences[0].UID != n.UID || o.OwnerReferences[0].Kind != "Node" {
-		t.Errorf("owner references: %+v", o.OwnerReferences)
+		t.Errorf("owner references = %+v, want the Node", o.OwnerReferences)
 	}
 }
 
-func TestAnObjectOfAPersonStaysAsItIs(t *testing.T) {
+func TestObjectOfAUserIsNotChanged(t *testing.T) {
 	m := newMachine(t)
 	before := m.put(instance)
 	m.start()
@@ -92,9 +92,9 @@ func TestStaleObjectIsNotServed(t *testing.T) {
 	m.operator(give(10, 12))
 	m.start()
 	m.readySays("is of instance i-0ddd")
-	m.until("the log says so, once", func() bool { return m.Log.Count("is of instance i-0ddd") == 1 })
+	m.until("the log has it once", func() bool { return m.Log.Count("is of instance i-0ddd") == 1 })
 	if _, err := m.try(1, 1); err == nil {
-		t.Error("a pod got another instance's address")
+		t.Error("a pod got an address of another instance")
 	}
 }
 
@@ -107,14 +107,14 @@ func TestStaleObjectIsReplaced(t *testing.T) {
 	m.operator(ofNoUse)
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	if o.UID == old.UID || len(o.Spec.IPAM.Available) > 0 {
-		t.Errorf("the object was changed, not replaced: %+v", o)
+		t.Errorf("the object was changed instead of replaced: %+v", o)
 	}
 	m.operator(give(20, 20))
 	m.gets(1, 20)
 }
 
-// According to the Node, the name is still the other instance's.
-func TestStaleObjectOfALiveNodeStays(t *testing.T) {
+// According to the Node, the name still belongs to the other instance.
+func TestStaleObjectOfRunningNodeIsKept(t *testing.T) {
 	m := newMachine(t)
 	m.putNode("aws:///zone-a/i-0ddd")
 	old := m.put("i-0ddd")
@@ -123,8 +123,8 @@ func TestStaleObjectOfALiveNodeStays(t *testing.T) {
 	check.Equal(t, m.object().UID, old.UID, "the UID of the object")
 }
 
-// The object is deleted while pods run: they go on, free addresses are served, and the new object gets
-// all of them.
+// The object is deleted while pods run: they are not affected, free addresses are still assigned, and the new object
+// gets all of them.
 func TestObjectIsDeleted(t *testing.T) {
 	m := startMachine(t)
 	o := m.object()
@@ -135,10 +135,10 @@ func TestObjectIsDeleted(t *testing.T) {
 	m.add(2)
 	m.operator(give(10, 12))
 	m.add(3)
-	check.Equal(t, m.Log.Count("not available to this node any more"), 0, "addresses called lost that were not")
+	check.Equal(t, m.Log.Count("a running pod is cut off"), 0, "addresses wrongly reported as lost")
 }
 
-// Two daemons with the same name do not replace each other's object all the time.
+// Two daemons with the same name do not replace each other's object continuously.
 func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	m := newMachine(t)
 	m.put("i-0ddd")
@@ -146,11 +146,11 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	m.start()
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	harness.OK(t, m.API.Delete(t.Context(), o))
-	m.until("it gives way to the other daemon's object", func() bool {
+	m.until("the other daemon's object replaces it", func() bool {
 		if m.API.Create(t.Context(), objectOf("i-0ddd")) != nil {
 			if o := m.find(); o != nil && o.Spec.InstanceID == instance {
 				_ = m.API.Delete(t.Context(), o)
-				_ = m.API.Create(t.Context(), objectOf("i-0ddd")) // at once: this daemon makes one as soon as it hears
+				_ = m.API.Create(t.Context(), objectOf("i-0ddd")) // without delay, because this daemon creates one on the event
 			}
 		}
 		err := m.Ready()
@@ -158,20 +158,20 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	})
 }
 
-// If the daemon's settings ask for something that is not on the administrator's list, the message has
-// field, value and list.
-func TestObjectThatIsNotAllowed(t *testing.T) {
+// If the daemon's settings require a value that is not on the administrator's list, the message has
+// the field, the value and the list.
+func TestObjectRejectedByAdmissionPolicy(t *testing.T) {
 	m := newMachine(t)
 	m.spec.ENI.SecurityGroups = []string{"sg-0a"}
 	m.start()
 	const why = "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"
 	m.readySays(why)
 	if err := m.Ready(); err == nil || strings.Contains(err.Error(), "apply deploy/chart") {
-		t.Errorf("the message names a remedy that does not help: %v", err)
+		t.Errorf("error = %v, want none with an unrelated remedy", err)
 	}
 }
 
-// Settings become the object's spec in their dialect, and the API accepts it.
+// Settings become the object's spec in the same dialect, and the API accepts it.
 func TestSpecOfSettings(t *testing.T) {
 	allowAll(t)
 	n := func(i int32) *int32 { return &i }
@@ -205,7 +205,7 @@ func TestSpecOfSettings(t *testing.T) {
 			[]string{"--security-group-tags=for=pods,team=a"},
 			v1alpha1.ENISpec{SecurityGroupTags: map[string]string{"for": "pods", "team": "a"}},
 		},
-		"own addresses, ENIs that stay, a trunk": {
+		"primary addresses, kept ENIs, a trunk": {
 			[]string{"--use-primary-address", "--delete-on-termination=false", "--trunk-eni"},
 			v1alpha1.ENISpec{UsePrimaryAddress: new(true), DeleteOnTermination: new(false), Trunk: new(true)},
 		},
@@ -224,7 +224,7 @@ func TestSpecOfSettings(t *testing.T) {
 	}
 }
 
-// allowAll lists everything as allowed for daemons, until the test ends.
+// allowAll lists all values as allowed for daemons, until the test ends.
 func allowAll(t *testing.T) {
 	t.Helper()
 	list := &corev1.ConfigMap{}
@@ -240,8 +240,8 @@ func allowAll(t *testing.T) {
 	t.Cleanup(func() { harness.OK(t, api.Patch(context.Background(), before.DeepCopy(), client.MergeFrom(after))) })
 }
 
-// What the API refuses is reported in its words.
-func TestSpecThatTheAPIRefuses(t *testing.T) {
+// A rejection by the API is reported with its message.
+func TestSpecRejectedByTheAPI(t *testing.T) {
 	m := newMachine(t)
 	m.spec.ENI.SubnetIDs = []string{"subnet-0A"}
 	m.start()
@@ -262,11 +262,11 @@ func TestReported(t *testing.T) {
 		enis      v1alpha1.ENIStatus
 		want      bool
 	}{
-		"nothing yet":                  {},
-		"no address":                   {enis: v1alpha1.ENIStatus{ENIs: enis}, want: true},
-		"addresses that are not named": {enis: v1alpha1.ENIStatus{ENIs: enis, Available: 1}},
-		"addresses":                    {available: some, enis: v1alpha1.ENIStatus{ENIs: enis, Available: 1}, want: true},
-		"addresses only":               {available: some, want: true},
+		"nothing reported":                {},
+		"no address":                      {enis: v1alpha1.ENIStatus{ENIs: enis}, want: true},
+		"counted addresses without names": {enis: v1alpha1.ENIStatus{ENIs: enis, Available: 1}},
+		"addresses":                       {available: some, enis: v1alpha1.ENIStatus{ENIs: enis, Available: 1}, want: true},
+		"addresses only":                  {available: some, want: true},
 	} {
 		o := &v1alpha1.NodeNetwork{}
 		o.Spec.IPAM.Available, o.Status.ENI = tt.available, tt.enis
@@ -278,18 +278,18 @@ func TestWatermark(t *testing.T) {
 	n := func(i int32) *int32 { return &i }
 	for name, tt := range map[string]struct {
 		eni  v1alpha1.ENISpec
-		ipv6 int32 // single addresses that an ENI may have; 0: prefixes
+		ipv6 int32 // maximum single addresses per ENI; 0: prefixes
 		want int
 	}{
 		"nothing set":                 {v1alpha1.ENISpec{}, 0, 8},
-		"min alone":                   {v1alpha1.ENISpec{MinAllocate: n(20)}, 0, 8},
+		"min only":                    {v1alpha1.ENISpec{MinAllocate: n(20)}, 0, 8},
 		"pre-allocate":                {v1alpha1.ENISpec{PreAllocate: n(3)}, 0, 3},
 		"warm IPs":                    {v1alpha1.ENISpec{WarmIPTarget: n(5), WarmENITarget: n(1)}, 0, 5},
 		"warm prefixes":               {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: new(true)}, 0, 32},
 		"warm ENIs":                   {v1alpha1.ENISpec{WarmENITarget: n(2)}, 0, 18},
 		"dual, warm ENIs":             {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 0, 18},
 		"dual, single addresses":      {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 4, 8},
-		"dual, fewer of IPv4":         {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 15, 18},
+		"dual, fewer IPv4 addresses":  {v1alpha1.ENISpec{IPFamilies: "dual", WarmENITarget: n(2)}, 15, 18},
 		"IPv6, warm prefixes":         {v1alpha1.ENISpec{IPFamilies: "ipv6", WarmPrefixTarget: n(2)}, 0, 32},
 		"IPv6, warm ENIs":             {v1alpha1.ENISpec{IPFamilies: "ipv6", WarmENITarget: n(1)}, 0, 16},
 		"IPv6, single, and warm ENIs": {v1alpha1.ENISpec{IPFamilies: "ipv6", WarmENITarget: n(1), WarmPrefixTarget: n(5)}, 4, 4},

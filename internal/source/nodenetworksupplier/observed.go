@@ -23,15 +23,15 @@ import (
 
 const resource = "nodenetworks"
 
-// observed is the node's NodeNetwork as last seen, and what keeps addresses from being served from it.
+// observed is the node's NodeNetwork as last seen, and the reasons that prevent addresses from being served from it.
 // It is safe for concurrent use.
 type observed struct {
 	cfg     *Config
 	api     *kubeapi.Client
-	mirror  *kubeapi.Mirror // whether the API can be used, and the object was listed
-	changed retry.Signal    // set when the object changed, or whether the API can be used
+	mirror  *kubeapi.Mirror // whether the API is usable and the object was listed
+	changed retry.Signal    // set when the object or the usability of the API has changed
 
-	mu         sync.Mutex            // guards all below; never held during a request
+	mu         sync.Mutex            // guards the fields below; never held during requests
 	object     *v1alpha1.NodeNetwork // nil: none. Never changed in place
 	createErr  error                 // why the object could not be created
 	bad        []string              // invalid entries of the object
@@ -47,15 +47,15 @@ func newObserved(cfg *Config, api *kubeapi.Client) *observed {
 	return s
 }
 
-// latest returns the object, nil if there is none, and whether the API server has said whether there is
-// one.
+// latest returns the object, or nil if there is none, and whether the API server has reported
+// its existence.
 func (s *observed) latest() (o *v1alpha1.NodeNetwork, listed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.object, s.mirror.Sync.Listed(resource)
 }
 
-// update changes what is known besides the object.
+// update changes the state other than the object.
 func (s *observed) update(change func(*observed)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,7 @@ func (s *observed) update(change func(*observed)) {
 }
 
 // follow keeps the object up to date by a list and a watch of it alone, until ctx ends. Neither may
-// start from an old state: an address that was unassigned since would be handed to a pod.
+// start from an old state: a pod might get an address that has been unassigned since.
 func (s *observed) follow(ctx context.Context) {
 	own := s.api.Objects(resource, fields.OneTermEqualSelector("metadata.name", s.cfg.NodeName).String(),
 		func() runtime.Object { return &v1alpha1.NodeNetworkList{} })
@@ -83,13 +83,13 @@ func (s *observed) follow(ctx context.Context) {
 	})
 }
 
-// put takes a state of the object unless a newer one is known: the watch may trail the reply to a
+// put stores a state of the object unless a newer one is known: the watch may lag behind the reply to a
 // report.
 func (s *observed) put(n *v1alpha1.NodeNetwork) {
 	s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, n) })
 }
 
-// observe takes a state of the object, nil when there is none, if accept agrees to replace the current
+// observe stores a state of the object, nil if it does not exist, if accept agrees to replace the current
 // one.
 func (s *observed) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.NodeNetwork) bool) {
 	s.mu.Lock()
@@ -106,7 +106,7 @@ func (s *observed) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 // heard records the outcome of a request. The loop runs again when an outage begins or ends.
 func (s *observed) heard(err error) { s.mirror.NoteOutcome(resource, err) }
 
-// refresh reads the object without waiting for the watch, and reports whether the API server answered.
+// refresh reads the object without waiting for the watch, and reports whether the API server responded.
 func (s *observed) refresh(ctx context.Context) bool {
 	o := &v1alpha1.NodeNetwork{}
 	err := s.api.Get(ctx, resource, s.cfg.NodeName, o)
@@ -122,7 +122,7 @@ func (s *observed) refresh(ctx context.Context) bool {
 	return true
 }
 
-// why returns why waiting pods get nothing: the trouble nearest to this node first.
+// why returns the reason why waiting pods get no address: the problem nearest to this node first.
 func (s *observed) why() *source.Exhausted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,12 +134,12 @@ func (s *observed) why() *source.Exhausted {
 	}
 	if !s.reportedAt.IsZero() {
 		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
-			"no address is free yet: the operator was told %v ago and has not given more; is berth-operator running?", s.cfg.Clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
+			"no address is free yet: the demand was reported %v ago, but the operator has not assigned more; is berth-operator running?", s.cfg.Clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
 	}
-	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not given more; is berth-operator running?"}
+	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not assigned more; is berth-operator running?"}
 }
 
-// lastError returns the current trouble; empty: none.
+// lastError returns the current problem, or "".
 func (s *observed) lastError() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *observed) lastError() string {
 	return ""
 }
 
-// trouble returns what keeps the operator's addresses from this node; empty: nothing. s.mu is held.
+// trouble returns the problem that keeps the operator's addresses from this node, or nil. s.mu is held.
 func (s *observed) trouble() (reason, message string, err error) {
 	name, o := s.cfg.NodeName, s.object
 	if err := s.mirror.Sync.Err(); err != nil {
@@ -161,7 +161,7 @@ func (s *observed) trouble() (reason, message string, err error) {
 	}
 	switch {
 	case !s.mirror.Sync.Listed(resource):
-		return "starting", "waiting for the API server to say whether there is a NodeNetwork " + name, nil
+		return "starting", "waiting for the API server to report the existence of NodeNetwork " + name, nil
 	case s.createErr != nil:
 		return "no-object", s.createErr.Error(), s.createErr
 	case o == nil && s.cfg.Spec == nil:

@@ -25,16 +25,16 @@ import (
 )
 
 const (
-	// coalesce is for how long changes are collected into one report while the node
+	// coalesce is how long changes are batched into one report while the node
 	// has enough addresses, with jitter of half of it.
 	coalesce = time.Second
-	// gather is coalesce for a node that has not: a burst of pods is one report.
+	// gather is coalesce for a node without enough addresses, so that a burst of pods is one report.
 	gather = 10 * time.Millisecond
-	// spacing is the shortest time between two reports.
+	// spacing is the minimum time between two reports.
 	spacing = 100 * time.Millisecond
 
-	// maxOvertaken is how many reports in a row are sent without a wait when
-	// each conflicted with another write to the object: a daemon that waits between
+	// maxOvertaken is the number of consecutive reports that are sent without a wait when
+	// each conflicts with another write to the object: a daemon that waits between
 	// reading and writing keeps losing against a frequent writer.
 	maxOvertaken = 10
 )
@@ -50,21 +50,21 @@ type reports struct {
 
 // pending is the report that may be due.
 type pending struct {
-	since     time.Time     // when something changed since the last one; zero: nothing did
-	delay     time.Duration // how long it may wait for more
-	last      time.Time     // when the last one was sent that did not conflict
-	overtaken int           // conflicts since then
+	since     time.Time     // time of the first change since the last report; zero: none
+	delay     time.Duration // how long to wait for more changes
+	last      time.Time     // time of the last report without a conflict
+	overtaken int           // number of conflicts since then
 	retry     retry.Backoff
 }
 
-// note records that something may have changed.
+// note records a possible change.
 func (p *pending) note(now time.Time) {
 	if p.since.IsZero() {
 		p.since, p.delay = now, retry.Jitter(coalesce)
 	}
 }
 
-// due returns when the report is sent.
+// due returns the time at which the report is sent.
 func (p *pending) due(urgent bool) time.Time {
 	at := p.since.Add(p.delay)
 	if urgent {
@@ -75,11 +75,11 @@ func (p *pending) due(urgent bool) time.Time {
 
 func latest(list ...time.Time) time.Time { return slices.MaxFunc(list, time.Time.Compare) }
 
-// send writes the node's use of addresses into the object when that is due. It is due at once when pods
+// send writes the node's use of addresses into the object when that is due. It is due immediately when pods
 // wait, when fewer than half of the addresses that should be free are free, or when the link of an ENI
-// went or came. Released are the addresses that the operator may take. With then, the report is due now
-// and sent in any case; then is called once it was accepted, as an answer to o and to no later state.
-// Send returns when to come back; zero: when woken.
+// vanished or appeared. released are the addresses that the operator may take. With then, the report is due now
+// and sent in any case; then is called once the report was accepted, as an answer to o and to no later state.
+// send returns the time of the next call; zero: when woken.
 func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []netip.Prefix, then func()) time.Time {
 	p, now := &s.pending, s.cfg.Clock.Now()
 	if then != nil {
@@ -121,14 +121,14 @@ func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []
 	return time.Time{}
 }
 
-// failed handles a failed report: the next one has the changes until then.
+// failed handles a failed report. The next report includes all changes until then.
 func (s *reports) failed(ctx context.Context, err error) time.Time {
 	p := &s.pending
 	switch {
 	case kubeapi.Cancelled(err):
 		return time.Time{}
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		// Someone wrote to the object, or created another: read it before the next report.
+		// Another client wrote to the object, or created another one: read it before the next report.
 		p.overtaken++
 		if looked := s.observed.refresh(ctx); looked && p.overtaken%maxOvertaken != 0 {
 			return s.cfg.Clock.Now()
@@ -143,8 +143,8 @@ func (s *reports) failed(ctx context.Context, err error) time.Time {
 	return p.retry.Until
 }
 
-// patchStatus writes the daemon's part of o's status, unless anyone wrote to the object since o was
-// read: the error is then a conflict.
+// patchStatus writes the daemon's part of o's status. If the object was written to since o was
+// read, the error is a conflict.
 func (s *reports) patchStatus(ctx context.Context, o *v1alpha1.NodeNetwork, ipam v1alpha1.IPAMStatus) (*v1alpha1.NodeNetwork, error) {
 	body, err := nodenetwork.ApplyBody(o, nil, struct {
 		IPAM v1alpha1.IPAMStatus `json:"ipam"`
@@ -163,7 +163,7 @@ func result(err error) string {
 	return metric.Result(err)
 }
 
-// status returns the daemon's part of the object as it should be now.
+// status returns the current daemon's part of the object.
 func (s *reports) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	uses, waiting := s.allocator.Uses()
 	st := v1alpha1.IPAMStatus{
@@ -186,8 +186,8 @@ func (s *reports) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	return st
 }
 
-// podsOf returns the number of pods that addresses are in use for. It counts, for each ENI, the
-// addresses of the family that more of them are of, since a cooling address names no pod.
+// podsOf returns the number of pods whose addresses are in use. For each ENI it counts the
+// addresses of the family with more of them, because a cooling address names no pod.
 func podsOf(uses []enisource.Use) (sum int32) {
 	byENI := map[string][ipfamily.Number]int32{}
 	for _, u := range uses {
@@ -206,15 +206,15 @@ func sameStatus(x, y v1alpha1.IPAMStatus) bool {
 		maps.Equal(x.Used, y.Used) && slices.Equal(x.Released, y.Released) && slices.Equal(x.MissingLinks, y.MissingLinks)
 }
 
-// missingLinks returns the ENIs whose links are missing, as many as a report may have.
+// missingLinks returns the ENIs whose links are missing, up to the maximum of a report.
 func (s *reports) missingLinks() []string {
 	ids := s.allocator.MissingLinks()
 	return ids[:min(len(ids), maxLinks)]
 }
 
 // Limits of the definition of NodeNetworks (api/v1alpha1, IPAMStatus and UsedAddress). A report that
-// exceeds one would be rejected as a whole, with what the operator needs, because of a name that only
-// people read.
+// exceeds one would be rejected as a whole, including the data that the operator needs, because of a name that is
+// only informational.
 const (
 	maxWaiting = 4096
 	maxLinks   = 64
@@ -223,8 +223,8 @@ const (
 	maxOwners  = 400_000
 )
 
-// truncate returns the beginning of a text, of at most so many characters, with ? for those that are
-// not printable ASCII. Names and UIDs of Kubernetes have no such characters, and the definition does
+// truncate returns at most the given number of characters of a text, with ? for those that are
+// not printable ASCII. Names and UIDs in Kubernetes have no such characters, and the definition does
 // not allow them.
 func truncate(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
@@ -241,11 +241,11 @@ var (
 	famReportTime = metric.New("berth_nodenetwork_report_duration_seconds", "histogram", "Time that these reports took.")
 )
 
-// Reference is the part of operator mode in the reference of metrics.
+// Reference is the part of the metrics reference for operator mode.
 var Reference = source.Reference{Families: []metric.Family{famReports, famReportTime}}
 
 // CountReports registers metrics of the reports to the node's NodeNetwork. It returns a function that
-// counts one, for Config.Reported.
+// counts a report, for Config.Reported.
 func CountReports(to prometheus.Registerer) func(result string, took time.Duration) {
 	reports, duration := famReports.Counter(), famReportTime.Histogram(metric.CallBuckets)
 	to.MustRegister(reports, duration)

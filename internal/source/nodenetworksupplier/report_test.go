@@ -22,8 +22,8 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// While there are enough addresses, changes are collected. Below half of the watermark, or while pods
-// wait, they are reported at once, but never too often, nor during a backoff.
+// While there are enough addresses, changes are batched. Below half of the watermark, or while pods
+// wait, they are reported immediately, but not too often, and not during a backoff.
 func TestWhenAReportIsDue(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for name, tt := range map[string]struct {
@@ -36,12 +36,12 @@ func TestWhenAReportIsDue(t *testing.T) {
 		"too few":           {pending{}, true, gather, gather},
 		"reported just now": {pending{last: t0}, true, spacing, spacing},
 		"reported long ago": {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
-		"the API is ill":    {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+		"during a backoff":  {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
 	} {
 		for range 100 {
 			p := tt.p
 			p.note(t0)
-			p.note(t0.Add(time.Second)) // later changes put nothing off
+			p.note(t0.Add(time.Second)) // later changes do not postpone the report
 			if due := p.due(tt.urgent).Sub(t0); due < tt.low || due > tt.high {
 				t.Errorf("%s: due after %v, want %v to %v", name, due, tt.low, tt.high)
 			}
@@ -49,10 +49,10 @@ func TestWhenAReportIsDue(t *testing.T) {
 	}
 }
 
-// A burst is one report.
-func TestReportsAreFew(t *testing.T) {
+// A burst of pods causes one report.
+func TestBurstCausesOneReport(t *testing.T) {
 	m := newMachine(t)
-	var reports atomic.Int32 // that were taken
+	var reports atomic.Int32 // accepted reports
 	clk := clock.NewFake(time.Now())
 	m.tune = func(c *Config) {
 		c.Clock = clk
@@ -65,22 +65,22 @@ func TestReportsAreFew(t *testing.T) {
 	m.start()
 	reported := func(pods int32) func(*v1alpha1.NodeNetwork) bool {
 		return func(o *v1alpha1.NodeNetwork) bool {
-			clk.Advance(coalesce) // time passes where the test waits
+			clk.Advance(coalesce) // advance while the test waits
 			return o.Status.IPAM.UsedCount == pods
 		}
 	}
 	m.appears("the object", reported(0))
 	m.operator(give(10, 49))
 	m.add(1)
-	m.appears("the first pod", reported(1))
+	m.appears("the first pod is reported", reported(1))
 
 	before := reports.Load()
 	for i := 3; i < 23; i++ {
 		m.add(i)
 	}
-	m.appears("the burst", reported(21))
+	m.appears("the burst is reported", reported(21))
 	if n := reports.Load() - before; n > 2 { // one of them may be the first pod's
-		t.Errorf("%d reports for a burst", n)
+		t.Errorf("%d reports for a burst, want at most 2", n)
 	}
 }
 
@@ -95,8 +95,8 @@ func (s stock) MissingLinks() []string                    { return s.missing }
 func (s stock) Room() (free, waiting int)                 { return 100, 0 }
 func (s stock) Uses() (uses []enisource.Use, waiting int) { return s.uses, 0 }
 
-// A pod's two addresses count once, and as one more where they are no pair.
-func TestUsedCountIsOfPods(t *testing.T) {
+// A pod's two addresses count once; unpaired addresses count individually.
+func TestUsedCountCountsPods(t *testing.T) {
 	four, six := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")
 	use := func(a netip.Addr, id string) enisource.Use { return enisource.Use{Addr: a, ENI: id} }
 	for _, tt := range []struct {
@@ -113,10 +113,10 @@ func TestUsedCountIsOfPods(t *testing.T) {
 	}
 }
 
-// A report that is due and says what the object has already makes no request.
-func TestNothingIsWrittenWithoutAChange(t *testing.T) {
+// A due report that matches the object's status makes no request.
+func TestUnchangedStatusIsNotWritten(t *testing.T) {
 	clk := clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	s := newSupplier(&Config{InstanceID: instance, Clock: clk, Logger: slog.New(slog.DiscardHandler)}, nil).reports // and no API
+	s := newSupplier(&Config{InstanceID: instance, Clock: clk, Logger: slog.New(slog.DiscardHandler)}, nil).reports // without an API client
 	pods := stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}}
 	s.allocator = pods
 	o := small()
@@ -128,9 +128,9 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	at := s.send(t.Context(), o, nil, nil)
 	clk.Advance(at.Sub(clk.Now()))
 	if at = s.send(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
-		t.Errorf("another look at %v", at)
+		t.Errorf("next report at %v, want none pending", at)
 	}
-	// A link that is gone is reported at once.
+	// A missing link is reported immediately.
 	s.allocator = stock{uses: pods.uses, missing: []string{eth1}}
 	s.pending.note(clk.Now())
 	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
@@ -139,7 +139,7 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	check.Equal(t, s.status(nil).MissingLinks, []string{eth1}, "missing links")
 }
 
-// A waiting pod is reported, and so is that it gave up.
+// A waiting pod is reported, and so is the end of its wait.
 func TestWaitingPodsAreReported(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
@@ -151,16 +151,16 @@ func TestWaitingPodsAreReported(t *testing.T) {
 		_, err := m.Acquire(ctx, request(1))
 		done <- err
 	}()
-	m.appears("the pod that waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 1 })
+	m.appears("the waiting pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 1 })
 	giveUp()
 	if err := <-done; err == nil {
-		t.Error("a pod got an address out of nowhere")
+		t.Error("Acquire() succeeded without an address")
 	}
-	m.appears("nobody waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
+	m.appears("the end of the wait is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
 }
 
-// A name that no pod of Kubernetes can have does not keep the node from reporting.
-func TestLongNamesAreCut(t *testing.T) {
+// An invalid pod name does not prevent reports.
+func TestLongNamesAreTruncated(t *testing.T) {
 	m := newMachine(t)
 	m.begin()
 	m.operator(give(10, 17))
@@ -171,23 +171,23 @@ func TestLongNamesAreCut(t *testing.T) {
 	}
 	o := m.reports(1)
 	if u := o.Status.IPAM.Used["10.0.0.10"]; u.Owner != "ns/"+strings.Repeat("?", 314) || len(u.UID) != 64 {
-		t.Errorf("reported as %d bytes, UID %d", len(u.Owner), len(u.UID))
+		t.Errorf("owner has %d bytes and UID %d, want truncated values", len(u.Owner), len(u.UID))
 	}
 }
 
-// The daemon creates its object, serves the addresses that the operator adds, and reports who uses
-// them, with the generated role.
+// The daemon creates its object, assigns the addresses that the operator adds, and reports their
+// use, with the generated role.
 func TestServesFromTheObject(t *testing.T) {
 	m := newMachine(t)
 	m.start()
-	m.appears("the daemon makes the object", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
+	m.appears("the daemon creates the object", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	if err := m.Ready(); err == nil {
 		t.Error("ready without an address")
 	}
 	m.operator(give(10, 17))
 	l := m.add(1)
 	if l.ENI != eth1 || l.Uplink != 1 || l.IPv4 != address(10) {
-		t.Errorf("the pod got %+v", l)
+		t.Errorf("lease = %+v, want %v on %s", l, address(10), eth1)
 	}
 	check.NoError(t, m.Ready())
 	o := m.reports(1)
@@ -198,7 +198,7 @@ func TestServesFromTheObject(t *testing.T) {
 	check.Same(t, o.Status.IPAM, want)
 }
 
-// Waiting pods report the trouble nearest to the node.
+// Waiting pods report the problem nearest to the node.
 func TestWhyPodsWait(t *testing.T) {
 	condition := func(kind, reason, message string) func(*observed) {
 		return func(s *observed) {
@@ -210,26 +210,26 @@ func TestWhyPodsWait(t *testing.T) {
 		reason, says string
 	}{
 		"all well":        {func(*observed) {}, "growing", "is berth-operator running?"},
-		"reported before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the operator was told 0s ago"},
+		"reported before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the demand was reported 0s ago"},
 		"no API":          {func(s *observed) { s.heard(errors.New("connection refused")) }, "unreachable", "connection refused"},
-		"no right": {func(s *observed) {
+		"no permission": {func(s *observed) {
 			s.heard(apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil))
 		}, "permission", "apply deploy/chart"},
-		"no kind": {func(s *observed) {
+		"kind not served": {func(s *observed) {
 			s.heard(apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true))
 		}, "unreachable", "lacks kinds of Berth's: the server could not find the requested resource"},
-		"first second":    {func(s *observed) { s.object = nil; s.mirror.Sync.SetListed(false, resource) }, "starting", "waiting for the API server"},
-		"not made":        {func(s *observed) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
-		"being made":      {func(s *observed) { s.object = nil }, "no-object", "is being created"},
-		"nobody makes it": {func(s *observed) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
-		"another's":       {func(s *observed) { s.object.Spec.InstanceID = "i-0ddd" }, "other-instance", "is of instance i-0ddd"},
-		"not reported on": {func(s *observed) { s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil }, "no-operator", "has not reported"},
-		"EC2 fails":       {condition(v1alpha1.ConditionDegraded, "SubnetFull", "subnet-1 is full; next try at 12:00"), "subnet-full", "subnet-1 is full"},
+		"starting":               {func(s *observed) { s.object = nil; s.mirror.Sync.SetListed(false, resource) }, "starting", "waiting for the API server"},
+		"creation fails":         {func(s *observed) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
+		"being created":          {func(s *observed) { s.object = nil }, "no-object", "is being created"},
+		"auto-creation disabled": {func(s *observed) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
+		"another instance":       {func(s *observed) { s.object.Spec.InstanceID = "i-0ddd" }, "other-instance", "is of instance i-0ddd"},
+		"not reported on":        {func(s *observed) { s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil }, "no-operator", "has not reported"},
+		"EC2 fails":              {condition(v1alpha1.ConditionDegraded, "SubnetFull", "subnet-1 is full; next try at 12:00"), "subnet-full", "subnet-1 is full"},
 		"EC2 fails first": {func(s *observed) {
 			s.object.Status.ENI.ENIs, s.object.Spec.IPAM.Available = nil, nil
 			condition(v1alpha1.ConditionDegraded, "Permission", "ec2:DescribeInstances is denied")(s)
 		}, "permission", "denied"},
-		"no more fit": {condition(v1alpha1.ConditionAtCapacity, "ENILimit", "m5.large has 3 ENIs"), "eni-limit", "m5.large has 3"},
+		"at capacity": {condition(v1alpha1.ConditionAtCapacity, "ENILimit", "m5.large has 3 ENIs"), "eni-limit", "m5.large has 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newObserved(&Config{
@@ -241,15 +241,15 @@ func TestWhyPodsWait(t *testing.T) {
 			tt.change(s)
 			why := s.why()
 			if why.Reason != tt.reason || !strings.Contains(why.Message, tt.says) {
-				t.Errorf("%s: %s; want %s: ...%s...", why.Reason, why.Message, tt.reason, tt.says)
+				t.Errorf("why = %s: %s; want %s with %q", why.Reason, why.Message, tt.reason, tt.says)
 			}
 			check.Equal(t, tt.reason == "growing" || tt.reason == "eni-limit", s.lastError() == "", "last error: %q", s.lastError())
 		})
 	}
 }
 
-// The API server dies: pods start and end from memory, a restarted daemon serves from its file and
-// withholds what it had confirmed, and the changes are reported afterwards.
+// During an outage of the API server pods start and end from memory, a restarted daemon serves from its file and
+// withholds addresses that it had confirmed, and the changes are reported afterwards.
 func TestAPIServerOutage(t *testing.T) {
 	m := startMachine(t)
 	m.operator(give(10, 15))
@@ -269,14 +269,14 @@ func TestAPIServerOutage(t *testing.T) {
 	for i, l := range kept {
 		check.OK(t, m.Restore(request(i), l))
 	}
-	for i := 4; i <= 6; i++ { // from the file: nobody else can tell
+	for i := 4; i <= 6; i++ { // from the stored inventory
 		kept[i] = m.add(i)
 	}
-	m.until("a pod too many reports why it has to wait", func() bool {
+	m.until("a pod without an address gets the reason", func() bool {
 		l, err := m.try(7, 200*time.Millisecond)
 		ex, ok := err.(*source.Exhausted) //nolint:errorlint // the contract is this very type
 		if !ok {
-			t.Fatalf("a pod too many got %v, %v", l.IPv4, err)
+			t.Fatalf("Acquire() = %v, %v; want a *source.Exhausted", l.IPv4, err)
 		}
 		return ex.Reason == "unreachable"
 	})

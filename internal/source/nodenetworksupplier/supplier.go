@@ -35,12 +35,12 @@ var _ = failpoint.Register(
 	"nodenetwork.restore.confirmed", "nodenetwork.restore.after",
 )
 
-// Config is what the source needs in operator mode. NodeName, InstanceID and Datapath are required.
+// Config is the configuration of the source in operator mode. NodeName, InstanceID and Datapath are required.
 type Config struct {
-	NodeName   string // of the Node, and so of the NodeNetwork
-	Kubeconfig string // a file; empty: the configuration of a pod in the cluster
-	// Spec is the spec of a new object; nil: the object is not created, but
-	// waited for.
+	NodeName   string // name of the Node and of its NodeNetwork
+	Kubeconfig string // path of a file; empty: in-cluster configuration
+	// Spec is the spec of a new object; nil: the daemon does not create the object, but
+	// waits for it.
 	Spec *v1alpha1.NodeNetworkSpec
 
 	InstanceID string // of this instance; from the metadata service
@@ -50,11 +50,11 @@ type Config struct {
 	Clock      clock.Clock              // nil: the machine's
 	Logger     *slog.Logger             // nil: silent
 
-	Notify func(podevents.News) // tells pods that they are cut off; may be nil
+	Notify func(podevents.News) // notifies pods that they are cut off; may be nil
 
-	// Reported is called after every report on the node's addresses, for metrics. Result
-	// is success, conflict (someone else wrote to the object meanwhile; another
-	// follows) or error. It may be nil.
+	// Reported is called after every report on the node's addresses, for metrics. result
+	// is success, conflict (another client wrote to the object meanwhile; another
+	// report follows) or error. It may be nil.
 	Reported func(result string, took time.Duration)
 }
 
@@ -68,10 +68,10 @@ type allocator interface {
 }
 
 // New returns an address source that the operator supplies through the node's NodeNetwork. It makes no
-// request yet.
+// requests yet.
 func New(cfg Config) (*enisource.Source, error) {
 	if cfg.NodeName == "" {
-		return nil, errors.New("NodeNetwork source: NodeName: want the name of this node")
+		return nil, errors.New("nodenetworksupplier: NodeName is empty, expected the name of this node")
 	}
 	rc, err := kubeapi.Config(cfg.Kubeconfig)
 	if err != nil {
@@ -103,13 +103,13 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 	return src, nil
 }
 
-// supplier is an enisource.Supplier. One loop, Run, does everything; all but observed belongs to it.
+// supplier is an enisource.Supplier. One loop, Run, does everything and owns all fields except observed.
 type supplier struct {
 	cfg       *Config
 	allocator allocator
 	observed  *observed
-	kicked    retry.Signal // wakes the loop: pods came or went
-	unserved  *stateLog    // why addresses are not served from the object
+	kicked    retry.Signal // wakes the loop when pods started or ended
+	unserved  *stateLog    // logs why addresses are not served from the object
 	creator   creator
 	reports   reports
 	handshake handshake
@@ -126,7 +126,7 @@ func newSupplier(cfg *Config, api *kubeapi.Client) *supplier {
 	return s
 }
 
-// serve sets the owner of the addresses; it is called before Run.
+// serve sets the owner of the addresses. It is called before Run.
 func (s *supplier) serve(a allocator) {
 	s.allocator, s.reports.allocator, s.handshake.allocator = a, a, a
 }
@@ -137,7 +137,7 @@ type stateLog struct {
 	last string
 }
 
-// set takes why addresses are not served from the object; empty: they are.
+// set stores the reason why addresses are not served from the object, or "" if they are.
 func (l *stateLog) set(because string) {
 	if l.last != because && because != "" {
 		l.log.Warn("addresses are not served from the object", "because", because)
@@ -169,8 +169,8 @@ func (s *supplier) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// objectChanged has a report sent if the object's change requires one, and shortens the backoff that an
-// outage left.
+// objectChanged triggers a report if the object's change requires one, and shortens the backoff after an
+// outage.
 func (s *supplier) objectChanged(now time.Time) {
 	s.reports.pending.note(now)
 	answers := s.observed.mirror.Sync.Err() == nil
@@ -181,13 +181,13 @@ func (s *supplier) objectChanged(now time.Time) {
 	}
 }
 
-// pass does what can be done now, and returns when to come back at the latest; zero: when woken.
+// pass does everything that is possible now, and returns the latest time of the next call; zero: when woken.
 func (s *supplier) pass(ctx context.Context) time.Time {
 	o, listed := s.observed.latest()
 	switch {
 	case !listed:
 		if s.observed.mirror.Sync.Err() != nil {
-			s.allocator.ServeUnconfirmed() // as when EC2 does not answer in node mode
+			s.allocator.ServeUnconfirmed() // as in node mode when EC2 does not respond
 		}
 		return time.Time{}
 	case o == nil || o.Spec.InstanceID != s.cfg.InstanceID:
@@ -204,8 +204,8 @@ func (s *supplier) pass(ctx context.Context) time.Time {
 	return s.handshake.reconcile(ctx, o)
 }
 
-// Seed implements enisource.Supplier: what was withdrawn before a restart stays withdrawn until the API
-// server says otherwise.
+// Seed implements enisource.Supplier. Addresses withdrawn before a restart stay withdrawn until the API
+// server is reached.
 func (s *supplier) Seed(inv eni.Inventory) {
 	for _, r := range inv.Releasing {
 		s.handshake.withheld = append(s.handshake.withheld, r.Prefix)
@@ -215,7 +215,7 @@ func (s *supplier) Seed(inv eni.Inventory) {
 // Kick implements enisource.Supplier.
 func (s *supplier) Kick() { s.kicked.Set() }
 
-// OtherGroups implements enisource.Supplier: the operator compares them with its settings.
+// OtherGroups implements enisource.Supplier. The operator compares the groups with its settings.
 func (s *supplier) OtherGroups() (enis []string, followed, compared bool) { return nil, false, false }
 
 // PrefixDelegation implements enisource.Supplier.
@@ -239,8 +239,8 @@ func (s *supplier) Why(bool) *source.Exhausted { return s.observed.why() }
 // LastError implements enisource.Supplier.
 func (s *supplier) LastError() string { return s.observed.lastError() }
 
-// SpecOf returns the spec of an instance's object, in the dialect of the settings. Settings that are
-// not set are left to the API's defaults.
+// SpecOf returns the spec of an instance's object, in the dialect of the settings. Unset settings
+// are left to the API's defaults.
 func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	return &v1alpha1.NodeNetworkSpec{
 		InstanceID: id.InstanceID, InstanceType: id.InstanceType,
@@ -259,7 +259,7 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 	}
 }
 
-// unlessIPv4 returns a set of families as the API writes it; empty for the default.
+// unlessIPv4 returns a set of families in API form, or "" for the default.
 func unlessIPv4(s ipfamily.Set) string {
 	if s == ipfamily.OnlyIPv4 {
 		return ""
@@ -267,7 +267,7 @@ func unlessIPv4(s ipfamily.Set) string {
 	return string(s)
 }
 
-// unless returns false as a setting; nil for true, which is the default.
+// unless returns false as a setting, or nil for true, which is the default.
 func unless(v bool) *bool {
 	if v {
 		return nil
@@ -275,7 +275,7 @@ func unless(v bool) *bool {
 	return &v
 }
 
-// ifSet returns true as a setting; nil for false, which is the default.
+// ifSet returns true as a setting, or nil for false, which is the default.
 func ifSet(v bool) *bool {
 	if !v {
 		return nil
@@ -283,7 +283,7 @@ func ifSet(v bool) *bool {
 	return &v
 }
 
-// number returns a setting; nil if it is below low, and so not set.
+// number returns a setting, or nil if it is below low and thus not set.
 func number(n, low int) *int32 {
 	if n < low {
 		return nil
@@ -292,18 +292,18 @@ func number(n, low int) *int32 {
 	return &v
 }
 
-// reported reports whether the operator has said which addresses the instance has: some, or none. The
-// addresses of the instance and those that pods may use are two writes, so a new object may for a
-// moment count addresses without naming them.
+// reported reports whether the operator has reported the instance's addresses: some, or none. The
+// addresses of the instance and those that pods may use are separate writes, so a new object may
+// briefly count addresses without naming them.
 func reported(o *v1alpha1.NodeNetwork) bool {
 	return len(o.Spec.IPAM.Available) > 0 || len(o.Status.ENI.ENIs) > 0 && o.Status.ENI.Available == 0
 }
 
-// defaultPreAllocate is how many addresses are kept free if neither preAllocate nor a warm target is
+// defaultPreAllocate is the number of addresses kept free if neither preAllocate nor a warm target is
 // set (Cilium's AWS ENI allocator).
 var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
 
-// watermark returns how many free addresses the object asks for.
+// watermark returns the number of free addresses that the object requests.
 func watermark(o *v1alpha1.NodeNetwork) int {
 	e := o.EffectiveENI()
 	perENI, byPrefix := perENI(o)
@@ -320,10 +320,10 @@ func watermark(o *v1alpha1.NodeNetwork) int {
 	return defaultPreAllocate
 }
 
-// perENI returns the number of pods that an ENI of the node has addresses for, of the family that it
-// can have fewer of. IPv6 addresses come as prefixes where the instance type has them, and limit
-// nothing then; with IPv6 only, a prefix counts as an IPv4 one does (ipam.Policy.Demand). ByPrefix says
-// that warm targets are of prefixes.
+// perENI returns the number of pods that an ENI of the node has addresses for, in the family with
+// fewer addresses. IPv6 addresses come as prefixes if the instance type supports them, and then limit
+// nothing; with IPv6 only, a prefix counts like an IPv4 prefix (ipam.Policy.Demand). byPrefix means
+// that warm targets count prefixes.
 func perENI(o *v1alpha1.NodeNetwork) (pods int, byPrefix bool) {
 	families, _ := nodenetwork.Families(o)
 	l := o.Status.ENI.Limits

@@ -1,4 +1,4 @@
-// Package none is the address source of a node that has no addresses for pods: all interfaces of pods are NICs.
+// Package none is the address source of a node without addresses for pods: all interfaces of pods are NICs.
 package none
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Source hands out no addresses.
+// Source assigns no addresses.
 type Source struct{}
 
 var _ source.Source = Source{}
@@ -21,7 +21,7 @@ func (Source) Annotations() []string { return nil }
 // CheckOptions implements source.Source.
 func (Source) CheckOptions(source.PodOptions) error { return nil }
 
-// Restore implements source.Source. It ignores leases of an earlier source of the node.
+// Restore implements source.Source. It ignores leases from an earlier source of the node.
 func (Source) Restore(source.Request, source.Lease) error { return nil }
 
 // RestoreCooling implements source.Source.
@@ -42,7 +42,7 @@ func (Source) Run(ctx context.Context) error {
 // Kick implements source.Source.
 func (Source) Kick() {}
 
-// Acquire implements source.Source: the lease has no address.
+// Acquire implements source.Source. The lease has no address.
 func (Source) Acquire(context.Context, source.Request) (source.Lease, error) {
 	return source.Lease{}, nil
 }
@@ -59,7 +59,7 @@ func (Source) Cancel(attachment.Key) {}
 // CoolingPeriod implements source.Source.
 func (Source) CoolingPeriod() time.Duration { return 0 }
 
-// Ready implements source.Source: nothing is missing.
+// Ready implements source.Source. Nothing can be missing.
 func (Source) Ready() error { return nil }
 
 // Snapshot implements source.Source.

@@ -20,10 +20,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// housekeeping bounds the requests in flight other than those for blocks.
+// housekeeping bounds the requests in flight, other than those for blocks.
 const housekeeping = 4
 
-// actionKey tells actions apart.
+// actionKey identifies an action.
 type actionKey struct {
 	kind, name string
 	uid        types.UID
@@ -31,13 +31,13 @@ type actionKey struct {
 
 func (a action) key() actionKey { return actionKey{a.kind, a.name, a.uid} }
 
-// outcome is an action that was done.
+// outcome is the result of an action.
 type outcome struct {
 	action
 	err error
 }
 
-// requester asks the API server for what the holdings plan, each request beside the others. Its fields belong to
+// requester makes the API requests that the holdings plan, each independently of the others. Its fields belong to
 // the goroutine of run.
 type requester struct {
 	state    *guarded
@@ -56,7 +56,7 @@ func newRequester(state *guarded, api *kubeapi.Client, cfg Config) *requester {
 	}
 }
 
-// run works until ctx ends. What pods wait for is requested at once.
+// run works until ctx ends. Requests that pods wait for are made without delay.
 func (r *requester) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		todo, next := r.pass()
@@ -77,7 +77,7 @@ func (r *requester) run(ctx context.Context) {
 	}
 }
 
-// pass lets time go by in the holdings, and plans.
+// pass advances the time of the holdings, and plans.
 func (r *requester) pass() (todo []action, next time.Time) {
 	var latencies []latency
 	r.state.with(func(n *holdings, now time.Time) {
@@ -98,7 +98,7 @@ func (r *requester) pass() (todo []action, next time.Time) {
 	return todo, next
 }
 
-// start starts the actions that are not in flight and do not back off. It returns when the next may be started.
+// start starts the actions that are neither in flight nor backing off. It returns the time at which the next may be started.
 func (r *requester) start(ctx context.Context, todo []action) (next time.Time) {
 	desired := map[actionKey]bool{}
 	for _, a := range todo {
@@ -109,7 +109,7 @@ func (r *requester) start(ctx context.Context, todo []action) (next time.Time) {
 	for _, a := range todo {
 		limited := a.kind != createRequest
 		if limited && busy >= housekeeping && !r.actions.Of(a.key()).Until.After(now) {
-			continue // until another has ended
+			continue // wait until another has ended
 		}
 		started, at := r.actions.Start(a.key(), now)
 		if started == nil {
@@ -124,7 +124,7 @@ func (r *requester) start(ctx context.Context, todo []action) (next time.Time) {
 	return next
 }
 
-// end notes the outcome of an action.
+// end handles the outcome of an action.
 func (r *requester) end(o outcome) {
 	w, now := r.actions.End(o.key()), r.state.clock.Now()
 	switch {
@@ -160,7 +160,7 @@ func (r *requester) act(ctx context.Context, a action) error {
 	return err
 }
 
-// ignoreGone returns err unless it says that the object with the expected UID no longer exists.
+// ignoreGone returns err, or nil if err means that the object with the expected UID no longer exists.
 func ignoreGone(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
@@ -196,7 +196,7 @@ func (r *requester) createRequest(ctx context.Context, a action) error {
 	})
 }
 
-// nameTaken replaces a name that exists, if it is the name of another node's request.
+// nameTaken replaces an existing name if it belongs to another node's request.
 func (r *requester) nameTaken(ctx context.Context, pool, name string) error {
 	list := &v1alpha1.BlockRequestList{}
 	err := r.api.Read(ctx, requestsResource, kubeapi.FieldEquals("metadata.name", name), list)
@@ -206,7 +206,7 @@ func (r *requester) nameTaken(ctx context.Context, pool, name string) error {
 	for i := range list.Items {
 		if of := list.Items[i].Spec.NodeName; of != r.nodeName {
 			r.state.change(func(n *holdings, _ time.Time) { n.requests.avoid(pool, name, rand.Text()) })
-			return fmt.Errorf("BlockRequest %s, whose name is reserved for this node, is node %s's: using another name", name, of)
+			return fmt.Errorf("BlockRequest %s, whose name is reserved for this node, belongs to node %s: using another name", name, of)
 		}
 	}
 	return nil
@@ -237,7 +237,7 @@ func (r *requester) freeBlock(ctx context.Context, a action) error {
 	return nil
 }
 
-// lookForBlock finds out whether the block of a complete request still exists. If so the watch will show it; otherwise the
+// lookForBlock checks whether the block of a complete request still exists. If so, the watch will show it; otherwise the
 // request is spent.
 func (r *requester) lookForBlock(ctx context.Context, a action) error {
 	o := &v1alpha1.AddressBlock{}

@@ -13,20 +13,20 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// blockFacts is what matters of an AddressBlock.
+// blockFacts holds the relevant fields of an AddressBlock.
 type blockFacts struct {
 	name, pool string
 	uid        types.UID
-	request    types.UID    // for which it was cut
-	first      netip.Prefix // IPv4 if the pool has it
-	second     netip.Prefix // the IPv6 one of a dual-stack pool
-	draining   bool         // it is being deleted: none of its addresses are handed out
+	request    types.UID    // UID of the request that it was created for
+	first      netip.Prefix // IPv4 prefix, if the pool has IPv4
+	second     netip.Prefix // IPv6 prefix of a dual-stack pool
+	draining   bool         // it is being deleted: none of its addresses are assigned
 	version    string       // resourceVersion
 	finalizers []string
 	withheld   []withheldRange
 }
 
-// readBlock validates an AddressBlock and keeps what matters of it.
+// readBlock validates an AddressBlock and returns the relevant fields.
 func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
 	b := blockFacts{
 		name: o.Name, pool: o.PoolName, uid: o.UID, request: o.RequestUID,
@@ -69,7 +69,7 @@ func readPrefix(field, s string, family func(netip.Addr) bool) (netip.Prefix, er
 	return p, nil
 }
 
-// prefixes are the block's, IPv4 first.
+// prefixes returns the block's prefixes, IPv4 first.
 func (b blockFacts) prefixes() []netip.Prefix {
 	if b.second.IsValid() {
 		return []netip.Prefix{b.first, b.second}
@@ -110,43 +110,43 @@ func (b blockFacts) overlaps(o blockFacts) bool {
 	return false
 }
 
-// A releaseStep is how far the return of a block has come. The block is withdrawn in memory, then removed from the file,
-// then its routes are removed, and only then its finalizer: a daemon that crashed starts over, and nothing is handed
-// out from a block that the operator may assign to another node.
+// A releaseStep is the progress of a block's release. The block is withdrawn in memory, then removed from the file,
+// then its routes are removed, and only then its finalizer: a daemon that crashed starts over, and no address is
+// assigned from a block that the operator may assign to another node.
 type releaseStep int
 
 const (
 	notReleased releaseStep = iota
-	withdrawn               // none of its addresses are used or cool, and none will be handed out
+	withdrawn               // none of its addresses are used or cooling, and none will be assigned
 	cleared                 // in addition, the file and the data path do not have it
 )
 
-// heldBlock is a block of this node with its state. Its own methods and findConflict alone write the state.
+// heldBlock is a block of this node with its state. Only its own methods and findConflict write the state.
 type heldBlock struct {
 	blockFacts
 	changed func(*heldBlock) // called after each transition by which serves may change
 
 	listed     bool        // the API server has it; false: only the file or pods do
-	lost       bool        // the API server no longer has it; it is kept for pods that have addresses of it
+	lost       bool        // the API server no longer has it; it is kept for pods that hold its addresses
 	programmed bool        // the file and the data path have it
-	returning  bool        // it is to be returned: nothing is handed out from it
-	release    releaseStep // how far its return has come
-	emptySince time.Time   // zero while any of its addresses is used or cools
+	returning  bool        // it must be released: none of its addresses are assigned
+	release    releaseStep // progress of its release
+	emptySince time.Time   // zero while any of its addresses is used or cooling
 	conflict   string      // an earlier block of this node with the same addresses
-	down       string      // why the file or the data path does not have it
+	down       string      // reason why the file or the data path does not have it
 	unroutable bool        // the data path has other blocks, but not this one
 }
 
-// serves reports whether addresses of the block may be handed out.
+// serves reports whether addresses of the block may be assigned.
 func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.conflict == "" }
 
-// ends reports whether the block is being returned, deleted or was lost: nothing more is handed out from it.
+// ends reports whether the block is being released, deleted or was lost, so that none of its addresses are assigned.
 func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
-// deleted reports whether the block is at some step of its deletion.
+// deleted reports whether the block is at any step of its deletion.
 func (h *heldBlock) deleted() bool { return h.draining || h.release != notReleased }
 
-// found takes what the API server (listed) or the file says of the block, which is the same as before.
+// found stores the state of the block, unchanged in its addresses, from the API server (listed) or the file.
 func (h *heldBlock) found(f blockFacts, listed bool) {
 	h.blockFacts, h.listed, h.lost = f, listed, false
 	h.changed(h)
@@ -164,13 +164,13 @@ func (h *heldBlock) program() {
 	h.changed(h)
 }
 
-// failed notes why the file or the data path does not have the block. Alone says that the data path has others.
+// failed notes why the file or the data path does not have the block. alone means that the data path has others.
 func (h *heldBlock) failed(why string, alone bool) {
 	h.down, h.unroutable = why, h.unroutable || alone
 	h.changed(h)
 }
 
-// setReturning notes whether the block is to be returned.
+// setReturning notes whether the block must be released.
 func (h *heldBlock) setReturning(returning bool) {
 	if h.returning != returning {
 		h.returning = returning
@@ -178,7 +178,7 @@ func (h *heldBlock) setReturning(returning bool) {
 	}
 }
 
-// setBusy notes whether any address of the block is used or cools. One that is deleted is withdrawn when none is.
+// setBusy notes whether any address of the block is used or cooling. A deleted block is withdrawn when none is.
 func (h *heldBlock) setBusy(busy bool, now time.Time) {
 	switch {
 	case busy:
@@ -193,13 +193,13 @@ func (h *heldBlock) setBusy(busy bool, now time.Time) {
 	}
 }
 
-// clear notes that neither the file nor the data path has the block, which is withdrawn.
+// clear notes that neither the file nor the data path has the withdrawn block any longer.
 func (h *heldBlock) clear() {
 	h.release = cleared
 	h.changed(h)
 }
 
-// blocks is the node's blocks, by name.
+// blocks are the node's blocks, by name.
 type blocks struct{ byName map[string]*heldBlock }
 
 func (b *blocks) names() []string { return slices.Sorted(maps.Keys(b.byName)) }
@@ -214,7 +214,7 @@ func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
 	return nil, netip.Addr{}
 }
 
-// findConflict notes which other block has addresses of this one, if any has.
+// findConflict notes which other block has some of the addresses of this one, if any.
 func (b *blocks) findConflict(h *heldBlock) {
 	h.conflict = ""
 	for _, name := range b.names() {
@@ -235,17 +235,17 @@ func (b *blocks) uncommitted() bool {
 	return false
 }
 
-// desired returns the blocks that the file and the data path are to have.
+// desired returns the blocks that the file and the data path should have.
 func (b *blocks) desired() []blockFacts {
 	return b.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
 }
 
-// withdrawn returns the blocks that the file and the data path are to lose.
+// withdrawn returns the blocks to remove from the file and the data path.
 func (b *blocks) withdrawn() []blockFacts {
 	return b.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
 }
 
-// inUse returns the blocks that the API server has and that are not being returned.
+// inUse returns the blocks that the API server has and that are not being released.
 func (b *blocks) inUse() []blockFacts {
 	return b.factsOf(func(h *heldBlock) bool { return h.listed && h.release == notReleased })
 }
@@ -274,10 +274,10 @@ func (b *blocks) given(r *request) *heldBlock {
 	return nil
 }
 
-// answered reports whether nothing more will come of a request.
+// answered reports whether a request is finished.
 func (b *blocks) answered(r *request) bool { return r.spent || b.given(r) != nil }
 
-// supplyOf sums up what this node has of a pool, and which blocks are idle. Blocks that are being returned count until
+// supplyOf summarizes the node's supply of a pool, and returns the idle blocks. Blocks that are being released count until
 // they are deleted.
 func (b *blocks) supplyOf(s *poolState) (supply, []idle) {
 	have := supply{size: s.size, waiting: s.queue.Len()}
@@ -304,8 +304,8 @@ func (b *blocks) supplyOf(s *poolState) (supply, []idle) {
 	return have, empty
 }
 
-// stuck returns the only block of a pool that cannot be routed while others can, and nil if there are several: then the
-// cause is not the block, and further blocks would not help.
+// stuck returns the only block of a pool that cannot be routed while others can. It returns nil if there are several: then
+// the cause is not the block, and further blocks would not help.
 func (b *blocks) stuck(s *poolState) (only *heldBlock) {
 	for _, h := range b.byName {
 		if h.pool != s.name || !h.unroutable || h.programmed {
@@ -319,9 +319,9 @@ func (b *blocks) stuck(s *poolState) (only *heldBlock) {
 	return only
 }
 
-// at is the address of block to that stands where addr stands in block from. The
-// blocks of a pair have as many addresses each, so that they differ in the bits
-// before the host part only.
+// at returns the address in block to at the position of addr in block from. The
+// blocks of a pair have the same number of addresses, so only the bits
+// before the host part differ.
 func at(addr netip.Addr, from, to netip.Prefix) netip.Addr {
 	host := addr.As16()
 	out := to.Masked().Addr().As16()
@@ -339,8 +339,8 @@ func at(addr netip.Addr, from, to netip.Prefix) netip.Addr {
 	return a
 }
 
-// sizeOf counts the addresses of a block, up to 2^30.
+// sizeOf returns the number of addresses of a block, at most 2^30.
 func sizeOf(p netip.Prefix) int { return 1 << min(p.Addr().BitLen()-p.Bits(), maxBits) }
 
-// maxBits caps counts: no node has as many pods.
+// maxBits caps counts: no node has that many pods.
 const maxBits = 30

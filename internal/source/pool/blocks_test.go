@@ -37,12 +37,12 @@ func TestReadBlock(t *testing.T) {
 			got = strings.Trim(fmt.Sprint(b.prefixes()), "[]")
 		}
 		if !strings.Contains(got, tc.want) {
-			t.Errorf("%s and %s: %s, want %s", tc.v4, tc.v6, got, tc.want)
+			t.Errorf("readBlock() of %s and %s = %s, want %s", tc.v4, tc.v6, got, tc.want)
 		}
 	}
 }
 
-// blockOf is a block of the pool that its name says.
+// blockOf returns a block of the pool in its name.
 func blockOf(name, first, second string) blockFacts {
 	b := blockFacts{name: name, pool: name[:strings.LastIndexByte(name, '-')], uid: types.UID("uid-" + name), first: netip.MustParsePrefix(first)}
 	if second != "" {
@@ -63,7 +63,7 @@ func TestPairs(t *testing.T) {
 		{"10.2.3.255", "10.2.2.0/23", "fd02::1:fe00/119", "fd02::1:ffff"},
 	} {
 		got := at(netip.MustParseAddr(tc.addr), netip.MustParsePrefix(tc.from), netip.MustParsePrefix(tc.to))
-		check.Equal(t, got.String(), tc.want, "%s of %s stands at %s in %s", tc.addr, tc.from, got, tc.to)
+		check.Equal(t, got.String(), tc.want, "at(%s of %s) = %s in %s", tc.addr, tc.from, got, tc.to)
 	}
 }
 
@@ -74,16 +74,16 @@ func TestDemand(t *testing.T) {
 		target int
 		blocks int
 	}{
-		{"nothing here, nobody waits", supply{size: 32}, 0, 0},
-		{"a pool that is kept warm", supply{size: 32, warm: true}, 8, 1},
+		{"no block, no waiting pod", supply{size: 32}, 0, 0},
+		{"warm pool", supply{size: 32, warm: true}, 8, 1},
 		{"enough is free", supply{size: 32, warm: true, free: 8}, 8, 0},
-		{"a block before the last one is full", supply{size: 32, warm: true, free: 7}, 8, 1},
-		{"two addresses: a quarter is none", supply{size: 2, warm: true, free: 0}, 0, 0},
-		{"single addresses are asked for one by one", supply{size: 1, warm: true, waiting: 3}, 0, 3},
-		{"a hundred pods at once", supply{size: 32, warm: true, waiting: 100}, 8, 4},
-		{"a hundred pods at once, single addresses", supply{size: 1, warm: true, waiting: 100}, 0, 8},
-		{"those who wait get what is on its way", supply{size: 4, warm: true, waiting: 3, free: 4}, 1, 0},
-		{"a huge block", supply{size: 1 << 30, warm: true, free: 1 << 29}, 1 << 28, 0},
+		{"below the target", supply{size: 32, warm: true, free: 7}, 8, 1},
+		{"two addresses, target rounds to zero", supply{size: 2, warm: true, free: 0}, 0, 0},
+		{"single addresses", supply{size: 1, warm: true, waiting: 3}, 0, 3},
+		{"a hundred waiting pods", supply{size: 32, warm: true, waiting: 100}, 8, 4},
+		{"a hundred waiting pods, single addresses", supply{size: 1, warm: true, waiting: 100}, 0, 8},
+		{"addresses in progress suffice", supply{size: 4, warm: true, waiting: 3, free: 4}, 1, 0},
+		{"huge block", supply{size: 1 << 30, warm: true, free: 1 << 29}, 1 << 28, 0},
 	} {
 		check.Equal(t, tc.have.target(25), tc.target, "%s: target", tc.name)
 		check.Equal(t, tc.have.blocks(25), tc.blocks, "%s: blocks", tc.name)
@@ -100,17 +100,17 @@ func TestBlocksToReturn(t *testing.T) {
 		want  string
 		soon  time.Time
 	}{
-		{"the last block of a pool that is kept warm", supply{size: 32, warm: true, free: 32}, []idle{{"a", 32, long}}, "", time.Time{}},
-		{"the last block of one that nobody uses", supply{size: 32, free: 32}, []idle{{"a", 32, long}}, "a", time.Time{}},
-		{"the longest empty", supply{size: 32, warm: true, free: 64}, []idle{{"a", 32, long}, {"b", 32, longer}}, "b", time.Time{}},
-		{"all but what keeps it warm", supply{size: 4, warm: true, free: 12}, []idle{{"a", 4, long}, {"b", 4, long}, {"c", 4, longer}}, "c a", time.Time{}},
-		{"not at once", supply{size: 32, free: 32}, []idle{{"a", 32, now.Add(-time.Second)}}, "", now.Add(delay - time.Second)},
-		{"the rest is too full", supply{size: 32, warm: true, free: 32 + 7}, []idle{{"a", 32, long}}, "", time.Time{}},
+		{"last block of a warm pool", supply{size: 32, warm: true, free: 32}, []idle{{"a", 32, long}}, "", time.Time{}},
+		{"last block of an unused pool", supply{size: 32, free: 32}, []idle{{"a", 32, long}}, "a", time.Time{}},
+		{"longest empty first", supply{size: 32, warm: true, free: 64}, []idle{{"a", 32, long}, {"b", 32, longer}}, "b", time.Time{}},
+		{"all except the warm target", supply{size: 4, warm: true, free: 12}, []idle{{"a", 4, long}, {"b", 4, long}, {"c", 4, longer}}, "c a", time.Time{}},
+		{"not before the delay", supply{size: 32, free: 32}, []idle{{"a", 32, now.Add(-time.Second)}}, "", now.Add(delay - time.Second)},
+		{"remaining blocks too full", supply{size: 32, warm: true, free: 32 + 7}, []idle{{"a", 32, long}}, "", time.Time{}},
 		{"pods wait", supply{size: 1, warm: true, free: 1, waiting: 1}, []idle{{"a", 1, long}}, "", time.Time{}},
 	} {
 		names, soon := toReturn(tc.have, 25, tc.empty, delay, now)
 		if got := strings.Join(names, " "); got != tc.want || !soon.Equal(tc.soon) {
-			t.Errorf("%s: %q, next %v; want %q, %v", tc.name, got, soon, tc.want, tc.soon)
+			t.Errorf("%s: toReturn() = %q, next %v; want %q, %v", tc.name, got, soon, tc.want, tc.soon)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func TestBlocksToReturn(t *testing.T) {
 func TestBlocksFile(t *testing.T) {
 	f := file{t.TempDir()}
 	if _, _, ok, err := f.load(); ok || err != nil {
-		t.Errorf("without a file: %v, %v", ok, err)
+		t.Errorf("load() without a file = %v, %v", ok, err)
 	}
 	want := []blockFacts{
 		blockOf("default-0", "10.0.0.0/27", "fd00::/123"), blockOf("v6-1", "fd00::1:0/112", ""), blockOf("one-7", "10.1.0.7/32", ""),
@@ -128,13 +128,13 @@ func TestBlocksFile(t *testing.T) {
 	check.OK(t, f.save("node-1", want))
 	node, got, ok, err := f.load()
 	if err != nil || !ok || node != "node-1" {
-		t.Fatalf("node %q, %v, %v", node, ok, err)
+		t.Fatalf("load() = node %q, %v, %v; want node-1", node, ok, err)
 	}
 	check.Same(t, got, want, cmp.AllowUnexported(blockFacts{}, withheldRange{}), cmp.Comparer(func(x, y netip.Prefix) bool { return x == y }))
 }
 
-// Blocks that every release stored are read, and what is written has all that each
-// release reads.
+// Blocks stored by every release can be read, and new files have every field that earlier
+// releases read.
 func TestStoredBlocks(t *testing.T) {
 	f := file{t.TempDir()}
 	samples.Check(t, samples.Format{Files: blocksFile, Type: reflect.TypeFor[fileContent](), Again: func(data []byte) ([]byte, error) {

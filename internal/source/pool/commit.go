@@ -14,22 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// committer brings the file and the data path to what the holdings want. Its field have belongs to the goroutine of
-// run.
+// committer makes the file and the data path match the blocks of the holdings. Its field have belongs to the goroutine
+// of run.
 type committer struct {
 	state    *guarded
 	nodeName string
-	dir      string // of the file; empty: none is kept
+	dir      string // directory of the file; empty: no file
 	datapath Datapath
 	log      *slog.Logger
 	have     inPlace
 }
 
-// inPlace is what the file and the data path have; nil where that is not known.
+// inPlace is the state of the file and the data path, nil if unknown.
 type inPlace struct{ saved, programmed []blockFacts }
 
-// run commits whenever something changes, until ctx ends: first the file, then the data path. A block's addresses are
-// handed out after both have it, and its finalizer is removed after neither has.
+// run commits changes until ctx ends: first to the file, then to the data path. A block's addresses are
+// assigned after both have it, and its finalizer is removed after neither has.
 func (c *committer) run(ctx context.Context) {
 	var backoff retry.Backoff
 	for {
@@ -41,7 +41,7 @@ func (c *committer) run(ctx context.Context) {
 			case err == nil:
 				backoff = retry.Backoff{}
 			case !kubeapi.Cancelled(err):
-				c.log.Warn("blocks not put in place, will try again", "err", err)
+				c.log.Warn("writing or routing the node's blocks failed, will try again", "err", err)
 				backoff.Fail(c.state.clock.Now(), retry.First, retry.Most)
 				again = c.state.clock.After(backoff.Until.Sub(c.state.clock.Now()))
 			}
@@ -55,8 +55,8 @@ func (c *committer) run(ctx context.Context) {
 	}
 }
 
-// desired lists what is to be in place and what is to go. Nothing is touched before the blocks are known: what the
-// kernel has carries pods.
+// desired lists the blocks to have in place and those to remove. Nothing is changed before the blocks are known, because
+// routes in the kernel may carry traffic of pods.
 func (c *committer) desired() (want, withdrawn []blockFacts, trusted bool) {
 	c.state.with(func(n *holdings, _ time.Time) {
 		if trusted = !n.unconfirmed && (n.sync.Listed(blocksResource) || n.filed); trusted {
@@ -66,7 +66,7 @@ func (c *committer) desired() (want, withdrawn []blockFacts, trusted bool) {
 	return want, withdrawn, trusted
 }
 
-// lacks reports whether a block is not marked as programmed, such as one that is back after it was gone.
+// lacks reports whether a block is not marked as programmed, for example one that reappeared.
 func (c *committer) lacks(want []blockFacts) (lacks bool) {
 	c.state.with(func(n *holdings, _ time.Time) {
 		n.each(want, func(h *heldBlock) { lacks = lacks || !h.programmed })
@@ -74,7 +74,7 @@ func (c *committer) lacks(want []blockFacts) (lacks bool) {
 	return lacks
 }
 
-// put writes the file and sets the routes, as far as they differ.
+// put writes the file and sets the routes if they differ.
 func (c *committer) put(ctx context.Context, want []blockFacts) error {
 	have := &c.have
 	if have.saved == nil || !slices.EqualFunc(want, have.saved, sameOnFile) {
@@ -108,8 +108,8 @@ func (c *committer) program(ctx context.Context, want []blockFacts) error {
 	})
 }
 
-// committed notes the result: addresses of blocks that are in place may be handed out, and blocks that were removed may be
-// returned. A block that cannot be routed does not delay others.
+// committed notes the result: addresses of blocks that are in place may be assigned, and removed blocks may be
+// released. A block that cannot be routed does not delay others.
 func (c *committer) committed(want, withdrawn []blockFacts, err error) {
 	partly, ok := errors.AsType[*datapath.BlocksError](err)
 	if ok = ok || err == nil; partly == nil {
@@ -141,7 +141,7 @@ func (c *committer) save(want []blockFacts) error {
 	return failpoint.Around("pool.save", func() error { return file{c.dir}.save(c.nodeName, want) })
 }
 
-// load takes over the blocks of the file, to serve from while the API server cannot be reached.
+// load reads the blocks of the file, to serve from while the API server is unreachable.
 func (c *committer) load() {
 	if c.dir == "" {
 		return

@@ -37,7 +37,7 @@ func child(c sourcenode.Child) error {
 	return c.Leases().Serve(s, podRequest, 500*time.Millisecond, os.Stdin, os.Stdout)
 }
 
-// kernel is a data path that outlives the daemon: a file of names of blocks.
+// kernel is a data path that outlives the daemon: a file with the names of blocks.
 type kernel string
 
 func (k kernel) SetBlocks(_ context.Context, blocks []datapath.Block) error {
@@ -48,7 +48,7 @@ func (k kernel) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 	return crashsource.Replace(string(k), []byte(strings.Join(names, "\n")))
 }
 
-// crashingNode is a machine whose daemon is a process, started again when it dies.
+// crashingNode is a machine whose daemon is a process, restarted when it dies.
 type crashingNode struct {
 	*machine
 	*crashsource.Process
@@ -62,7 +62,7 @@ func newCrashingNode(t *testing.T, failpoints string) *crashingNode {
 	return n
 }
 
-// see waits for something that a daemon brings about, living or dead.
+// see waits for a state that a daemon reaches, across its deaths.
 func (m *crashingNode) see(what string, ok func() bool) {
 	m.T.Helper()
 	m.until(what, func() bool {
@@ -71,7 +71,7 @@ func (m *crashingNode) see(what string, ok func() bool) {
 	})
 }
 
-// gets gives a pod an address, however often it takes.
+// gets starts pods, retrying until each has an address.
 func (m *crashingNode) gets(pods ...int) {
 	m.T.Helper()
 	for _, i := range pods {
@@ -80,9 +80,9 @@ func (m *crashingNode) gets(pods ...int) {
 	}
 }
 
-// watch holds the daemon to the order of things until the returned function is
-// called: what the API server does not have, neither the file nor the kernel
-// has, and no pod; no address is of two pods.
+// watch checks the order of steps until the returned function is
+// called: a block that the API server does not have is neither in the file nor the
+// kernel nor used by a pod, and no address belongs to two pods.
 func (m *crashingNode) watch() (stop func()) {
 	m.T.Helper()
 	api, err := client.NewWithWatch(harness.ControlPlane.Config(), client.Options{Scheme: m.API.Scheme(), Mapper: m.API.RESTMapper()})
@@ -92,14 +92,14 @@ func (m *crashingNode) watch() (stop func()) {
 	harness.OK(m.T, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for range events.ResultChan() { // a block that is not there was there before
+		for range events.ResultChan() { // inspect after each event
 			if err := m.inspect(); err != nil {
 				m.T.Error(err)
 				return
 			}
 		}
 		if ctx.Err() == nil {
-			m.T.Error("the watch of blocks ended")
+			m.T.Error("the watch of blocks ended unexpectedly")
 		}
 	})
 	return func() {
@@ -108,8 +108,8 @@ func (m *crashingNode) watch() (stop func()) {
 	}
 }
 
-// inspect looks again at what seems wrong: it may have come and gone while this
-// process was held still.
+// inspect checks twice before it reports an error, because a state may have been transient
+// while this process was suspended.
 func (m *crashingNode) inspect() error {
 	err := m.look()
 	if err == nil {
@@ -121,8 +121,8 @@ func (m *crashingNode) inspect() error {
 	return err
 }
 
-// look looks at the files first for blocks that were there, then for what is
-// there now, so that only what outlives its block is wrong.
+// look reads the API server's blocks before and after the files, so that only state that
+// outlives its block is an error.
 func (m *crashingNode) look() error {
 	names := m.blocks()
 	has := map[string]bool{}
@@ -141,24 +141,24 @@ func (m *crashingNode) look() error {
 	if err != nil {
 		return err
 	}
-	later := map[string]bool{} // blocks may have come meanwhile
+	later := map[string]bool{} // blocks may have been added meanwhile
 	for _, name := range m.blocks() {
 		later[name] = true
 	}
 	for _, b := range stored {
 		if !has[b.name] && !later[b.name] {
-			return fmt.Errorf("block %s is in the file and not at the API server", b.name)
+			return fmt.Errorf("block %s is in the file but not at the API server", b.name)
 		}
 	}
 	for name := range strings.FieldsSeq(string(routed)) {
 		if !has[name] && !later[name] {
-			return fmt.Errorf("block %s has a route and is not at the API server", name)
+			return fmt.Errorf("block %s has a route but is not at the API server", name)
 		}
 	}
 	seen := map[string]int{}
 	for i, l := range leases {
 		if other, twice := seen[l.IPv4.String()]; twice {
-			return fmt.Errorf("%s is of pods %d and %d", l.IPv4, i, other)
+			return fmt.Errorf("%s is assigned to pods %d and %d", l.IPv4, i, other)
 		}
 		seen[l.IPv4.String()] = i
 		if !has[l.Block] && !later[l.Block] {
@@ -168,7 +168,7 @@ func (m *crashingNode) look() error {
 	return nil
 }
 
-// The daemon is killed at every step of a block's way to the node and back.
+// The daemon is killed at every step of acquiring and releasing a block.
 func TestKilledAtEveryStep(t *testing.T) {
 	var hits []string
 	for _, point := range failpoint.Names() {
@@ -177,7 +177,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 		}
 	}
 	if len(hits) < 24 {
-		t.Errorf("only %d failpoints are registered", len(hits)/2)
+		t.Errorf("%d failpoints are registered, want at least 12", len(hits)/2)
 	}
 	for _, hit := range harness.Sample(t, 9, hits) {
 		t.Run(strings.Replace(hit, "=kill", "", 1), func(t *testing.T) { killedAt(t, hit) })
@@ -195,7 +195,7 @@ func killedAt(t *testing.T, failpoints string) {
 	m.gets(1, 2, 3)
 	m.Do("del 3")
 	var leases map[int]source.Lease
-	m.see("no block without a pod is left", func() bool {
+	m.see("all blocks without pods are released", func() bool {
 		var err error
 		if leases, err = m.leases.All(); err != nil {
 			t.Fatal(err)
@@ -215,7 +215,7 @@ func killedAt(t *testing.T, failpoints string) {
 	m.Do("del 4")
 	m.Do("del 5")
 	m.Do("del 6")
-	m.see("all is given back", func() bool { return len(m.blocks()) == 0 && len(m.requests()) == 0 })
+	m.see("everything is released", func() bool { return len(m.blocks()) == 0 && len(m.requests()) == 0 })
 	stop()
 	check.NoError(t, m.inspect())
 	check.Equal(t, m.Deaths, 1, "deaths of the daemon")

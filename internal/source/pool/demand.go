@@ -10,15 +10,15 @@ import (
 // maxOutstanding bounds the requests of a node for one pool.
 const maxOutstanding = 8
 
-// supply is what this node has of one pool, in addresses.
+// supply is the node's supply of one pool, in addresses.
 type supply struct {
-	size    int  // of a block
-	free    int  // assignable now or once their block is routed; without cooling ones
+	size    int  // size of a block
+	free    int  // assignable now or once their block is routed, without cooling ones
 	waiting int  // pods without an address
-	warm    bool // the pool is to keep free addresses
+	warm    bool // whether to keep free addresses of the pool
 }
 
-// target returns how many free addresses to keep beyond those for waiting pods: percent of a block, rounded down.
+// target returns how many free addresses to keep in addition to those for waiting pods: percent of a block, rounded down.
 func (s supply) target(percent int) int {
 	if !s.warm {
 		return 0
@@ -26,7 +26,7 @@ func (s supply) target(percent int) int {
 	return int(int64(s.size) * int64(percent) / 100)
 }
 
-// blocks returns how many more blocks are needed.
+// blocks returns the number of further blocks needed.
 func (s supply) blocks(percent int) int {
 	missing := s.waiting + s.target(percent) - s.free
 	if missing <= 0 {
@@ -42,8 +42,8 @@ type idle struct {
 	since time.Time
 }
 
-// toReturn selects the blocks to return: those empty for delay, the longest first, while the rest suffices. soon is when the
-// next one may be returned; zero: none.
+// toReturn selects the blocks to release: those that have been empty for delay, the longest first, while the rest suffices.
+// soon is the time at which the next one may be released; zero: none.
 func toReturn(s supply, percent int, empty []idle, delay time.Duration, now time.Time) (names []string, soon time.Time) {
 	slices.SortFunc(empty, func(x, y idle) int {
 		return cmp.Or(x.since.Compare(y.since), strings.Compare(x.name, y.name))

@@ -18,11 +18,11 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// pools are those of the source's snapshot.
+// pools returns the pools of the source's snapshot.
 func (s *Source) pools() []poolInfo { return s.Snapshot().Detail.(detail).pools }
 
-// A document of a node whose addresses are of pools: blocks in place of ENIs, and
-// every count right although a large block does not list its addresses.
+// The document of a node with address pools has blocks instead of ENIs, and
+// every count is correct although a large block does not list its addresses.
 func TestDocumentOfPools(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2}, poolFacts{name: "web", bits: 12})
 	b.pools.namespaces["web"] = "web"
@@ -36,7 +36,7 @@ func TestDocumentOfPools(t *testing.T) {
 	web := podRequest(2)
 	web.Pod.Namespace = "web"
 	if got := b.answer(b.admit(web, b.now)); got != "10.3.0.0" {
-		t.Fatalf("pod 2 got %s", got)
+		t.Fatalf("address of pod 2 = %s, want 10.3.0.0", got)
 	}
 	b.release(key(1), b.now)
 	b.blocks.byName["default-7"].draining = true
@@ -66,11 +66,11 @@ func TestDocumentOfPools(t *testing.T) {
 			"10.2.0.1": {Pool: "default", Block: "default-7"}, "10.9.0.1": gone.Origin, "10.9.0.2": {},
 		}
 		if want, ok := origin[a.Addr.String()]; ok && a.Origin != want {
-			t.Errorf("%s is of %+v, want %+v", a.Addr, a.Origin, want)
+			t.Errorf("origin of %s = %+v, want %+v", a.Addr, a.Origin, want)
 		}
 	}
 	if want := []source.Group{{Name: "default-7", Capacity: 4}, {Name: "web-0", Capacity: 4096}}; !cmp.Equal(snap.Groups, want) {
-		t.Errorf("groups %+v, want %+v", snap.Groups, want)
+		t.Errorf("groups = %+v, want %+v", snap.Groups, want)
 	}
 }
 
@@ -87,8 +87,8 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 	}
 	want := map[source.State]int{source.Used: 4, source.Warm: 1001, source.Cooling: 2, source.NotReady: 4, source.Withdrawn: 5}
 	d.addresses = []source.AddressInfo{
-		of("10.0.0.1", "default-0", source.Used), // one of the three
-		of("10.9.0.1", "", source.Used),          // of no block that the node has
+		of("10.0.0.1", "default-0", source.Used), // one of the three used ones
+		of("10.9.0.1", "", source.Used),          // in no block of the node
 		of("10.9.0.2", "gone-1", source.Cooling),
 	}
 	check.Same(t, d.count(), want)
@@ -100,19 +100,19 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 			got[l.GetValue()] += out.Gauge.GetValue()
 		}
 	}
-	// Blocks, addresses, ADDs that wait, and exhaustion of each pool.
+	// The metrics have blocks, addresses, waiting ADDs, and exhaustion of each pool.
 	if got["default"] != 2+1013+2+1 || got["public"] != 1 || got["held"] != 1 || got["draining"] != 1 {
-		t.Errorf("%v", got)
+		t.Errorf("sums of metrics by label = %v", got)
 	}
 }
 
-func TestBlockThatIsNotRoutedIsACondition(t *testing.T) {
+func TestUnroutedBlockIsReportedAsCondition(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.give(blockOf("default-1", "10.0.0.2/31", ""))
 	b.blocks.byName["default-1"].draining = true
 	for _, tc := range []struct {
-		down    string // why default-0 is not routed
+		down    string // reason why default-0 is not routed
 		healthy bool
 		reason  string
 		message string

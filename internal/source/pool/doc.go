@@ -1,33 +1,33 @@
-// Package pool supplies a node's pod addresses from address pools: blocks of them that the operator gives this node, as
+// Package pool supplies a node's pod addresses from address pools, in blocks that the operator assigns to this node as
 // AddressBlock objects (Coil's design).
 //
 // Decisions are made on values in memory, without I/O:
 //
-//	holdings.go  what the node has of its pools, and what happens to it
-//	pools.go     the pools, and which of them a pod uses
-//	blocks.go    the life of a block on this node
-//	withhold.go  addresses of blocks that Nodes and Services have
-//	leases.go    who has which address
+//	holdings.go  the node's blocks and leases, and their transitions
+//	pools.go     the pools, and the selection of a pod's pool
+//	blocks.go    the life cycle of a block on this node
+//	withhold.go  addresses of blocks that Nodes and Services use
+//	leases.go    leases of addresses
 //	requests.go  BlockRequests, and their results
-//	demand.go    how many blocks a pool needs here, and which go back
-//	plan.go      what is to be requested from the API server
-//	why.go       why pods get no address
+//	demand.go    how many blocks a pool needs on the node, and which to release
+//	plan.go      the requests to make to the API server
+//	why.go       reasons why pods get no address
 //
 // Source owns the lock of the holdings. The rest does I/O without it:
 //
-//	source.go    what the daemon calls
-//	follow.go    what is watched at the API server
-//	act.go       requests to the API server, beside each other
+//	source.go    the interface to the daemon
+//	follow.go    watches of the API server
+//	act.go       concurrent requests to the API server
 //	renew.go     claiming blocks while the Node is missing
-//	commit.go    the file, then the data path, and only then the pods
+//	commit.go    commits to the file and the data path, before pods get addresses
 //	store.go     the file
-//	snapshot.go  introspection and metrics, and what only this source has in them
+//	snapshot.go  introspection and metrics, with the details of this source
 //
-// No ADD or DEL waits for a request that was not made for its pool, and none is made under the lock.
+// An ADD or DEL waits only for requests made for its pool, and no request is made under the lock.
 package pool
 
-// What berthd may do in the Kubernetes API. An admission policy narrows it to
-// what is its own node's (deploy/chart/templates/admission/pools.yaml).
+// berthd's permissions in the Kubernetes API. An admission policy restricts them to
+// objects of its own node (deploy/chart/templates/admission/pools.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=addresspools,verbs=list;watch
 // +kubebuilder:rbac:groups=berth.dev,resources=addressblocks,verbs=get;list;watch;delete;patch

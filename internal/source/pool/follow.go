@@ -21,7 +21,7 @@ const (
 	namespacesResource = "namespaces"
 )
 
-// mirror keeps the holdings up to date with the API server. The functions of its stores are called by Update.
+// mirror keeps the holdings up to date with the API server. Update calls the functions of its stores.
 func (s *Source) mirror() *kubeapi.Mirror {
 	n, node := s.state.holdings, s.cfg.NodeName
 	m := &kubeapi.Mirror{API: s.api, Sync: n.sync, Log: s.log, Update: func(change func()) {
@@ -63,7 +63,7 @@ func (s *Source) mirror() *kubeapi.Mirror {
 			After:  s.state.commit.Set,
 			Outage: func(begins bool) {
 				if begins && n.unconfirmed {
-					n.unconfirmed = false // nothing but the file is known
+					n.unconfirmed = false // only the file is known
 					s.state.commit.Set()
 				}
 			},
@@ -79,7 +79,7 @@ func namesOf[T any](byName map[string]T) (all []types.NamespacedName) {
 	return all
 }
 
-// putBlock stores a block. An invalid one is logged and ignored. It has the lock, and logs when that is free.
+// putBlock stores a block. An invalid one is logged and ignored. It locks the holdings, and logs after unlocking.
 func (s *Source) putBlock(n *holdings, o *v1alpha1.AddressBlock) {
 	f, err := readBlock(o)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *Source) putBlock(n *holdings, o *v1alpha1.AddressBlock) {
 	})
 }
 
-// tellConflicts tells the pods whose address something else has too.
+// tellConflicts notifies the pods whose address another object or node also uses.
 func (s *Source) tellConflicts(n *holdings, block string) {
 	h, ok := n.blocks.byName[block]
 	if !ok || h.conflict != "" {
@@ -126,7 +126,7 @@ func (s *Source) reportConflicts(conflicts []conflict, block string) {
 	}
 }
 
-// dropBlock notes that a block is gone; with uid empty, whichever has the name.
+// dropBlock notes that a block was deleted. An empty uid matches any block with the name.
 func (s *Source) dropBlock(n *holdings, name string, uid types.UID) {
 	if h, ok := n.blocks.byName[name]; !ok || uid != "" && h.uid != uid || h.lost {
 		return
@@ -141,7 +141,7 @@ func (s *Source) dropBlock(n *holdings, name string, uid types.UID) {
 	})
 }
 
-// readPool takes what matters of an AddressPool.
+// readPool returns the relevant fields of an AddressPool.
 func readPool(o *v1alpha1.AddressPool) poolFacts {
 	bits := v1alpha1.DefaultBlockSizeBits
 	if o.Spec.BlockSizeBits != nil {

@@ -50,12 +50,12 @@ func TestMain(m *testing.M) {
 	os.Exit(sourcenode.Main(m, deploy.PoolMode, child))
 }
 
-// routes is a data path of which a test can tell the order of things.
+// routes is a data path that lets a test observe the order of steps.
 type routes struct {
-	mu     sync.Mutex // guards all below
+	mu     sync.Mutex // guards the fields below
 	blocks map[string]datapath.Block
 	fail   error
-	broken string // the block that cannot be routed
+	broken string // name of a block that cannot be routed
 	calls  int
 }
 
@@ -104,8 +104,8 @@ func (r *routes) failWith(err error) {
 	r.fail = err
 }
 
-// machine is a node whose daemon can be stopped and started again, and an
-// administrator's hand.
+// machine is a node whose daemon can be stopped and started again; the test acts as
+// administrator.
 type machine struct {
 	*sourcenode.Node
 	*Source
@@ -123,8 +123,8 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
-// start starts the daemon's source, with the leases that its records tell of. It
-// ends with the test at the latest.
+// start starts the daemon's source with the leases from its records. It
+// stops at the end of the test at the latest.
 func (m *machine) start(leases ...restored) {
 	m.T.Helper()
 	m.prepare(leases...)
@@ -154,7 +154,7 @@ func (m *machine) prepare(leases ...restored) {
 
 func (m *machine) run() { m.stop = sourcetest.Run(m.T, m.Source) }
 
-// namespace makes a namespace, or annotates it.
+// namespace creates or annotates a namespace.
 func (m *machine) namespace(name, pool string) {
 	m.T.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -177,7 +177,7 @@ func (m *machine) annotate(o client.Object, pool string) {
 	harness.OK(m.T, m.API.Patch(m.T.Context(), o, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
 
-// pool makes an AddressPool of subnets "IPv4 IPv6".
+// pool creates an AddressPool with subnets "IPv4 IPv6".
 func (m *machine) pool(name string, bits int32, podNamespaces []string, subnets ...string) {
 	m.T.Helper()
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.AddressPoolSpec{BlockSizeBits: &bits, PodNamespaces: podNamespaces}}
@@ -195,7 +195,7 @@ func (m *machine) pool(name string, bits int32, podNamespaces []string, subnets 
 	m.Create(p)
 }
 
-// pods makes pods FROM to TO of this node.
+// pods creates pods FROM to TO on this node.
 func (m *machine) pods(from, to int) {
 	m.T.Helper()
 	for i := from; i <= to; i++ {
@@ -222,9 +222,9 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 	return p
 }
 
-// begin starts an operator, and a daemon whose first pod has an address of a pool of
-// these subnets. The other pods are there only. A pool that is not the default one
-// keeps nothing warm.
+// begin starts an operator, and a daemon whose first pod has an address of a pool with
+// these subnets. The other pods are only created. A pool other than the default one
+// keeps no warm addresses.
 func (m *machine) begin(pool string, bits int32, pods int, subnets ...string) source.Lease {
 	m.T.Helper()
 	m.pool(pool, bits, nil, subnets...)
@@ -244,7 +244,7 @@ func (m *machine) add(i int) source.Lease {
 	m.T.Helper()
 	l, err := m.try(i, longest)
 	if err != nil {
-		m.T.Fatalf("pod %d: %v", i, err)
+		m.T.Fatalf("Acquire() for pod %d failed: %v", i, err)
 	}
 	return l
 }
@@ -253,7 +253,7 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	return sourcetest.Try(m.T, m, podRequest(i), within)
 }
 
-// Acquire tells of the pod's annotation, as the runtime does.
+// Acquire passes the pod's annotation, like the runtime.
 func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
 	if pool, ok := m.poolOf[r.Pod.Name]; ok {
 		r.Options = annotated(pool)
@@ -261,7 +261,7 @@ func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, 
 	return m.Source.Acquire(ctx, r)
 }
 
-// fails starts a pod that gets no address, for a reason that is known soon, and
+// fails starts a pod that must fail to get an address for a reason, and
 // returns the message.
 func (m *machine) fails(i int, reason string) (message string) {
 	m.T.Helper()
@@ -269,7 +269,7 @@ func (m *machine) fails(i int, reason string) (message string) {
 		l, err := m.try(i, 300*time.Millisecond)
 		why, ok := errors.AsType[*source.Exhausted](err)
 		if !ok {
-			m.T.Fatalf("pod %d: %v, %v; want %s", i, l, err, reason)
+			m.T.Fatalf("Acquire() for pod %d = %v, %v; want reason %s", i, l, err, reason)
 		}
 		message = why.Message
 		return why.Reason == reason
@@ -277,13 +277,13 @@ func (m *machine) fails(i int, reason string) (message string) {
 	return message
 }
 
-// until waits for something that no event tells of.
+// until waits for a condition without an event.
 func (m *machine) until(what string, ok func() bool) {
 	m.T.Helper()
 	m.Until(what, ok, func() string { return fmt.Sprintf("blocks: %v\nrequests: %v", m.blocks(), m.requests()) })
 }
 
-// sees waits until the daemon knows something.
+// sees waits until the daemon's holdings satisfy a condition.
 func (m *machine) sees(what string, ok func(l *holdings) bool) {
 	m.T.Helper()
 	m.until("the daemon sees "+what, func() (seen bool) {
@@ -335,7 +335,7 @@ func (m *machine) requests() (names []string) {
 	return names
 }
 
-// untilAllInUse waits until there are this many blocks, all in use, and no request.
+// untilAllInUse waits until there are this many blocks, all in use, and no requests.
 func (m *machine) untilAllInUse(blocks int) {
 	m.T.Helper()
 	m.until(fmt.Sprintf("%d blocks and no request", blocks), func() bool {
@@ -343,21 +343,21 @@ func (m *machine) untilAllInUse(blocks int) {
 	})
 }
 
-// empty reports whether nothing is left of blocks.
+// empty reports whether no blocks, requests and routes are left.
 func (m *machine) empty() bool {
 	return len(m.blocks()) == 0 && len(m.requests()) == 0 && len(m.routes.names()) == 0
 }
 
-// operator is berth-operator's controllers, with the rights that they have in a
-// cluster, and what stops them from making blocks.
+// operator runs berth-operator's controllers with the permissions that they have in a
+// cluster, and can limit the number of blocks that they create.
 type operator struct {
 	m      *machine
-	served atomic.Int64  // requests that have got a block
-	blocks chan struct{} // of limited: has one for each block that may be made
+	served atomic.Int64  // number of served requests
+	blocks chan struct{} // if limited: an element for each block that may be created
 	stop   func()
 }
 
-// startOperator answers requests until the test ends, or stop is called.
+// startOperator serves requests until the test ends, or stop is called.
 func (m *machine) startOperator() *operator {
 	m.T.Helper()
 	o := &operator{m: m}
@@ -365,7 +365,7 @@ func (m *machine) startOperator() *operator {
 	return o
 }
 
-// startLimitedOperator makes so many blocks, and then none.
+// startLimitedOperator creates this many blocks, and then none.
 func (m *machine) startLimitedOperator(blocks int) *operator {
 	m.T.Helper()
 	o := &operator{m: m, blocks: make(chan struct{}, blocks)}
@@ -392,7 +392,7 @@ func (o *operator) start() {
 	o.stop = controllers.Run(t, mgr)
 }
 
-// hold keeps back requests for blocks that are not to be made.
+// hold delays creations of blocks beyond the limit.
 func (o *operator) hold(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/addressblocks") {
 		select {
@@ -404,25 +404,25 @@ func (o *operator) hold(r *http.Request, next http.RoundTripper) (*http.Response
 	return next.RoundTrip(r)
 }
 
-// faults are on the way to the API server, where requests are held and replies lost.
+// faults intercepts requests to the API server: it can hold requests and lose replies.
 type faults struct {
 	hold func(method, path, body string) bool
 	lose func(method string) bool
 
-	held   chan struct{} // gets one for a request that is held
-	passed chan struct{} // closed: none is any more
+	held   chan struct{} // receives an element for each held request
+	passed chan struct{} // closed: held requests continue
 
-	lost sync.Map // requests whose reply was lost once
+	lost sync.Map // requests that have already lost a reply
 }
 
-// faults puts itself between the daemon and the API server.
+// faults inserts a faults between the daemon and the API server.
 func (m *machine) faults() *faults {
 	w := &faults{held: make(chan struct{}, 100), passed: make(chan struct{})}
 	m.Config.Wrap(harness.Through(w.pass))
 	return w
 }
 
-// pass is one request on its way.
+// pass handles one request.
 func (w *faults) pass(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	var body []byte
 	if r.Body != nil {
@@ -453,8 +453,8 @@ func (w *faults) pass(r *http.Request, next http.RoundTripper) (*http.Response, 
 
 func (w *faults) release() { close(w.passed) }
 
-// unhurried is the machine's clock, by which the API server's first word always
-// comes in time.
+// unhurried is the machine's clock without a timeout of the API server's first
+// response.
 type unhurried struct{ clock.Real }
 
 // After implements clock.Clock.
@@ -465,14 +465,14 @@ func (c unhurried) After(d time.Duration) <-chan time.Time {
 	return c.Real.After(d)
 }
 
-// ticks is a clock that a test moves. It starts at the machine's time, as
-// certificates and tokens are judged by that.
+// ticks is a clock that a test advances. It starts at the machine's time, because
+// certificates and tokens are validated against that.
 type ticks struct{ *clock.Fake }
 
 func newTicks() ticks { return ticks{clock.NewFake(time.Now())} }
 
-// flow lets time pass as it does for everybody, until stop is called: a request
-// that failed is made again.
+// flow advances the clock in real time until stop is called, so that
+// failed requests are retried.
 func (c ticks) flow() (stop func()) {
 	const step = 50 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
@@ -481,7 +481,7 @@ func (c ticks) flow() (stop func()) {
 		for ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
-			case <-time.After(step): // the machine's time
+			case <-time.After(step): // real time
 				c.Advance(step)
 			}
 		}

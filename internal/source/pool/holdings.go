@@ -17,30 +17,30 @@ import (
 	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
-// policy is the settings that decide about blocks and addresses.
+// policy holds the settings that concern blocks and addresses.
 type policy struct {
-	cooling      time.Duration // before a released address is used again
-	watermark    int           // percentage of a block that is to be free
-	releaseDelay time.Duration // how long a block is empty before it is returned
-	ignoreUntold bool          // pods whose annotations the runtime does not pass have none
-	nodeName     string        // the Node's
+	cooling      time.Duration // how long a released address is withheld
+	watermark    int           // percentage of a block to keep free
+	releaseDelay time.Duration // how long a block is empty before it is released
+	ignoreUntold bool          // pods whose annotations the runtime does not pass count as having none
+	nodeName     string        // InternalIPs of the Node
 }
 
-// holdings is what the node has of address pools, and what it knows about them. It is values in memory and does no
-// I/O; its owner locks it, and passes the time.
+// holdings is the node's state of address pools: blocks, leases and requests. It is kept in memory and does no
+// I/O; its owner locks it, and passes the current time.
 type holdings struct {
 	policy   policy
 	sync     *kubeapi.Sync
-	node     types.UID    // of the Node; empty: there is none, or it was not listed yet
+	node     types.UID    // UID of the Node; empty: it does not exist or was not listed yet
 	nodeHas  []netip.Addr // addresses that the node has itself
 	pools    pools
 	blocks   blocks
 	requests requests
 	leases   leases
 
-	filed       bool // the file said which blocks there are
-	unconfirmed bool // blocks came from the file, and the API server still has a moment to correct them
-	usable      bool // an address was assignable once
+	filed       bool // the blocks were loaded from the file
+	unconfirmed bool // the blocks are from the file, and the API server still has time to correct them
+	usable      bool // an address has been assignable
 }
 
 func newHoldings(p policy) *holdings {
@@ -52,16 +52,16 @@ func newHoldings(p policy) *holdings {
 	}
 }
 
-// nodeMissing reports whether there is no Node.
+// nodeMissing reports whether the Node does not exist.
 func (n *holdings) nodeMissing() bool { return n.sync.Listed(nodesResource) && n.node == "" }
 
-// mayChoose reports whether all that determines the pool of a pod was listed.
+// mayChoose reports whether all objects that determine a pod's pool were listed.
 func mayChoose(s *kubeapi.Sync) bool { return s.Listed(poolsResource, namespacesResource) }
 
 // mayPlan reports whether the blocks, the requests and the Node are known. Nothing is requested before.
 func mayPlan(s *kubeapi.Sync) bool { return s.Listed(blocksResource, requestsResource, nodesResource) }
 
-// forget drops deleted pools that are no longer used here.
+// forget removes deleted pools that are no longer used on this node.
 func (n *holdings) forget() {
 	left := false
 	for _, s := range n.pools.byName {
@@ -87,7 +87,7 @@ func (n *holdings) forget() {
 	}
 }
 
-// expire ends the cooling of addresses whose time is over.
+// expire ends the cooling of addresses whose cooling period has passed.
 func (n *holdings) expire(now time.Time) {
 	for _, s := range n.pools.byName {
 		s.alloc.Expire(now)
@@ -99,7 +99,7 @@ func (n *holdings) expire(now time.Time) {
 	}
 }
 
-// restore takes over a lease from a record, whether the node has its block yet or not.
+// restore stores a lease from a record, whether or not the node has its block yet.
 func (n *holdings) restore(req source.Request, lease source.Lease, now time.Time) error {
 	if len(lease.Addrs()) == 0 {
 		return errors.New("the lease has no address")
@@ -132,11 +132,12 @@ func (n *holdings) keep(key attachment.Key, h hold) {
 	}
 }
 
-// restoreCooling notes since when an address cools, and with it the other one of its pair. If the cooling is over, the
-// address is used after those of which nothing is known. Without its block, only an address that still cools matters.
+// restoreCooling stores since when an address has been cooling, and with it the other address of its pair. If the
+// cooling period has passed, the address is used after those with no known use. Without its block, only an address that
+// is still cooling matters.
 func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 	if since.After(now) {
-		since = now // the wall clock was set back: do not cool longer than a period
+		since = now // the wall clock may have been set back: do not cool longer than a period
 	}
 	n.usable = true
 	if b, first := n.blocks.holding(a); b != nil {
@@ -148,8 +149,8 @@ func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 	}
 }
 
-// admit queues a request, and serves it at once if an address is free and nobody waits before it. It fails at once if the
-// pod can have no pool.
+// admit queues a request, and serves it immediately if an address is free and no request waits before it. It fails
+// immediately if the pod cannot use any pool.
 func (n *holdings) admit(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := n.pools.undecided.Push(req)
 	n.decide(w, now)
@@ -160,7 +161,7 @@ func (n *holdings) admit(req source.Request, now time.Time) *addressqueue.Waiter
 func (n *holdings) decide(w *addressqueue.Waiter, now time.Time) {
 	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Options))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
-		name = before // chosen when the API server answered, which it does not now
+		name = before // selected earlier, while the API server was reachable
 	}
 	switch {
 	case name != "":
@@ -172,8 +173,8 @@ func (n *holdings) decide(w *addressqueue.Waiter, now time.Time) {
 	}
 }
 
-// decideAll decides again about waiters whose pool is not known. Once namespaces and pools were listed, they determine the
-// pool, and no longer what was chosen before.
+// decideAll re-evaluates waiters whose pool is unknown. Once namespaces and pools were listed, they determine the
+// pool, instead of an earlier selection.
 func (n *holdings) decideAll(now time.Time) {
 	if mayChoose(n.sync) {
 		clear(n.pools.chosen)
@@ -183,7 +184,7 @@ func (n *holdings) decideAll(now time.Time) {
 	}
 }
 
-// serve hands out addresses of a pool in the order of arrival while any are free. Nothing else hands out addresses.
+// serve assigns addresses of a pool in the order of arrival while any are free. It is the only place that assigns addresses.
 func (n *holdings) serve(s *poolState, now time.Time) {
 	for s.queue.Len() > 0 && !n.unconfirmed {
 		w := s.queue.Front()
@@ -211,7 +212,7 @@ func (n *holdings) serveAll(now time.Time) {
 	}
 }
 
-// release ends a lease; its addresses cool from now on.
+// release ends a lease; its addresses start to cool.
 func (n *holdings) release(key attachment.Key, now time.Time) bool {
 	h, ok := n.leases.drop(key)
 	if !ok {
@@ -225,11 +226,11 @@ func (n *holdings) release(key attachment.Key, now time.Time) bool {
 	}
 	s := n.pools.byName[h.allocatedIn]
 	s.alloc.Release(key, now)
-	n.serve(s, now) // without a cooling period the address is free at once
+	n.serve(s, now) // without a cooling period the address is free immediately
 	return true
 }
 
-// cancel ends a lease whose addresses no pod ever had.
+// cancel ends a lease whose addresses no pod ever used.
 func (n *holdings) cancel(key attachment.Key, now time.Time) bool {
 	h, ok := n.leases.drop(key)
 	if ok && h.allocatedIn != "" {
@@ -259,8 +260,8 @@ func (n *holdings) setBlock(f blockFacts, listed bool, now time.Time) {
 	}
 }
 
-// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool. Nothing is
-// added of a block that has addresses of another.
+// addToAllocator adds a block's addresses to its pool's allocator, first those that are used or cooling. It adds
+// none of a block that has addresses of another block.
 func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
 	if n.blocks.findConflict(h); h.conflict != "" {
 		return
@@ -287,7 +288,7 @@ func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
 	n.refresh(h)
 }
 
-// refresh tells the allocator whether a block's addresses may be handed out. It follows each transition of the block.
+// refresh tells the allocator whether a block's addresses may be assigned. It is called after each transition of the block.
 func (n *holdings) refresh(h *heldBlock) {
 	if h.conflict != "" {
 		return
@@ -296,7 +297,7 @@ func (n *holdings) refresh(h *heldBlock) {
 	n.usable = n.usable || h.serves()
 }
 
-// loseBlock notes that the API server no longer has a block, and returns how many pods have addresses of it. Normally
+// loseBlock notes that the API server no longer has a block, and returns the number of pods with addresses of it. Normally
 // there are none. If there are, the block stays for these pods.
 func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
 	h, ok := n.blocks.byName[name]
@@ -311,7 +312,7 @@ func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
 	return 0
 }
 
-// removeBlock forgets a block. Leases and cooling addresses of it are kept.
+// removeBlock removes a block. Its leases and cooling addresses are kept.
 func (n *holdings) removeBlock(name string, now time.Time) {
 	h := n.blocks.byName[name]
 	delete(n.blocks.byName, name)
@@ -351,8 +352,8 @@ func (n *holdings) dropFromAllocator(h *heldBlock) {
 	s.alloc.LoseGroup(h.name)
 }
 
-// review updates since when blocks are empty, withdraws those that are deleted and empty, and forgets lost ones that are
-// no longer used.
+// review updates since when blocks have been empty, withdraws those that are deleted and empty, and removes lost ones that
+// are no longer used.
 func (n *holdings) review(now time.Time) {
 	for name, h := range n.blocks.byName {
 		busy := 0
@@ -368,7 +369,7 @@ func (n *holdings) review(now time.Time) {
 	}
 }
 
-// each calls do with the blocks of a list that the node still has.
+// each calls do with those blocks of a list that the node still has.
 func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
 	for _, b := range list {
 		if h, ok := n.blocks.byName[b.name]; ok && h.same(b) {
@@ -377,8 +378,8 @@ func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
 	}
 }
 
-// withhold withholds the addresses of a block that something else, or the node itself, has. It returns those of the first
-// family that no pod has.
+// withhold withholds the addresses of a block that another object or the node itself uses. It returns those of the first
+// family that no pod holds.
 func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 	if h.conflict != "" {
 		return nil

@@ -21,10 +21,10 @@ const (
 	delay = 5 * time.Minute
 )
 
-// allResources is everything that is watched.
+// allResources are all watched resources.
 var allResources = []string{blocksResource, requestsResource, poolsResource, namespacesResource, nodesResource}
 
-// testNode is holdings with a clock, for which everything succeeds when a test says so.
+// testNode is holdings with a clock, in which operations succeed when a test completes them.
 type testNode struct {
 	t   *testing.T
 	now time.Time
@@ -42,13 +42,13 @@ func newTestNode(t *testing.T, pools ...poolFacts) *testNode {
 	return b
 }
 
-// give puts a block in place.
+// give adds a block and commits it.
 func (b *testNode) give(f blockFacts) {
 	b.setBlock(f, true, b.now)
 	b.commit()
 }
 
-// commit is the file and the data path.
+// commit simulates the file and the data path.
 func (b *testNode) commit() {
 	want, gone := b.blocks.desired(), b.blocks.withdrawn()
 	b.each(want, (*heldBlock).program)
@@ -56,7 +56,7 @@ func (b *testNode) commit() {
 	b.serveAll(b.now)
 }
 
-// pass is what the loop does; it lists what is asked for.
+// pass simulates the main loop, and returns its requests.
 func (b *testNode) pass() (todo []string, next time.Duration) {
 	b.expire(b.now)
 	b.review(b.now)
@@ -76,7 +76,7 @@ func (b *testNode) pass() (todo []string, next time.Duration) {
 func (b *testNode) expect(what string, want ...string) {
 	b.t.Helper()
 	if got, _ := b.pass(); !slices.Equal(got, want) {
-		b.t.Errorf("%s: asked for %q, want %q", what, got, want)
+		b.t.Errorf("%s: requests = %q, want %q", what, got, want)
 	}
 }
 
@@ -110,7 +110,7 @@ func (b *testNode) adds(i int, want string) {
 	}
 }
 
-// made takes that requests were made, as the watch shows.
+// made adds requests as shown by the watch.
 func (b *testNode) made(pool string, slots ...int) {
 	for _, slot := range slots {
 		name := requestName(pool, nodeID, slot)
@@ -118,36 +118,36 @@ func (b *testNode) made(pool string, slots ...int) {
 	}
 }
 
-func TestWarmBlockBeforeTheLastIsFull(t *testing.T) {
+func TestBlockIsRequestedBelowTheWatermark(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 3})
-	b.expect("the default pool is kept warm", "create-request default-0")
+	b.expect("warm default pool", "create-request default-0")
 	b.made("default", 0)
-	b.expect("none twice")
+	b.expect("request in progress")
 	blk := blockOf("default-0", "10.0.0.0/29", "")
 	blk.request = uidOf(requestName("default", nodeID, 0))
 	b.give(blk)
-	b.expect("its request is not complete yet")
+	b.expect("request not complete yet")
 	b.requests.byName[requestName("default", nodeID, 0)].block = "default-0"
-	b.expect("its request is done", "delete-request default-0")
+	b.expect("request complete", "delete-request default-0")
 	clear(b.requests.byName)
 	for i := range 6 {
 		b.adds(i, fmt.Sprint("10.0.0.", i))
-		b.expect("two are free")
+		b.expect("two addresses free")
 	}
 	b.adds(6, "10.0.0.6")
-	b.expect("one is free: the watermark is two", "create-request default-0")
+	b.expect("one address free, watermark two", "create-request default-0")
 	b.release(key(0), b.now)
-	b.expect("a cooling address is none to hand out", "create-request default-0")
+	b.expect("cooling address does not count", "create-request default-0")
 	b.now = b.now.Add(cools)
-	b.expect("it has cooled")
+	b.expect("address has cooled")
 	b.adds(7, "10.0.0.7")
 	b.adds(8, "10.0.0.0")
 }
 
-func TestWaitingPodsAskAtOnce(t *testing.T) {
+func TestWaitingPodsTriggerRequests(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "public", bits: 0})
 	b.pools.namespaces["ns"] = "public"
-	b.expect("nobody uses the pool")
+	b.expect("unused pool")
 	var ws []*addressqueue.Waiter
 	for i := range 10 {
 		w, got := b.add(i)
@@ -158,9 +158,9 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 	for i := range 8 {
 		want = append(want, fmt.Sprint("create-request public-", i))
 	}
-	b.expect("eight at most", want...)
+	b.expect("at most eight requests", want...)
 	b.made("public", 0, 1, 2, 3, 4, 5, 6, 7)
-	b.expect("none twice")
+	b.expect("requests in progress")
 	for i := range 3 {
 		f := blockOf(fmt.Sprint("public-", i), fmt.Sprintf("10.0.0.%d/32", i), "")
 		f.request = uidOf(requestName("public", nodeID, i))
@@ -168,38 +168,38 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 		check.Equal(t, b.answer(ws[i]), fmt.Sprint("10.0.0.", i), "pod %d", i)
 		delete(b.requests.byName, requestName("public", nodeID, i))
 	}
-	b.expect("seven wait, five are asked for", "create-request public-0", "create-request public-1")
+	b.expect("seven pods wait, five requests in progress", "create-request public-0", "create-request public-1")
 	for _, w := range ws[3:] {
 		w.Leave()
 	}
-	b.expect("nobody waits; they may be back")
+	b.expect("no pod waits, requests are kept for a while")
 	b.now = b.now.Add(surplusFor)
-	b.expect("nobody came back", "delete-request public-3", "delete-request public-4", "delete-request public-5", "delete-request public-6", "delete-request public-7")
+	b.expect("requests no longer needed", "delete-request public-3", "delete-request public-4", "delete-request public-5", "delete-request public-6", "delete-request public-7")
 }
 
-// A request that the watch does not show yet is not made in another slot, one
-// that became free meanwhile.
-func TestRequestOnItsWayIsNotMadeTwice(t *testing.T) {
+// A request that the watch does not show yet is not created again in another slot that
+// became free meanwhile.
+func TestRequestInFlightIsNotRepeated(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "public", bits: 0})
 	b.pools.namespaces["ns"] = "public"
 	b.add(0)
-	b.expect("the first", "create-request public-0")
+	b.expect("first request", "create-request public-0")
 	b.made("public", 0)
 	b.add(1)
-	b.expect("the second", "create-request public-1")
+	b.expect("second request", "create-request public-1")
 	f := blockOf("public-0", "10.0.0.0/32", "")
 	f.request = uidOf(requestName("public", nodeID, 0))
 	b.give(f)
 	delete(b.requests.byName, requestName("public", nodeID, 0))
-	b.expect("the second has not been seen", "create-request public-1")
+	b.expect("second request not in the watch yet", "create-request public-1")
 	b.add(2)
-	b.expect("the third", "create-request public-0", "create-request public-1")
+	b.expect("third request", "create-request public-0", "create-request public-1")
 	b.made("public", 0, 1)
 	b.requests.byName[requestName("public", nodeID, 0)].uid = "another"
-	b.expect("both are seen")
+	b.expect("both requests in the watch")
 }
 
-func TestLifeOfABlock(t *testing.T) {
+func TestBlockLifecycle(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "public", bits: 1})
 	b.pools.namespaces["ns"] = "public"
 	w, _ := b.add(0)
@@ -210,88 +210,88 @@ func TestLifeOfABlock(t *testing.T) {
 	check.Equal(t, b.answer(w), "10.0.0.0 fd00::", "pod 0")
 	b.adds(0+1, "10.0.0.1 fd00::1")
 	b.release(key(0), b.now)
-	b.release(key(0), b.now) // a second DEL
+	b.release(key(0), b.now) // repeated DEL
 	b.cancel(key(1), b.now)
 	b.now = b.now.Add(cools)
 	_, next := b.pass()
-	check.Equal(t, next, delay, "the block goes back in")
+	check.Equal(t, next, delay, "time until the release of the block")
 	b.now = b.now.Add(delay - 1)
 	b.adds(2, "10.0.0.1 fd00::1") // longer free than 10.0.0.0
-	b.expect("it is used again")
+	b.expect("block in use again")
 	b.cancel(key(2), b.now)
-	b.expect("empty again")
+	b.expect("block empty again")
 	b.now = b.now.Add(delay - 1)
-	b.expect("not at once")
+	b.expect("before the delay")
 	b.now = b.now.Add(1)
-	b.expect("it goes back", "return-block public-0")
+	b.expect("release after the delay", "return-block public-0")
 	b.adds(3, "waits")
-	b.expect("it is needed after all")
+	b.expect("block needed after all")
 	check.Equal(t, b.leases.byKey[key(3)].IPv4, netip.MustParseAddr("10.0.0.1"), "pod 3")
 
 	f := b.blocks.byName["public-0"].blockFacts
 	f.draining, f.finalizers, f.version = true, []string{v1alpha1.FinalizerBlock}, "7"
 	b.setBlock(f, true, b.now)
 	b.adds(4, "waits")
-	b.expect("a draining block gives nothing", "create-request public-0")
+	b.expect("draining block assigns nothing", "create-request public-0")
 	b.release(key(3), b.now)
-	b.expect("its last address cools", "create-request public-0")
+	b.expect("last address cooling", "create-request public-0")
 	b.now = b.now.Add(cools)
 	b.expect("withdrawn in memory", "create-request public-0")
 	check.Equal(t, len(b.blocks.desired()), 0, "blocks in the file")
 	b.commit()
-	b.expect("the finalizer goes last", "create-request public-0", "free-block public-0")
+	b.expect("finalizer removed last", "create-request public-0", "free-block public-0")
 	f.version = "8"
 	b.setBlock(f, true, b.now)
-	b.expect("until the watch shows that it is gone", "create-request public-0", "free-block public-0")
+	b.expect("deletion not in the watch yet", "create-request public-0", "free-block public-0")
 	b.loseBlock("public-0", b.now)
-	b.expect("gone", "create-request public-0")
+	b.expect("block deleted", "create-request public-0")
 }
 
-func TestDeletedPoolGivesNothing(t *testing.T) {
+func TestDeletedPoolAssignsNothing(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 3, deleting: true})
 	w, got := b.add(0)
 	if why := b.at(b.now).waits(w); got != "waits" || why.Reason != "pool-deleted" {
-		t.Errorf("%s: %v", got, why)
+		t.Errorf("pod = %s, reason = %v; want waits with pool-deleted", got, why)
 	}
-	b.expect("nothing is asked for")
+	b.expect("no requests for a deleted pool")
 	b.pools.drop("default")
 	if why := b.at(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "AddressPool default does not exist") {
-		t.Errorf("%v", why)
+		t.Errorf("waits() = %v, want pool-unknown", why)
 	}
 	b.pools.set(poolFacts{name: "default", bits: 0})
-	b.expect("there is one again", "create-request default-0")
+	b.expect("pool created again", "create-request default-0")
 }
 
-func TestFailedRequestSaysWhy(t *testing.T) {
+func TestFailedRequestGivesTheReason(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 0})
 	w, _ := b.add(0)
 	if why := b.at(b.now).waits(w); why.Reason != "growing" {
-		t.Errorf("%v", why)
+		t.Errorf("waits() before the request = %v, want growing", why)
 	}
 	b.made("default", 0)
 	b.now = b.now.Add(3 * time.Second)
 	if why := b.at(b.now).waits(w); why.Reason != "growing" || !strings.Contains(why.Message, "3s ago") {
-		t.Errorf("%v", why)
+		t.Errorf("waits() after the request = %v, want growing since 3s", why)
 	}
 	r := b.requests.byName[requestName("default", nodeID, 0)]
 	r.failed, r.message = v1alpha1.ReasonPoolExhausted, "all 6 blocks of pool default are given; append a subnet, or wait until a node returns one"
-	b.expect("it stands: the operator tries again by itself")
+	b.expect("failed request is kept for the operator's retry")
 	if why := b.at(b.now).waits(w); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
-		t.Errorf("%v", why)
+		t.Errorf("waits() after the failure = %v, want pool-exhausted with the operator's message", why)
 	}
 }
 
-func TestLookForTheBlockOfACompleteRequest(t *testing.T) {
+func TestBlockOfCompleteRequestIsLookedUp(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 0})
 	b.add(0)
 	b.made("default", 0)
 	r := b.requests.byName[requestName("default", nodeID, 0)]
 	r.block, r.completed = "default-5", b.now
-	b.expect("the watch will show it")
+	b.expect("block expected in the watch")
 	b.now = b.now.Add(lookAfter)
-	b.expect("it did not", "look-for-block default-5")
+	b.expect("block missing in the watch", "look-for-block default-5")
 	r.spent = true
-	b.expect("it is no more", "create-request default-1", "delete-request default-0")
+	b.expect("block deleted", "create-request default-1", "delete-request default-0")
 }
 
 func TestCoolingOfEitherFamily(t *testing.T) {
@@ -310,7 +310,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 				b.now = b.now.Add(20*time.Second - 1)
 				b.pass()
 				if _, ok := b.leases.byKey[key(2)]; ok {
-					t.Error("handed out while it cools")
+					t.Error("pod 2 got an address that is cooling")
 				}
 				b.now = b.now.Add(1)
 				b.pass()
@@ -320,14 +320,14 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 	}
 }
 
-// A pair that had cooled before the daemon started goes behind those never used.
-func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
+// A pair that had cooled before the daemon started is assigned after those never used.
+func TestReuseOrderSurvivesARestart(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	b.give(blockOf("default-0", "10.0.0.0/30", "fd00::/126"))
 	for _, a := range []string{"10.0.0.2", "fd00::2", "fd00::", "10.0.0.0"} {
 		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
 	}
-	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // of a block that went back
+	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // in a released block
 	check.Equal(t, len(b.leases.cooling), 0, "cooling %v", b.leases.cooling)
 	for i, want := range []string{"10.0.0.1 fd00::1", "10.0.0.3 fd00::3", "10.0.0.2 fd00::2", "10.0.0.0 fd00::"} {
 		b.adds(i, want)
@@ -337,7 +337,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 func TestRestore(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	for name, lease := range map[string]source.Lease{
-		"whole": {IPv4: v4, IPv6: v6, Origin: introspect.Origin{Pool: "default", Block: "default-0"}}, "IPv4 of a damaged record": {IPv4: v4}, "IPv6 of one": {IPv6: v6},
+		"whole": {IPv4: v4, IPv6: v6, Origin: introspect.Origin{Pool: "default", Block: "default-0"}}, "IPv4 of a damaged record": {IPv4: v4}, "IPv6 of a damaged record": {IPv6: v6},
 	} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, " known ", known), func(t *testing.T) {
@@ -348,7 +348,7 @@ func TestRestore(t *testing.T) {
 				}
 				check.OK(t, b.restore(podRequest(0), lease, b.now))
 				if err := b.restore(podRequest(1), lease, b.now); err == nil {
-					t.Error("two pods have one address")
+					t.Error("restore() accepted an address that another pod holds")
 				}
 				b.give(f)
 				b.adds(2, "10.0.0.0 fd00::")
@@ -357,16 +357,16 @@ func TestRestore(t *testing.T) {
 				b.now = b.now.Add(cools)
 				b.pass()
 				if h := b.leases.byKey[key(3)]; h.IPv4 != v4 || h.IPv6 != v6 {
-					t.Errorf("pod 3: %v", h)
+					t.Errorf("lease of pod 3 = %v, want the released pair", h)
 				}
 			})
 		}
 	}
 }
 
-// A block that somebody took from the node under its pods: they keep their
-// addresses and routes, and nobody else gets one, from no other block either.
-func TestBlockLostUnderPods(t *testing.T) {
+// A block that is taken from the node while pods use it: they keep their
+// addresses and routes, and no other pod gets one of them, not even from another block.
+func TestBlockLostWhilePodsUseIt(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.adds(0, "10.0.0.0")
@@ -377,26 +377,26 @@ func TestBlockLostUnderPods(t *testing.T) {
 	b.pools.namespaces["ns"] = "other"
 	b.adds(2, "waits")
 	if got := b.blocks.desired(); len(got) != 1 || got[0].name != "default-0" {
-		t.Errorf("routes %v", got)
+		t.Errorf("routed blocks = %v, want default-0", got)
 	}
 	b.release(key(0), b.now)
 	b.now = b.now.Add(cools - 1)
 	b.pass()
 	b.commit()
 	if _, ok := b.leases.byKey[key(2)]; ok {
-		t.Error("handed out while it cools")
+		t.Error("pod 2 got an address that is cooling")
 	}
 	b.now = b.now.Add(1)
 	b.pass()
 	b.commit()
 	check.Equal(t, b.leases.byKey[key(2)].Block, "other-0", "pod 2")
 	if got := b.blocks.desired(); len(got) != 1 || got[0].name != "other-0" {
-		t.Errorf("routes %v", got)
+		t.Errorf("routed blocks = %v, want other-0", got)
 	}
 }
 
-// A block that is gone and comes back remembers who has what.
-func TestBlockComesBackAsAnother(t *testing.T) {
+// A recreated block keeps the leases of its addresses.
+func TestRecreatedBlockKeepsLeases(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	f := blockOf("default-0", "10.0.0.0/30", "")
 	b.give(f)
@@ -419,7 +419,7 @@ func TestReady(t *testing.T) {
 		t.Helper()
 		err := b.at(b.now).ready()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("ready: %v, want %q", err, want)
+			t.Errorf("ready() = %v, want %q", err, want)
 		}
 	}
 	b.sync.SetListed(false, poolsResource)
@@ -427,17 +427,17 @@ func TestReady(t *testing.T) {
 	b.sync.SetListed(true, poolsResource)
 	expect("no AddressPool exists")
 	b.pools.set(poolFacts{name: "public", bits: 0})
-	expect("") // its first block comes with its first pod
+	expect("") // the first pod triggers the first request
 	b.pools.set(poolFacts{name: "default", bits: 5})
 	expect("about to be requested")
 	b.give(blockOf("default-0", "10.0.0.0/27", ""))
 	expect("")
 	b.loseBlock("default-0", b.now)
-	expect("") // exhaustion does not count
+	expect("") // exhaustion does not affect readiness
 }
 
-// What one ADD and DEL cost in the holdings, and what the pass after them does,
-// with so many pods on the node, each in a block of its own at worst.
+// The cost in the holdings of one ADD and DEL, and of the following pass,
+// with many pods on the node, at worst each in a block of its own.
 func BenchmarkAddDel(b *testing.B) {
 	for _, bits := range []int{0, 5} {
 		for _, pods := range []int{10, 500} {
@@ -462,7 +462,7 @@ func BenchmarkAddDel(b *testing.B) {
 	}
 }
 
-// crowded is a node with pods, and one free block.
+// crowded returns a node with pods, and one free block.
 func crowded(tb testing.TB, bits, pods int) *testNode {
 	b := &testNode{now: t0, holdings: newHoldings(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
 	b.sync.SetListed(true, allResources...)
@@ -480,7 +480,7 @@ func crowded(tb testing.TB, bits, pods int) *testNode {
 		}
 	}
 	if len(b.leases.byKey) != pods {
-		tb.Fatalf("%d pods have addresses", len(b.leases.byKey))
+		tb.Fatalf("%d pods have addresses, want %d", len(b.leases.byKey), pods)
 	}
 	return b
 }

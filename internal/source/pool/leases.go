@@ -9,22 +9,22 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// leases is the leases of attachments, and the addresses that cool outside known blocks.
+// leases holds the leases of attachments, and the cooling addresses outside of known blocks.
 type leases struct {
 	byKey   map[attachment.Key]hold
 	byAddr  map[netip.Addr]attachment.Key // of both families
-	cooling map[netip.Addr]time.Time      // since when, of addresses whose block is not known here
+	cooling map[netip.Addr]time.Time      // start of cooling, for addresses whose block is unknown
 }
 
 // hold is the lease of an attachment, with its pod.
 type hold struct {
 	source.Lease
 	pod           attachment.Pod
-	allocatedIn   string // the pool whose allocator has it; empty while its block is not known
-	notifiedOwner string // the owner of its address that the pod was notified of
+	allocatedIn   string // pool whose allocator has it; empty while its block is unknown
+	notifiedOwner string // conflicting owner of its address that the pod was notified of
 }
 
-// add adds a lease, whose addresses nobody else has.
+// add adds a lease, whose addresses must not be held by another one.
 func (l *leases) add(key attachment.Key, h hold) {
 	l.byKey[key] = h
 	for _, a := range h.Addrs() {
@@ -44,14 +44,14 @@ func (l *leases) drop(key attachment.Key) (hold, bool) {
 	return h, true
 }
 
-// cool notes that an address of no known block cools.
+// cool notes that an address of an unknown block is cooling.
 func (l *leases) cool(a netip.Addr, since time.Time) {
 	if before, ok := l.cooling[a]; !ok || before.Before(since) {
 		l.cooling[a] = since
 	}
 }
 
-// outside returns the addresses that are used or cool and whose block is not known here.
+// outside returns the addresses that are used or cooling and whose block is unknown.
 func (l *leases) outside() (out []source.AddressInfo) {
 	for key, h := range l.byKey {
 		if h.allocatedIn == "" {
@@ -64,7 +64,7 @@ func (l *leases) outside() (out []source.AddressInfo) {
 	return out
 }
 
-// conflict is a pod that has an address that something else has too.
+// conflict is a pod with an address that another object also uses.
 type conflict struct {
 	pod    attachment.Pod
 	ifName string
@@ -72,8 +72,8 @@ type conflict struct {
 	owner  string
 }
 
-// conflicts returns the pods with addresses of a block that something else has too, each once. Of addresses that the
-// node has itself (nodeHas, of owner self) the daemon tells the pods.
+// conflicts returns the pods with addresses of a block that another object also uses, without duplicates. For addresses
+// that the node itself has (nodeHas, of owner self) the daemon notifies the pods.
 func (l *leases) conflicts(h *heldBlock, self string, nodeHas []netip.Addr) (out []conflict) {
 	for key, lease := range l.byKey {
 		if lease.Block != h.name {

@@ -12,9 +12,10 @@ import (
 )
 
 // Requests to the API server. Only the watch adds blocks and requests to the holdings or removes them, never a reply. An
-// action is repeated until the watch shows its outcome. So there is one order of events, and lost or late replies do no
-// harm. Replies record only what the watch does not show: why a request could not be created (poolState.refused), that
-// another node's request has its name (requests.avoid), and that its block no longer exists (request.spent).
+// action is repeated until the watch shows its outcome. This gives one order of events, and makes lost or late replies
+// harmless. Replies only record facts that the watch does not show: why a request could not be created
+// (poolState.refused), that another node's request has its name (requests.avoid), and that its block no longer exists
+// (request.spent).
 const (
 	createRequest = "create-request" // create the BlockRequest name for pool
 	deleteRequest = "delete-request" // delete the BlockRequest with uid
@@ -44,10 +45,10 @@ type planning struct {
 	nodeName string
 	now      time.Time
 	todo     []action
-	next     time.Time // zero: only when something changes
+	next     time.Time // zero: at the next change
 }
 
-// plan plans for all pools. It records which blocks are being returned and which requests are being created.
+// plan plans for all pools. It records which blocks are being released and which requests are being created.
 func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next time.Time) {
 	if !mayPlan(n.sync) {
 		return nil, time.Time{}
@@ -64,7 +65,7 @@ func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next tim
 	return p.todo, p.next
 }
 
-// again schedules the next plan for at, or earlier.
+// again schedules the next plan for at or earlier.
 func (p *planning) again(at time.Time) { p.next = retry.Earliest(time.Time{}, p.next, at) }
 
 // pool plans for one pool.

@@ -15,20 +15,20 @@ import (
 	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
-// pools is the pools that this node uses, or could, and what determines which of them a pod uses.
+// pools are the pools that this node uses or may use, and the objects that determine which of them a pod uses.
 type pools struct {
 	byName     map[string]*poolState
-	namespaces map[string]string // annotation by namespace; empty without
+	namespaces map[string]string // annotation by namespace; empty if it has none
 	cooling    time.Duration
 
-	undecided addressqueue.Queue // pods whose pool is not known yet
-	// chosen is the pools of pods that had an address of one: after a start without the API server nothing else is
+	undecided addressqueue.Queue // pods whose pool is unknown yet
+	// chosen are the pools of pods that had an address: after a start without the API server nothing else is
 	// known.
 	chosen map[podInterface]string
 }
 
-// podInterface identifies an interface of a pod, whatever its sandbox. Interfaces of different networks may have different
-// pools.
+// podInterface identifies an interface of a pod, regardless of its sandbox. Interfaces of different networks may have
+// different pools.
 type podInterface struct{ uid, network, ifName string }
 
 func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
@@ -38,18 +38,18 @@ func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
 // poolState is a pool on this node.
 type poolState struct {
 	name  string
-	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
+	alloc *ipam.Allocator[attachment.Key] // allocator of the first family of its blocks
 	queue addressqueue.Queue
 
 	known         bool     // the AddressPool exists
 	deleting      bool     // it is being deleted
-	podNamespaces []string // whose pods may name the pool
-	size          int      // addresses of a block; 0: not known
+	podNamespaces []string // namespaces whose pods may name the pool
+	size          int      // addresses per block; 0: unknown
 
-	refused error // of the last attempt to create a request
+	refused error // error of the last attempt to create a request
 }
 
-// get returns a pool, which is added if it is missing.
+// get returns a pool, adding it if it is missing.
 func (p *pools) get(name string) *poolState {
 	s, ok := p.byName[name]
 	if !ok {
@@ -59,7 +59,7 @@ func (p *pools) get(name string) *poolState {
 	return s
 }
 
-// poolFacts is what matters of an AddressPool.
+// poolFacts holds the relevant fields of an AddressPool.
 type poolFacts struct {
 	name          string
 	bits          int
@@ -73,14 +73,14 @@ func (p *pools) set(f poolFacts) {
 	s.known, s.deleting, s.podNamespaces, s.size = true, f.deleting, f.podNamespaces, 1<<min(max(f.bits, 0), maxBits)
 }
 
-// drop notes that an AddressPool is gone. Its blocks stay while they are used.
+// drop notes that an AddressPool was deleted. Its blocks stay while they are used.
 func (p *pools) drop(name string) {
 	if s, ok := p.byName[name]; ok {
 		s.known, s.deleting, s.podNamespaces = false, false, nil
 	}
 }
 
-// nextExpiry returns when the next address has cooled; zero: none cools.
+// nextExpiry returns the time at which the next address has cooled; zero: none is cooling.
 func (p *pools) nextExpiry() (at time.Time) {
 	for _, s := range p.byName {
 		if t, ok := s.alloc.NextExpiry(); ok {
@@ -93,7 +93,7 @@ func (p *pools) nextExpiry() (at time.Time) {
 // counts are the numbers of a block's addresses.
 func (p *pools) counts(h *heldBlock) ipam.Counts { return p.get(h.pool).alloc.Count(h.name) }
 
-// usedIn counts the pods that have addresses of a block.
+// usedIn returns the number of pods with addresses of a block.
 func (p *pools) usedIn(h *heldBlock) int {
 	if h.conflict != "" {
 		return 0
@@ -101,7 +101,7 @@ func (p *pools) usedIn(h *heldBlock) int {
 	return p.counts(h).Used
 }
 
-// waiter is the waiter of an attachment, or nil.
+// waiter returns the waiter of an attachment, or nil.
 func (p *pools) waiter(key attachment.Key) *addressqueue.Waiter {
 	for _, s := range p.byName {
 		if w := s.queue.Find(key); w != nil {
@@ -112,21 +112,21 @@ func (p *pools) waiter(key attachment.Key) *addressqueue.Waiter {
 }
 
 // A pod gets its address from the pool that its namespace's annotation names, or else from the default pool. Its own
-// annotation, or the configuration of one of its networks, counts only for a pool that lists its namespace (Coil's
-// design, "IP Address Management": whoever may choose any pool can exhaust it, or expose a pod). While the namespace is
-// not known, nothing is assumed.
+// annotation, or the configuration of one of its networks, applies only to a pool that lists its namespace (Coil's
+// design, "IP Address Management": anyone who may choose any pool can exhaust it, or expose a pod). While the namespace is
+// unknown, nothing is assumed.
 //
 // The pod's annotation comes with the ADD, because the runtime can impersonate the pods of its node anyway. Reading it
 // from the API server would require permission to read every pod of the cluster.
 
-// assumed returns options with what is assumed of annotations that the runtime does not pass.
+// assumed returns options in which annotations that the runtime does not pass count as missing, if so configured.
 func (p policy) assumed(w source.PodOptions) source.PodOptions {
 	w.AnnotationsKnown = w.AnnotationsKnown || p.ignoreUntold
 	return w
 }
 
-// choose returns the name of a pod's pool. It is empty while the pool is not known; err then says why, in case nothing
-// changes in time. final: nothing that the API server may still send changes the result.
+// choose returns the name of a pod's pool. It is empty while the pool is unknown; err is then the reason, in case nothing
+// changes in time. final means that later events of the API server cannot change the result.
 func (p *pools) choose(pod attachment.Pod, options source.PodOptions) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
 		return "", true, exhausted("pod-unnamed", "the runtime does not pass the pod's name (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), which determines its pool")
@@ -156,8 +156,8 @@ func (p *pools) choose(pod attachment.Pod, options source.PodOptions) (name stri
 	return asked, true, nil
 }
 
-// chooseWithoutAnnotations is choose where the runtime does not pass annotations. A pod whose namespace is listed by no
-// pool has no choice. Any other may have named a pool, and could end up in the wrong one unnoticed: it gets no address.
+// chooseWithoutAnnotations is choose for a runtime that does not pass annotations. A pod whose namespace is listed by no
+// pool has no choice. Any other pod may have named a pool and could silently get the wrong one, so it gets no address.
 func (p *pools) chooseWithoutAnnotations(namespace, given string) (name string, final bool, err *source.Exhausted) {
 	anyKnown := false
 	for _, name := range slices.Sorted(maps.Keys(p.byName)) {

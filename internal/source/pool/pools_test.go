@@ -20,13 +20,13 @@ import (
 // annotated returns the options of a pod that names a pool; empty: none.
 func annotated(pool string) source.PodOptions { return named(pool, "") }
 
-// named is annotated where the network's configuration names one too.
+// named is annotated with a pool in the network's configuration as well.
 func named(pool, network string) source.PodOptions {
 	return source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}, NetworkPool: network}
 }
 
-// What a user wrote and cannot be a pool's name is refused, and is in no message as it is.
-func TestCheckWish(t *testing.T) {
+// A user's text that is not a valid pool name is rejected, and no message contains it unescaped.
+func TestInvalidPoolNamesAreRejected(t *testing.T) {
 	s := &Source{}
 	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
 		for options, want := range map[*source.PodOptions]string{
@@ -36,21 +36,21 @@ func TestCheckWish(t *testing.T) {
 		} {
 			err := s.CheckOptions(*options)
 			if err == nil {
-				t.Errorf("%+v is taken", options)
+				t.Errorf("CheckOptions(%+v) succeeded, want an error", options)
 			} else if m := err.Error(); !strings.HasPrefix(m, want) || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
-				t.Errorf("message %q", m)
+				t.Errorf("message = %q, want prefix %q and no control characters", m, want)
 			}
 		}
 	}
 	for _, options := range []source.PodOptions{{}, {AnnotationsKnown: true}, annotated(""), annotated(strings.Repeat("a", 63)), named("public", "in-2")} {
 		if err := s.CheckOptions(options); err != nil {
-			t.Errorf("%+v: %s", options, err)
+			t.Errorf("CheckOptions(%+v) = %s, want nil", options, err)
 		}
 	}
 }
 
-// Who chooses: the pod where the pool lets its namespace, else the namespace,
-// else nobody.
+// The pod chooses the pool if the pool permits its namespace, else the namespace,
+// else the default applies.
 func TestPoolChoice(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 4, nil, "10.0.0.0/24")
@@ -75,14 +75,14 @@ func TestPoolChoice(t *testing.T) {
 				got, err = get(ns, options, longest)
 				return true
 			}
-			got, err = get(ns, options, time.Second) // the first may come before what it depends on is known
+			got, err = get(ns, options, time.Second) // early attempts may fail until the objects are listed
 			return err == nil || strings.Contains(err.Error(), message)
 		})
 		if got != pool || (err == nil) != (message == "") || err != nil && !strings.Contains(err.Error(), message) {
-			t.Errorf("%s %+v: pool %q, %v; want %q, %q", ns, options, got, err, pool, message)
+			t.Errorf("%s %+v: pool = %q, error %v; want %q, %q", ns, options, got, err, pool, message)
 		}
 	}
-	m.podNamed(namespace, "in", "inner") // of which the operator knows that it chose
+	m.podNamed(namespace, "in", "inner") // a pod with a pool of its own
 	expect(namespace, annotated(""), "default", "")
 	expect(namespace, annotated("inner"), "inner", "")
 	expect(namespace, annotated("global"), "", "does not list namespace ns")
@@ -97,14 +97,14 @@ func TestPoolChoice(t *testing.T) {
 	m.known("mistaken", "globe")
 	expect("mistaken", annotated(""), "", "AddressPool globe, which the namespace's annotation")
 
-	// What is chosen is so for pods that start.
+	// A changed annotation applies to new pods.
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rich"}}, "")
 	m.known("rich", "")
 	expect("rich", annotated(""), "default", "")
 }
 
-// A pod of a namespace that is not known yet waits, and goes on when it is.
-func TestPodsThatAreNotKnownWait(t *testing.T) {
+// A pod of a namespace that is unknown yet waits until it is known.
+func TestPodsOfUnknownNamespacesWait(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 4, nil, "10.0.0.0/24")
 	m.startOperator()
@@ -116,7 +116,7 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 		_, err := m.try(0, longest)
 		got <- err
 	}()
-	m.until("it waits, and the snapshot says why", func() bool {
+	m.until("the pod waits, and the snapshot has the reason", func() bool {
 		s := m.Snapshot()
 		return s.Waiting == 1 && strings.Contains(s.LastError, "has not listed namespace ns")
 	})
@@ -131,7 +131,7 @@ func TestChoose(t *testing.T) {
 		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
 		byName: map[string]*poolState{
 			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
-			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
+			"publik": {podNamespaces: []string{"other"}}, // a deleted pool with blocks
 		},
 	}
 	for _, tc := range []struct {
@@ -145,7 +145,7 @@ func TestChoose(t *testing.T) {
 		{"global", annotated("inner"), "inner", "", true},
 		{"plain", annotated("inner"), "inner", "", true},
 		{"plain", annotated("public"), "", "pool-not-allowed", true},
-		{"plain", annotated("default"), "default", "", true}, // what would be its pool anyway needs no permission
+		{"plain", annotated("default"), "default", "", true}, // its own pool needs no permission
 		{"global", annotated("public"), "public", "", true},
 		{"global", annotated("default"), "", "pool-not-allowed", true},
 		{"plain", annotated("publik"), "", "pool-unknown", false},
@@ -153,14 +153,14 @@ func TestChoose(t *testing.T) {
 		{"lost", annotated("default"), "", "namespace-unknown", false},
 		{"", annotated(""), "", "pod-unnamed", true},
 
-		// A runtime that does not tell annotations.
+		// The runtime does not pass annotations.
 		{"other", source.PodOptions{}, "default", "", true},
-		{"lent", source.PodOptions{}, "inner", "", true}, // there is one that its pods may choose, and it is theirs anyway
+		{"lent", source.PodOptions{}, "inner", "", true}, // the only pool that its pods may choose is already theirs
 		{"plain", source.PodOptions{}, "", "annotations-untold", true},
 		{"global", source.PodOptions{}, "", "annotations-untold", true},
 		{"lost", source.PodOptions{}, "", "namespace-unknown", false},
 
-		// The network's configuration comes first, whether annotations are known or not.
+		// The network's configuration takes precedence, whether or not annotations are known.
 		{"plain", source.PodOptions{NetworkPool: "inner"}, "inner", "", true},
 		{"plain", named("public", "inner"), "inner", "", true},
 		{"plain", named("inner", "default"), "default", "", true},
@@ -178,12 +178,12 @@ func TestChoose(t *testing.T) {
 			reason = why.Reason
 		}
 		if got != tc.want || final != tc.final || reason != tc.reason {
-			t.Errorf("%s %+v: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.options, got, final, reason, tc.want, tc.final, tc.reason)
+			t.Errorf("%s %+v: choose() = %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.options, got, final, reason, tc.want, tc.final, tc.reason)
 		}
 	}
 	w.byName = nil
 	if _, final, why := w.choose(attachment.Pod{Namespace: "plain", Name: "p"}, source.PodOptions{}); final || why.Reason != "pool-unknown" {
-		t.Errorf("before the pools are known: final %v, %v", final, why)
+		t.Errorf("choose() before pools are listed: final %v, %v; want not final, pool-unknown", final, why)
 	}
 }
 
@@ -194,14 +194,14 @@ func TestRequestNames(t *testing.T) {
 		for slot := range maxOutstanding {
 			name := requestName("pool-1", node, slot)
 			if slotOf(name) != slot || seen[name] || len(name) > 90 || !strings.HasPrefix(name, "pool-1-") {
-				t.Errorf("request %s of slot %d", name, slot)
+				t.Errorf("request name %s for slot %d is invalid or repeated", name, slot)
 			}
 			seen[name] = true
 		}
 	}
 	for _, name := range []string{"", "x", "pool-1-8", "pool-1-x", "pool-1--1"} {
 		if got := slotOf(name); got != -1 && name != "pool-1--1" {
-			t.Errorf("%q is of slot %d", name, got)
+			t.Errorf("slotOf(%q) = %d, want -1", name, got)
 		}
 	}
 }
@@ -219,42 +219,42 @@ func TestReadRequest(t *testing.T) {
 	}{
 		{"new", "", nil, false, ""},
 		{"complete", "p-1", []metav1.Condition{condition("Complete", "True")}, true, ""},
-		{"half written", "p-1", nil, false, ""},
+		{"without a block", "p-1", nil, false, ""},
 		{"failed", "", []metav1.Condition{condition("Failed", "True")}, false, "PoolExhausted"},
 		{"failed before", "p-1", []metav1.Condition{condition("Failed", "True"), condition("Complete", "True")}, true, ""},
-		{"failed no more", "", []metav1.Condition{condition("Failed", "False")}, false, ""},
+		{"no longer failed", "", []metav1.Condition{condition("Failed", "False")}, false, ""},
 	} {
 		r := readRequest(&v1alpha1.BlockRequest{Status: v1alpha1.BlockRequestStatus{AddressBlockName: tc.block, Conditions: tc.conditions}}, t0)
 		if r.complete() != tc.complete || r.failed != tc.failed {
-			t.Errorf("%s: complete %v, failed %q", tc.name, r.complete(), r.failed)
+			t.Errorf("%s: complete = %v, failed = %q; want %v, %q", tc.name, r.complete(), r.failed, tc.complete, tc.failed)
 		}
 	}
 }
 
-// Who has another node's token makes requests, for that node, under the names
-// that this one uses. It takes others.
-func TestNamesOfRequestsThatAnotherNodeTook(t *testing.T) {
+// Anyone with another node's token can create requests for that node under the names
+// that this node uses. This node then uses other names.
+func TestRequestNamesTakenByAnotherNode(t *testing.T) {
 	m := newMachine(t)
-	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "stranger"}})
+	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other-node"}})
 	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pods(0, 2)
-	stranger := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "stranger"))
+	other := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "other-node"))
 	for slot := range maxOutstanding {
 		r := &v1alpha1.BlockRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: requestName("default", nodeID, slot)},
-			Spec:       v1alpha1.BlockRequestSpec{NodeName: "stranger", PoolName: "default"},
+			Spec:       v1alpha1.BlockRequestSpec{NodeName: "other-node", PoolName: "default"},
 		}
-		harness.Eventually(t, longest, "a request of the other node's", func() error { return stranger.Create(t.Context(), r) })
+		harness.Eventually(t, longest, "the other node's request", func() error { return other.Create(t.Context(), r) })
 	}
 	m.startOperator()
 	m.start()
 	for i := range 3 {
 		m.add(i)
 	}
-	if !(m.Log.Count("is reserved for this node, is node stranger's") > 0) {
+	if !(m.Log.Count("is reserved for this node, belongs to node other-node") > 0) {
 		t.Error("the log does not name the other node")
 	}
-	m.until("its requests are over", func() bool {
+	m.until("the node's requests are complete", func() bool {
 		list := &v1alpha1.BlockRequestList{}
 		m.List(list)
 		for _, r := range list.Items {

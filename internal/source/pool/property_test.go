@@ -16,11 +16,11 @@ import (
 )
 
 // simulation drives holdings through random events, with an API server, a file and a
-// data path that do what they are asked whenever they like, and holds it to the
-// rules that no order of events may break.
+// data path that complete requests at random times, and checks the
+// invariants that must hold for every order of events.
 type simulation struct {
 	*testNode
-	blocks    map[string]blockFacts // at the API server
+	blocks    map[string]blockFacts // blocks at the API server
 	committed map[string]bool       // blocks that the file and the data path have
 	waiters   map[int]*addressqueue.Waiter
 	released  map[netip.Addr]time.Time
@@ -44,10 +44,10 @@ func newSimulation(t *rapid.T) *simulation {
 	return l
 }
 
-// cut answers a request, or gives a block that nobody asked for.
+// cut answers a request, or creates a block without a request.
 func (l *simulation) cut(request types.UID) {
 	size := l.pools.byName["default"].size
-	at := l.next % (64 / size) * size // indexes come round again
+	at := l.next % (64 / size) * size // indexes are reused
 	l.next++
 	bits := 0
 	for 1<<bits < size {
@@ -70,7 +70,7 @@ func (l *simulation) put(b blockFacts) {
 	l.setBlock(b, true, l.now)
 }
 
-// drain deletes a block, whoever asked for that.
+// drain deletes a block at the API server.
 func (l *simulation) drain(name string) {
 	if b, ok := l.blocks[name]; ok && !b.draining {
 		b.draining = true
@@ -78,7 +78,7 @@ func (l *simulation) drain(name string) {
 	}
 }
 
-// act does what the holdings ask the API server for.
+// act executes an action of the holdings at the API server.
 func (l *simulation) act(t *rapid.T, a action) {
 	switch a.kind {
 	case createRequest:
@@ -101,27 +101,27 @@ func (l *simulation) act(t *rapid.T, a action) {
 	}
 }
 
-// free removes the finalizer: from now on another node may have the block.
+// free removes the finalizer: from now on another node may get the block.
 func (l *simulation) free(t *rapid.T, name string) {
 	b := l.blocks[name]
 	if l.committed[name] {
-		t.Fatalf("block %s was let go while the file or the data path has it", name)
+		t.Fatalf("block %s was released while the file or the data path has it", name)
 	}
 	for i, addrs := range l.held {
 		if b.first.Contains(addrs[0]) {
-			t.Fatalf("block %s was let go while pod %d has %v", name, i, addrs)
+			t.Fatalf("block %s was released while pod %d has %v", name, i, addrs)
 		}
 	}
 	for a, since := range l.released {
 		if b.first.Contains(a) && since.Add(cools).After(l.now) {
-			t.Fatalf("block %s was let go while %v cools", name, a)
+			t.Fatalf("block %s was released while %v is cooling", name, a)
 		}
 	}
 	delete(l.blocks, name)
 	l.loseBlock(name, l.now)
 }
 
-// putInPlace is the file and the data path.
+// putInPlace simulates the file and the data path.
 func (l *simulation) putInPlace() (want, gone []blockFacts) {
 	want, gone = l.holdings.blocks.desired(), l.holdings.blocks.withdrawn()
 	clear(l.committed)
@@ -138,7 +138,7 @@ func (l *simulation) commit() {
 	l.serveAll(l.now)
 }
 
-// look is a pass of the loop.
+// look simulates a pass of the main loop.
 func (l *simulation) look(t *rapid.T) []action {
 	l.expire(l.now)
 	l.review(l.now)
@@ -149,7 +149,7 @@ func (l *simulation) look(t *rapid.T) []action {
 	return todo
 }
 
-// answerOne is the operator.
+// answerOne simulates the operator.
 func (l *simulation) answerOne() {
 	for _, name := range slices.Sorted(maps.Keys(l.requests.byName)) {
 		if r := l.requests.byName[name]; !r.complete() && l.holdings.blocks.given(r) == nil {
@@ -159,7 +159,7 @@ func (l *simulation) answerOne() {
 	}
 }
 
-// hear takes the answers of those who waited, and checks them.
+// hear receives the answers of waiters, and checks them.
 func (l *simulation) hear(t *rapid.T) {
 	for i, w := range l.waiters {
 		var a addressqueue.Answer
@@ -170,25 +170,25 @@ func (l *simulation) hear(t *rapid.T) {
 		}
 		delete(l.waiters, i)
 		if a.Err != nil {
-			t.Fatalf("pod %d: %v", i, a.Err)
+			t.Fatalf("pod %d failed: %v", i, a.Err)
 		}
 		addrs := a.Lease.Addrs()
 		b, ok := l.blocks[a.Lease.Block]
 		switch {
 		case len(addrs) != 2 || !ok || !b.first.Contains(addrs[0]) || at(addrs[0], b.first, b.second) != addrs[1]:
-			t.Fatalf("pod %d got %+v of %+v", i, a.Lease, b)
+			t.Fatalf("pod %d got %+v, which is not a pair of block %+v", i, a.Lease, b)
 		case b.draining:
-			t.Fatalf("pod %d got %v of a block that is deleted", i, addrs)
+			t.Fatalf("pod %d got %v of a deleted block", i, addrs)
 		case !l.committed[b.name]:
-			t.Fatalf("pod %d got %v without file and route", i, addrs)
+			t.Fatalf("pod %d got %v before the file and the route were set", i, addrs)
 		}
 		for _, addr := range addrs {
 			if since, ok := l.released[addr]; ok && since.Add(cools).After(l.now) {
-				t.Fatalf("pod %d got %v, which cools", i, addr)
+				t.Fatalf("pod %d got %v, which is cooling", i, addr)
 			}
 			for j, other := range l.held {
 				if slices.Contains(other, addr) {
-					t.Fatalf("pods %d and %d have %v", i, j, addr)
+					t.Fatalf("pods %d and %d both have %v", i, j, addr)
 				}
 			}
 		}
@@ -196,7 +196,7 @@ func (l *simulation) hear(t *rapid.T) {
 	}
 }
 
-func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
+func TestInvariantsForAllOrdersOfEvents(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := newSimulation(t)
 		pod := rapid.IntRange(0, 19)
@@ -244,7 +244,7 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 				}
 			},
 			"answer": func(t *rapid.T) { l.answerOne() },
-			"work": func(t *rapid.T) { // everything that can be done at this moment
+			"work": func(t *rapid.T) { // do everything that is possible now
 				for range 4 {
 					for _, a := range l.look(t) {
 						l.act(t, a)
@@ -262,7 +262,7 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 			},
 			"commit": func(t *rapid.T) {
 				if rapid.Bool().Draw(t, "fails") {
-					l.putInPlace() // and nobody hears of it
+					l.putInPlace() // the holdings do not learn the result
 					return
 				}
 				l.commit()
@@ -274,15 +274,15 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 			"": func(t *rapid.T) {
 				l.hear(t)
 				if n := len(l.requests.of("default")); n > maxOutstanding {
-					t.Fatalf("%d requests", n)
+					t.Fatalf("%d requests, want at most %d", n, maxOutstanding)
 				}
 			},
 		})
 	})
 }
 
-// restart is a daemon's end and the next one's start, which reads the records
-// and hears what there is.
+// restart stops the daemon and starts another one, which reads the records
+// and lists the objects.
 func (l *simulation) restart(t *rapid.T) {
 	l.hear(t)
 	before := l.holdings
@@ -310,7 +310,7 @@ func (l *simulation) restart(t *rapid.T) {
 	for i, addrs := range l.held {
 		lease := before.leases.byKey[key(i)].Lease
 		if err := l.restore(podRequest(i), lease, l.now); err != nil {
-			t.Fatalf("pod %d with %v: %v", i, addrs, err)
+			t.Fatalf("restoring pod %d with %v: %v", i, addrs, err)
 		}
 	}
 	if early {

@@ -19,9 +19,9 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// A pool of single addresses: a second DEL of a pod does not touch what another
-// has by then (the best-known peer gives the block back).
-func TestLateSecondDelOfASingleAddress(t *testing.T) {
+// In a pool of single addresses, a repeated DEL of a pod does not affect the next holder of
+// its address.
+func TestRepeatedDelWithSingleAddressBlocks(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.ReleaseDelay = 100 * time.Millisecond }
 	a := m.begin("public", 0, 2, "10.0.0.1/32")
@@ -29,7 +29,7 @@ func TestLateSecondDelOfASingleAddress(t *testing.T) {
 	m.Release(key(0))
 	b := m.add(1)
 	if a.IPv4 != b.IPv4 {
-		t.Errorf("pods have %v and %v", a.IPv4, b.IPv4)
+		t.Errorf("addresses = %v and %v, want the same", a.IPv4, b.IPv4)
 	}
 	m.Release(key(0))
 	m.Cancel(key(0))
@@ -37,16 +37,16 @@ func TestLateSecondDelOfASingleAddress(t *testing.T) {
 	m.until("the API server is back", func() bool { return m.Snapshot().LastError == "" })
 	m.quiet(2 * time.Second)
 	if o := m.block("public-0"); o == nil || o.DeletionTimestamp != nil {
-		t.Errorf("the block of a running pod: %+v", o)
+		t.Errorf("block of a running pod = %+v, want it not deleted", o)
 	}
 	if l, err := m.try(1, longest); err != nil || l != b {
-		t.Errorf("pod 1 has %v, %v", l, err)
+		t.Errorf("lease of pod 1 = %v, %v; want %v", l, err, b)
 	}
 	m.Release(key(1))
-	m.until("the block goes back", m.empty)
+	m.until("the block is released", m.empty)
 }
 
-// quiet lets some time pass in which nothing is to happen.
+// quiet waits for a time in which nothing should happen.
 func (m *machine) quiet(d time.Duration) {
 	m.T.Helper()
 	ctx, cancel := context.WithTimeout(m.T.Context(), d)
@@ -54,8 +54,8 @@ func (m *machine) quiet(d time.Duration) {
 	<-ctx.Done()
 }
 
-// A block that is deleted gives no new address, keeps its routes while a pod has
-// one, and is let go only after the file and the routes are without it.
+// A deleted block assigns no addresses, keeps its routes while a pod has
+// one, and is released only after the file and the routes no longer include it.
 func TestDraining(t *testing.T) {
 	m := newMachine(t)
 	a := m.begin("default", 2, 4, "10.0.0.0/24")
@@ -65,24 +65,24 @@ func TestDraining(t *testing.T) {
 		t.Errorf("pod 1 got %v of a draining block", b)
 	}
 	if got := m.routes.names(); !slices.Contains(got, a.Block) {
-		t.Errorf("routes %v while a pod has an address", got)
+		t.Errorf("routed blocks while a pod has an address = %v, want %s included", got, a.Block)
 	}
-	m.routes.failWith(errors.New("no route goes"))
+	m.routes.failWith(errors.New("no route can be removed"))
 	m.Release(key(0))
-	m.until("it is out of the file", func() bool { return !strings.Contains(m.file(), a.Block) })
+	m.until("the block is removed from the file", func() bool { return !strings.Contains(m.file(), a.Block) })
 	m.quiet(500 * time.Millisecond)
 	if o := m.block(a.Block); o == nil || len(o.Finalizers) == 0 {
-		t.Error("let go with its route still there")
+		t.Error("the block was released while its route exists")
 	}
 	m.routes.failWith(nil)
-	m.until("it is gone", func() bool { return m.block(a.Block) == nil })
+	m.until("the block is deleted", func() bool { return m.block(a.Block) == nil })
 	if got := m.routes.names(); slices.Contains(got, a.Block) {
-		t.Errorf("routes %v", got)
+		t.Errorf("routed blocks = %v, want %s removed", got, a.Block)
 	}
 }
 
-// While its Node is missing the daemon says of each block that it lives; while
-// it is there nothing is written.
+// While its Node is missing the daemon renews its claim of each block; while
+// the Node exists nothing is written.
 func TestClaims(t *testing.T) {
 	m := newMachine(t)
 	ticks := newTicks()
@@ -100,7 +100,7 @@ func TestClaims(t *testing.T) {
 	ticks.Advance(5 * claimInterval)
 	m.quiet(300 * time.Millisecond)
 	if now := m.block(a.Block); now.ResourceVersion != before.ResourceVersion {
-		t.Errorf("written while the Node is there: %+v", now.Status)
+		t.Errorf("block status was written while the Node exists: %+v", now.Status)
 	}
 	harness.OK(t, m.API.Delete(t.Context(), node))
 	renewed := func() time.Time {
@@ -120,11 +120,11 @@ func TestClaims(t *testing.T) {
 		return renewed().After(first.Add(claimInterval - time.Second))
 	})
 	stop = ticks.flow()
-	m.addOwned(1, "") // a block can still be asked for, and nobody owns the request
+	m.addOwned(1, "") // blocks can still be requested, without an owner of the request
 	stop()
 	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
 	m.sees("the Node", func(l *holdings) bool { return !l.nodeMissing() })
-	m.until("no claim is under way any more", func() bool {
+	m.until("no claim is in progress", func() bool {
 		ticks.Advance(time.Second)
 		return (m.Log.Count("no longer claimed") > 0)
 	})
@@ -132,12 +132,12 @@ func TestClaims(t *testing.T) {
 	ticks.Advance(5 * claimInterval)
 	m.quiet(300 * time.Millisecond)
 	if now := m.block(a.Block); now.ResourceVersion != last {
-		t.Errorf("written while the Node is there again: %+v", now.Status)
+		t.Errorf("block status was written after the Node returned: %+v", now.Status)
 	}
 }
 
-// addOwned starts a pod for which a block is asked for, and looks who owns the
-// request: the Node with this UID, or nobody.
+// addOwned starts a pod that requires a new block, and checks the owner of the
+// request: the Node with this UID, or none.
 func (m *machine) addOwned(i int, uid types.UID) (l source.Lease) {
 	m.T.Helper()
 	var wg sync.WaitGroup
@@ -146,7 +146,7 @@ func (m *machine) addOwned(i int, uid types.UID) (l source.Lease) {
 	m.until("a request", func() bool { return m.API.List(m.T.Context(), list) == nil && len(list.Items) > 0 })
 	owners := list.Items[0].OwnerReferences
 	if uid == "" && len(owners) > 0 || uid != "" && (len(owners) != 1 || owners[0].Kind != "Node" || owners[0].UID != uid || *owners[0].Controller || *owners[0].BlockOwnerDeletion) {
-		m.T.Errorf("owners %+v, want Node %s", owners, uid)
+		m.T.Errorf("owners = %+v, want Node %s", owners, uid)
 	}
 	o := m.startOperator()
 	wg.Wait()
@@ -155,8 +155,8 @@ func (m *machine) addOwned(i int, uid types.UID) (l source.Lease) {
 	return l
 }
 
-// An empty block goes back after the delay, and not before.
-func TestBlockGoesBackAfterTheDelay(t *testing.T) {
+// An empty block is released after the delay, and not before.
+func TestBlockIsReleasedAfterTheDelay(t *testing.T) {
 	m := newMachine(t)
 	ticks := newTicks()
 	m.tune = func(c *Config) { c.Clock, c.ReleaseDelay = ticks, 5*time.Minute }
@@ -171,18 +171,18 @@ func TestBlockGoesBackAfterTheDelay(t *testing.T) {
 	ticks.Advance(5*time.Minute - time.Second)
 	m.quiet(300 * time.Millisecond)
 	if got := m.blocks(); len(got) != 1 {
-		t.Errorf("blocks %v", got)
+		t.Errorf("blocks before the delay = %v, want one", got)
 	}
 	ticks.Advance(2 * time.Second)
-	m.until("it goes back", func() bool {
-		ticks.Advance(time.Second) // whenever the daemon began to wait
+	m.until("the block is released", func() bool {
+		ticks.Advance(time.Second) // regardless of when the daemon started to wait
 		return len(m.blocks()) == 0
 	})
 }
 
-// Somebody writes to a block between the daemon's look and its letting go: it
-// looks again, and meanwhile gives no address of the block to anybody.
-func TestBlockChangedWhileItIsLetGo(t *testing.T) {
+// Another client writes to a block between the daemon's check and the removal of the finalizer: the daemon
+// checks again, and assigns no address of the block meanwhile.
+func TestBlockChangedDuringRelease(t *testing.T) {
 	m := newMachine(t)
 	w := m.faults()
 	w.hold = func(method, path, _ string) bool { return method == "PATCH" && strings.HasSuffix(path, "public-0") }
@@ -192,17 +192,17 @@ func TestBlockChangedWhileItIsLetGo(t *testing.T) {
 	m.Release(key(0))
 	<-w.held
 	m.annotate(b, "seen")
-	m.fails(1, "pool-exhausted") // all that the pool has is this block
+	m.fails(1, "pool-exhausted") // the pool has only this block
 	w.release()
-	m.until("it is gone", func() bool { b := m.block("public-0"); return b == nil || b.UID != "" && b.DeletionTimestamp == nil })
+	m.until("the block is deleted", func() bool { b := m.block("public-0"); return b == nil || b.UID != "" && b.DeletionTimestamp == nil })
 	if !(m.Log.Count("remove the finalizer of AddressBlock public-0") > 0) {
-		t.Error("there was no conflict")
+		t.Error("removing the finalizer caused no conflict")
 	}
 }
 
-// A block that cannot be routed holds up no other: pods get addresses of the next
-// one, and its own are used once its route can be set.
-func TestOneBlockThatCannotBeRouted(t *testing.T) {
+// A block that cannot be routed does not affect others: pods get addresses of the next
+// block, and its own addresses are used once its route can be set.
+func TestUnroutableBlockDoesNotAffectOthers(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 1, nil, "10.0.0.0/24")
 	m.pods(0, 3)
@@ -212,7 +212,7 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	for i := range 2 {
 		check.Equal(t, m.add(i).Block, "default-1", "pod %d has", i)
 	}
-	m.until("it is reported", func() bool {
+	m.until("the unrouted block is reported", func() bool {
 		return strings.Contains(m.Snapshot().LastError, "block default-0 is not used: no route to default-0")
 	})
 	check.NoError(t, m.Ready())
@@ -220,5 +220,5 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	for i := 2; i < 4; i++ {
 		check.Equal(t, m.add(i).Block, "default-0", "pod %d has", i)
 	}
-	m.until("nothing is reported any more", func() bool { return m.Snapshot().LastError == "" })
+	m.until("the error is cleared", func() bool { return m.Snapshot().LastError == "" })
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // claimInterval is the default of Config.ClaimInterval. The operator releases blocks of missing Nodes that were not renewed
-// for a few times as long.
+// for a few times this duration.
 const claimInterval = 20 * time.Second
 
 // claimer renews the node's blocks while its Node is missing. While the Node exists nothing is written.
@@ -32,7 +32,7 @@ type claimer struct {
 func (c *claimer) run(ctx context.Context) {
 	missing := false
 	for {
-		wait := time.Second // to notice that the Node is gone
+		wait := time.Second // detects that the Node was deleted
 		var blocks []blockFacts
 		c.state.with(func(n *holdings, _ time.Time) {
 			if n.nodeMissing() {
@@ -88,7 +88,7 @@ func (c *claimer) renewOne(ctx context.Context, b blockFacts, now time.Time) err
 	}
 	err = c.api.Patch(ctx, types.MergePatchType, blocksResource, b.name, "status", body, nil)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, as the watch will show
+		return nil // the block was deleted, which the watch will show
 	}
 	return err
 }

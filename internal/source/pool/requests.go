@@ -18,15 +18,15 @@ import (
 )
 
 // A request has one of a few names that only this node uses for this pool, so that repeating a create after a lost reply
-// makes no second request. Whoever has another node's token can create requests with these names too; then this node
+// creates no second request. Anyone with another node's token can create requests with these names too; then this node
 // uses a random name.
 
-// requests is the node's BlockRequests.
+// requests are the node's BlockRequests.
 type requests struct {
 	byName    map[string]*request
-	pending   map[string]bool // names of requests that are in flight, or were made and are not in the watch yet
-	salts     map[slot]string // of the names of requests in place of names that others took
-	latencies []latency       // of requests that were answered, to be observed
+	pending   map[string]bool // names of requests that are in flight, or created but not in the watch yet
+	salts     map[slot]string // salts of names that replace names taken by other nodes
+	latencies []latency       // latencies of answered requests, to be observed
 }
 
 // nodeHash identifies a node in names that have no room for its own.
@@ -40,7 +40,7 @@ func requestName(pool, node string, slot int) string {
 	return fmt.Sprintf("%s-%s-%d", pool, nodeHash(node), slot)
 }
 
-// slot is one of the places for requests that a node has for a pool.
+// slot is one of a node's request slots for a pool.
 type slot struct {
 	pool   string
 	number int
@@ -54,13 +54,13 @@ func (q *requests) nameFor(at slot, node string) string {
 	return requestName(at.pool, node, at.number)
 }
 
-// avoid replaces a name that another node took by one that includes salt.
+// avoid replaces a name that another node took with one that includes salt.
 func (q *requests) avoid(pool, name, salt string) {
 	delete(q.pending, name)
 	q.salts[slot{pool, slotOf(name)}] = salt
 }
 
-// slotOf is the slot of a request's name, or -1.
+// slotOf returns the slot of a request's name, or -1.
 func slotOf(name string) int {
 	n, err := strconv.Atoi(name[strings.LastIndexByte(name, '-')+1:])
 	if err != nil || n < 0 || n >= maxOutstanding {
@@ -74,20 +74,20 @@ type request struct {
 	name, pool string
 	uid        types.UID
 	created    time.Time // when this daemon created it, or first saw it
-	block      string    // that was assigned; empty: none
+	block      string    // name of the assigned block; empty: none
 	failed     string    // reason; empty while it has not failed
 	message    string    // of the failure
 
-	completed time.Time // since when it is complete
-	spent     bool      // its block was looked up and no longer exists
-	surplus   time.Time // since when nobody needs it
+	completed time.Time // time at which it was first seen complete
+	spent     bool      // its block was looked up and does not exist
+	surplus   time.Time // time since which it is not needed
 	measured  bool      // its latency was observed
 }
 
-// complete reports whether the operator is done with it.
+// complete reports whether the operator has completed the request.
 func (r *request) complete() bool { return r.block != "" }
 
-// readRequest keeps what matters of a BlockRequest.
+// readRequest returns the relevant fields of a BlockRequest.
 func readRequest(o *v1alpha1.BlockRequest, now time.Time) *request {
 	r := &request{name: o.Name, pool: o.Spec.PoolName, uid: o.UID, created: now}
 	if meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionComplete) {
@@ -111,7 +111,7 @@ func (q *requests) set(r *request) {
 	delete(q.pending, r.name)
 }
 
-// drop drops a request that is gone; with uid empty, whichever has the name.
+// drop removes a deleted request. An empty uid matches any request with the name.
 func (q *requests) drop(name string, uid types.UID) {
 	if r, ok := q.byName[name]; ok && (uid == "" || r.uid == uid) {
 		delete(q.byName, name)
@@ -132,7 +132,7 @@ func (q *requests) measure(r *request, now time.Time) {
 	r.measured = true
 }
 
-// of returns the requests for a pool, the oldest first.
+// of returns the requests for a pool, oldest first.
 func (q *requests) of(pool string) []*request {
 	var out []*request
 	for _, name := range slices.Sorted(maps.Keys(q.byName)) {

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// A released pair cools over a restart, also if one record of both is left (TestCoolingOfEitherFamily has the others).
+// A released pair cools across a restart, even if only one record of the two is left (TestCoolingOfEitherFamily covers others).
 func TestCoolingAcrossRestart(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.Cooling = time.Hour }
@@ -30,10 +30,10 @@ func TestCoolingAcrossRestart(t *testing.T) {
 	m.RestoreCooling(a.IPv6, since)
 	m.run()
 	if l, err := m.try(2, time.Second); err == nil && time.Now().Before(since.Add(time.Hour)) {
-		t.Errorf("pod 2 got %v while it cools", l)
+		t.Errorf("pod 2 got %v while it is cooling", l)
 	}
 	if l := m.add(2); l.IPv4 != a.IPv4 || l.IPv6 != a.IPv6 || time.Now().Before(since.Add(time.Hour)) {
-		t.Errorf("pod 2 got %v, want those that cooled, and not before", l)
+		t.Errorf("pod 2 got %v, want the cooled pair after the cooling period", l)
 	}
 }
 
@@ -43,8 +43,8 @@ func (m *machine) file() string {
 	return string(data)
 }
 
-// A restarted daemon goes on draining what no daemon was there to see deleted.
-func TestDeletedWhileNoDaemonRan(t *testing.T) {
+// A restarted daemon drains a block that was deleted while no daemon ran.
+func TestBlockDeletedWhileNoDaemonRan(t *testing.T) {
 	m := newMachine(t)
 	a := m.begin("default", 2, 4, "10.0.0.0/24")
 	m.stop()
@@ -54,17 +54,17 @@ func TestDeletedWhileNoDaemonRan(t *testing.T) {
 		t.Errorf("pod 1 got %v of a draining block", b)
 	}
 	if m.block(a.Block) == nil {
-		t.Error("let go under a pod")
+		t.Error("the block was released while a pod uses it")
 	}
 	m.stop()
-	m.start() // the pod ended
-	m.until("it is gone", func() bool { return m.block(a.Block) == nil })
+	m.start() // the pod has ended
+	m.until("the block is deleted", func() bool { return m.block(a.Block) == nil })
 }
 
-// With the API server away at start the file says what there is. Of pods only
-// those are known that had an address: a new sandbox of one gets another of the
-// same pool. Of others nothing is assumed.
-func TestAPIServerAwayAtStart(t *testing.T) {
+// If the API server is unreachable at startup, the file has the blocks. Only
+// pods that had an address are known: a new sandbox of one gets an address of the
+// same pool. For other pods nothing is assumed.
+func TestStartWithoutAPIServerServesTheFile(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.Clock = clock.Real{} }
 	a := m.begin("default", 2, 3, "10.0.0.0/24")
@@ -73,19 +73,19 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	back := harness.WithoutAPIServer(t)
 	m.routes.blocks = nil
 	m.start(restored{0, a}, restored{2, old})
-	m.until("the routes of the file are there", func() bool { return slices.Equal(m.routes.names(), []string{a.Block}) })
+	m.until("the blocks of the file are routed", func() bool { return slices.Equal(m.routes.names(), []string{a.Block}) })
 	if l, err := m.try(0, longest); err != nil || l != a {
-		t.Errorf("pod 0: %v, %v", l, err)
+		t.Errorf("lease of pod 0 = %v, %v; want %v", l, err, a)
 	}
 	known := podRequest(2)
 	m.Release(known.Key)
 	known.Key = key(101)
 	if l, err := sourcetest.Try(t, m, known, longest); err != nil || l.Block != a.Block {
-		t.Errorf("another sandbox of a pod of before: %v, %v", l, err)
+		t.Errorf("another sandbox of a known pod: lease = %v, %v; want block %s", l, err, a.Block)
 	}
 	known.Key, known.Pod.UID = key(102), "another"
 	if l, err := sourcetest.Try(t, m, known, 300*time.Millisecond); err == nil {
-		t.Errorf("a pod of which nothing is known got %v", l)
+		t.Errorf("an unknown pod got %v, want no address", l)
 	}
 	m.fails(1, "unreachable")
 	check.NoError(t, m.Ready())
@@ -93,8 +93,8 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	check.Equal(t, m.add(1).Block, a.Block, "pod 1")
 }
 
-// Nor is one network of a pod taken for another, which may have another pool.
-func TestNetworksOfAPodAtAStartWithoutAPIServer(t *testing.T) {
+// A pod's networks are not confused, because they may have different pools.
+func TestPodNetworksAtStartWithoutAPIServer(t *testing.T) {
 	b := newTestNode(t)
 	b.sync, b.pools.namespaces = kubeapi.NewSync(), map[string]string{}
 	b.give(blockOf("default-0", "10.0.0.0/29", ""))
@@ -113,8 +113,8 @@ func TestNetworksOfAPodAtAStartWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// What happened to the blocks while no daemon ran comes before what the file says.
-func TestTheAPIServerCorrectsTheFile(t *testing.T) {
+// Changes of blocks while no daemon ran take precedence over the file.
+func TestAPIServerTakesPrecedenceOverTheFile(t *testing.T) {
 	m := newMachine(t)
 	a := m.begin("default", 2, 3, "10.0.0.0/29")
 	m.stop()
@@ -123,9 +123,9 @@ func TestTheAPIServerCorrectsTheFile(t *testing.T) {
 	harness.OK(t, errors.Join(m.API.Update(t.Context(), b), m.API.Delete(t.Context(), b)))
 	m.start()
 	if l := m.add(1); l.Block == a.Block {
-		t.Errorf("pod 1 got %v of a block that the node does not have any more", l)
+		t.Errorf("pod 1 got %v of a block that the node no longer has", l)
 	}
 	if got := m.routes.names(); slices.Contains(got, a.Block) {
-		t.Errorf("routes %v", got)
+		t.Errorf("routed blocks = %v, want %s removed", got, a.Block)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Snapshot implements source.Source. The address of the first family stands for a dual-stack pair, and of a block of more
-// than 256 addresses only those are listed that were ever used; the detail's pools count all.
+// Snapshot implements source.Source. The address of the first family stands for a dual-stack pair. For a block of more
+// than 256 addresses only those that were ever used are listed; the detail's pools count all of them.
 func (s *Source) Snapshot() (out source.Snapshot) {
 	s.state.with(func(n *holdings, now time.Time) { out = n.at(now).snapshot() })
 	return out
@@ -79,7 +79,7 @@ func (b *blocks) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressI
 	return source.Info(v, of)
 }
 
-// poolInfo counts what this node has of a pool.
+// poolInfo returns the counts of a pool on this node.
 func (d view) poolInfo(s *poolState) poolInfo {
 	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
 	for _, h := range d.n.blocks.byName {
@@ -119,14 +119,14 @@ func (d view) poolInfo(s *poolState) poolInfo {
 	return p
 }
 
-// detail is the pools that this node uses or could use, and its blocks, by name.
+// detail holds the pools that this node uses or may use, and its blocks, by name.
 type detail struct {
 	pools     []poolInfo
 	blocks    []introspect.Block // without counts
 	addresses []source.AddressInfo
 }
 
-// poolInfo is one pool as this node has it.
+// poolInfo describes one pool on this node.
 type poolInfo struct {
 	introspect.Pool
 	notReady int // addresses whose block is not routed yet
@@ -139,7 +139,7 @@ func (p poolInfo) states() map[source.State]int {
 	}
 }
 
-// count counts addresses: those of blocks by the pools' counts, as large blocks do not list every address.
+// count counts addresses. Those of blocks come from the pools' counts, because large blocks do not list every address.
 func (d detail) count() map[source.State]int {
 	block := map[string]bool{}
 	for _, b := range d.blocks {
@@ -227,7 +227,7 @@ var (
 
 const conditionRouted = "BlocksRouted"
 
-// Reference is what this source adds to the page of metrics.
+// Reference is the part of the metrics reference for this source.
 var Reference = source.Reference{
 	Families:   []metric.Family{famPoolBlocks, famPoolAddresses, famPoolWaiting, famPoolExhausted, famBlockTime, famAPICalls, famAPITime},
 	Conditions: [][2]string{{conditionRouted, "with address pools: every block of the node could be routed"}},
@@ -240,7 +240,7 @@ type Metrics struct {
 	duration *prometheus.HistogramVec
 }
 
-// NewMetrics makes and registers them.
+// NewMetrics creates and registers the metrics.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	m := Metrics{famBlockTime.Histogram(metric.CallBuckets), famAPICalls.Counter(), famAPITime.Histogram(metric.CallBuckets)}
 	to.MustRegister(m.requests, m.calls, m.duration)
@@ -253,7 +253,7 @@ func (m Metrics) Asked(what, result string, took time.Duration) {
 	m.duration.WithLabelValues(what).Observe(took.Seconds())
 }
 
-// Supplied counts one block that was requested and arrived.
+// Supplied observes the latency of one requested block.
 func (m Metrics) Supplied(pool string, took time.Duration) {
 	m.requests.WithLabelValues(pool).Observe(took.Seconds())
 }

@@ -28,31 +28,31 @@ var _ = failpoint.Register(
 	"pool.save.before", "pool.save.after", "pool.program.before", "pool.program.after",
 )
 
-// Datapath routes the traffic of blocks. It is called by one goroutine.
+// Datapath routes the traffic of blocks. Only one goroutine calls it.
 type Datapath interface {
-	// SetBlocks sets the node's routes to those of these blocks. It is idempotent, and is called again after an
-	// error. With a *datapath.BlocksError all blocks that the error does not name are routed.
+	// SetBlocks sets the node's routes to exactly these blocks. It is idempotent, and is called again after an
+	// error. After a *datapath.BlocksError all blocks that the error does not name are routed.
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 }
 
 // Config is the configuration of a Source. NodeName and Datapath are required.
 type Config struct {
-	NodeName   string // of the Node
-	Kubeconfig string // a file; empty: what the cluster gives to a pod
+	NodeName   string // name of the Node
+	Kubeconfig string // path of a file; empty: in-cluster configuration
 	Datapath   Datapath
-	StateDir   string // for the file; empty: none
+	StateDir   string // directory of the file; empty: no file
 
 	Cooling      time.Duration // how long released addresses cool; 0: not at all
 	Watermark    int           // percentage of a block to keep free, 0 to 100
-	ReleaseDelay time.Duration // how long a block is empty before it is returned
+	ReleaseDelay time.Duration // how long a block is empty before it is released
 	// ClaimInterval is how often blocks are claimed while the Node is missing;
 	// 0: 20 s.
 	ClaimInterval time.Duration
-	// IgnoreUntold: pods whose annotations the runtime does not pass have none.
+	// IgnoreUntold treats pods whose annotations the runtime does not pass as having none.
 	IgnoreUntold bool
 
-	// Conflict is called for a pod whose address something else has too. It must not block, and may call the source;
-	// nil: nothing is called.
+	// Conflict is called for a pod whose address another object also uses. It must not block, and may call the source.
+	// It may be nil.
 	Conflict func(pod attachment.Pod, ifName, message string)
 
 	Clock    clock.Clock  // nil: the machine's
@@ -60,12 +60,12 @@ type Config struct {
 	Observer Observer     // nil: none
 }
 
-// Observer counts what the source does.
+// Observer observes the source's operations.
 type Observer interface {
-	// Asked is called after each request to the API server: what is a verb and
-	// a kind in lower case, such as create-request; result is success or error.
+	// Asked is called after each request to the API server. what is a verb and
+	// a noun in lower case, such as create-request; result is success or error.
 	Asked(what, result string, took time.Duration)
-	// Supplied is called when a block that was requested has arrived.
+	// Supplied is called when a requested block has arrived.
 	Supplied(pool string, took time.Duration)
 }
 
@@ -74,7 +74,7 @@ type silent struct{}
 func (silent) Asked(string, string, time.Duration) {}
 func (silent) Supplied(string, time.Duration)      {}
 
-// Source is a source.Source. Make it with New.
+// Source is a source.Source. Create it with New.
 type Source struct {
 	cfg       Config
 	api       *kubeapi.Client
@@ -83,22 +83,22 @@ type Source struct {
 	committer *committer
 }
 
-// guarded is the holdings with their lock, and the signals of the goroutines that act on them.
+// guarded holds the holdings with their lock, and the signals of the goroutines that act on them.
 type guarded struct {
 	clock  clock.Clock
-	wake   retry.Signal // wakes the requester: something changed
-	commit retry.Signal // wakes the committer: what the file and the data path are to have may have changed
+	wake   retry.Signal // wakes the requester after changes
+	commit retry.Signal // wakes the committer when the blocks to commit may have changed
 
-	mu       sync.Mutex // guards all below, and is taken by with alone; memory only: what calls others is an effect
-	holdings *holdings  // never replaced: what has kept the pointer is called by with or change
-	effects  []func()   // of the present change; called when the lock is free
+	mu       sync.Mutex // guards the fields below; only with takes it; never held during I/O or callbacks, which are effects
+	holdings *holdings  // never replaced, because callbacks of with and change keep the pointer
+	effects  []func()   // of the current change; called after unlocking
 }
 
 func newGuarded(n *holdings, clk clock.Clock) *guarded {
 	return &guarded{clock: clk, wake: retry.NewSignal(), commit: retry.NewSignal(), holdings: n}
 }
 
-// change changes the holdings, hands out addresses that become free by that, and wakes the requester.
+// change changes the holdings, assigns addresses that become free, and wakes the requester.
 func (g *guarded) change(do func(n *holdings, now time.Time)) {
 	g.with(func(n *holdings, now time.Time) {
 		do(n, now)
@@ -107,7 +107,7 @@ func (g *guarded) change(do func(n *holdings, now time.Time)) {
 	})
 }
 
-// with calls do with the lock held, and then its effects without.
+// with calls do with the lock held, and then its effects without it.
 func (g *guarded) with(do func(n *holdings, now time.Time)) {
 	for _, effect := range g.locked(do) {
 		effect()
@@ -123,13 +123,13 @@ func (g *guarded) locked(do func(n *holdings, now time.Time)) (effects []func())
 	return effects
 }
 
-// then has an effect follow when the lock is free. It is called with the lock held, by what with and change call.
+// then adds an effect that is called after unlocking. Functions called by with and change use it while the lock is held.
 func (g *guarded) then(effect func()) { g.effects = append(g.effects, effect) }
 
 var _ source.Source = (*Source)(nil)
 
 // New checks the configuration, loads the file if it is of this node, and
-// returns a source that is ready for Restore. It makes no request yet.
+// returns a source that is ready for Restore. It makes no requests yet.
 func New(cfg Config) (*Source, error) {
 	rc, err := kubeapi.Config(cfg.Kubeconfig)
 	if err != nil {
@@ -145,13 +145,13 @@ func New(cfg Config) (*Source, error) {
 func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	switch {
 	case cfg.NodeName == "":
-		return nil, errors.New("pool source: NodeName: want the name of this node")
+		return nil, errors.New("pool: NodeName is empty, expected the name of this node")
 	case cfg.Datapath == nil:
-		return nil, errors.New("pool source: Datapath: want one")
+		return nil, errors.New("pool: Datapath is missing")
 	case cfg.Cooling < 0:
-		return nil, fmt.Errorf("pool source: Cooling %v: want a time from 0", cfg.Cooling)
+		return nil, fmt.Errorf("pool: Cooling is %v, expected 0 or more", cfg.Cooling)
 	case cfg.Watermark < 0 || cfg.Watermark > 100:
-		return nil, fmt.Errorf("pool source: Watermark %d: want a percentage", cfg.Watermark)
+		return nil, fmt.Errorf("pool: Watermark is %d, expected a percentage", cfg.Watermark)
 	}
 	if cfg.ClaimInterval <= 0 {
 		cfg.ClaimInterval = claimInterval
@@ -190,7 +190,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// serveUnconfirmed lets the blocks of the file be served: the API server has had its time to correct them.
+// serveUnconfirmed allows serving the blocks of the file, because the API server has had time to correct them.
 func (s *Source) serveUnconfirmed() {
 	s.state.change(func(n *holdings, _ time.Time) { n.unconfirmed = false })
 	s.state.commit.Set()
@@ -308,8 +308,8 @@ func (s *Source) Cancel(key attachment.Key) {
 // CoolingPeriod implements source.Source.
 func (s *Source) CoolingPeriod() time.Duration { return s.cfg.Cooling }
 
-// Ready implements source.Source. A node of whose pools none keeps free addresses gets its first block with its first
-// pod, and is ready without one.
+// Ready implements source.Source. If none of a node's pools keeps free addresses, its first pod triggers its first
+// request, and the node is ready without a block.
 func (s *Source) Ready() (err error) {
 	s.state.with(func(n *holdings, now time.Time) { err = n.at(now).ready() })
 	return err

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// The first case of Coil's design: six blocks of a dual-stack pool; the seventh
+// The first example of Coil's design: a dual-stack pool has six blocks, and the seventh request
 // fails.
 func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	m := newMachine(t)
@@ -32,37 +32,37 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	}
 	first, fifth := leases[0], leases[8]
 	if first.IPv4.String() != "10.2.0.0" || first.IPv6.String() != "fd02::200" || first.Pool != "default" || first.Block != "default-0" {
-		t.Errorf("pod 0: %+v", first)
+		t.Errorf("lease of pod 0 = %+v, want the first pair of default-0", first)
 	}
 	if fifth.IPv4.String() != "10.3.0.0" || fifth.IPv6.String() != "fd02::300" || fifth.Block != "default-4" {
-		t.Errorf("pod 8: %+v", fifth)
+		t.Errorf("lease of pod 8 = %+v, want the first pair of default-4", fifth)
 	}
 	if message := m.fails(12, "pool-exhausted"); !strings.Contains(message, "all 6 blocks of pool default") {
-		t.Errorf("message: %s", message)
+		t.Errorf("message = %q, want text \"all 6 blocks of pool default\"", message)
 	}
 	if p := m.pools()[0]; p.Blocks != 6 || p.Used != 12 || p.Failed != v1alpha1.ReasonPoolExhausted {
-		t.Errorf("pool: %+v", p)
+		t.Errorf("pool = %+v, want 6 blocks, 12 used and exhausted", p)
 	}
 	check.Equal(t, len(m.routes.names()), 6, "routes")
 	m.Release(key(3))
 	check.Equal(t, m.add(12).IPv4, leases[3].IPv4, "pod 12")
-	check.Equal(t, o.served.Load(), 6, "blocks were made")
+	check.Equal(t, o.served.Load(), 6, "blocks created")
 }
 
-// A hundred pods at once on a node without anything, and the operator restarts
-// in the middle: as many blocks as it takes, one request each.
-func TestHundredAddsAtOnce(t *testing.T) {
+// A hundred concurrent pods on a node without blocks, while the operator restarts:
+// the node gets as many blocks as needed, with one request each.
+func TestHundredConcurrentAdds(t *testing.T) {
 	for _, bits := range []int32{0, 5} {
 		t.Run(fmt.Sprint("bits ", bits), func(t *testing.T) {
 			m := newMachine(t)
 			m.pool("default", bits, nil, "10.0.0.0/16 fd00::/112")
 			m.pods(0, 99)
 			m.start()
-			want := map[int32]int{0: 100, 5: 4}[bits] // 108 addresses: a quarter of a block is to be free
+			want := map[int32]int{0: 100, 5: 4}[bits] // 108 addresses, because a quarter of a block is kept free
 			first := m.startLimitedOperator(want / 2)
 			var wg sync.WaitGroup
 			wg.Go(func() { sourcetest.AddAll(t, m, 0, 100, 2*longest) })
-			m.until("half is done", func() bool { return int(first.served.Load()) == want/2 })
+			m.until("half of the requests are served", func() bool { return int(first.served.Load()) == want/2 })
 			first.stop()
 			second := m.startOperator()
 			wg.Wait()
@@ -72,7 +72,7 @@ func TestHundredAddsAtOnce(t *testing.T) {
 	}
 }
 
-// Of ADDs that give up, nothing stays: the blocks that come for them go back.
+// ADDs that time out leave nothing behind: their blocks are released.
 func TestFailedAddsLeakNothing(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.ReleaseDelay = 0 }
@@ -86,31 +86,31 @@ func TestFailedAddsLeakNothing(t *testing.T) {
 	for i := range 20 {
 		wg.Go(func() {
 			if l, err := m.Acquire(ctx, podRequest(i)); err == nil {
-				t.Errorf("pod %d has %v", i, l)
+				t.Errorf("pod %d got %v, want no address", i, l)
 			}
 		})
 	}
-	m.until("all that may be is asked for", func() bool { return len(m.requests()) == maxOutstanding })
+	m.until("the maximum number of requests is created", func() bool { return len(m.requests()) == maxOutstanding })
 	cancel()
 	wg.Wait()
 	m.fails(0, "growing")
 	o := m.startOperator()
-	m.until("what was asked for came and went", func() bool { return o.served.Load() == maxOutstanding && m.empty() })
+	m.until("the requested blocks are created and released", func() bool { return o.served.Load() == maxOutstanding && m.empty() })
 }
 
-// A daemon whose role was not applied says so.
+// A daemon without its role reports that.
 func TestRefusedByTheAPIServer(t *testing.T) {
 	m := newMachine(t)
 	cfg := check.Must(harness.ControlPlane.ConfigFor("nobody"))(t)
 	m.Config = cfg
 	m.start()
 	m.pods(0, 0)
-	m.until("it hears", func() bool { return m.Snapshot().LastError != "" })
+	m.until("the daemon sees the rejection", func() bool { return m.Snapshot().LastError != "" })
 	if message := m.fails(0, "permission"); !strings.Contains(message, "apply deploy/chart") {
-		t.Errorf("message: %s", message)
+		t.Errorf("message = %q, want the remedy", message)
 	}
 	if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "refuses berthd") {
-		t.Errorf("ready: %v", err)
+		t.Errorf("Ready() = %v, want error about permissions", err)
 	}
 }
 
@@ -141,14 +141,14 @@ func TestPodsDoNotWaitForRequestsOfOtherPools(t *testing.T) {
 	}
 	select {
 	case err := <-slow:
-		t.Errorf("the slow one: %v", err)
+		t.Errorf("pod of the slow pool: %v", err)
 	default:
 	}
 	s.release()
 	check.NoError(t, <-slow)
 }
 
-// Replies that are lost after the API server did what it was asked cost neither
+// Replies that are lost after the API server executed the request cost neither
 // a block nor a request.
 func TestLostReplies(t *testing.T) {
 	m := newMachine(t)
@@ -161,9 +161,9 @@ func TestLostReplies(t *testing.T) {
 	m.start()
 	var wg sync.WaitGroup
 	wg.Go(func() { sourcetest.AddAll(t, m, 0, 10, longest) })
-	// A request may be made again while the watch is late, and must not find its
-	// answer taken already.
-	m.sees("what it has asked for", func(l *holdings) bool { return len(l.requests.byName) == 5 })
+	// A request may be repeated while the watch lags behind, and must not find
+	// that its answer is already used.
+	m.sees("its requests", func(l *holdings) bool { return len(l.requests.byName) == 5 })
 	m.quiet(2 * retry.First)
 	check.Equal(t, len(m.requests()), 5, "requests")
 	o := m.startOperator()
@@ -173,12 +173,12 @@ func TestLostReplies(t *testing.T) {
 	for i := range 10 {
 		m.Release(key(i))
 	}
-	m.until("all goes back", m.empty)
+	m.until("everything is released", m.empty)
 }
 
-// A hundred pods of two pools at once; then both pools are deleted under them, and
-// nothing of them is left once the pods have gone.
-func TestPoolsDeletedUnderAHundredPods(t *testing.T) {
+// A hundred pods of two pools start concurrently; then both pools are deleted while in use, and
+// nothing is left of them once the pods have ended.
+func TestPoolsDeletedWhilePodsUseThem(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 5, nil, "10.0.0.0/22 fd00::/118")
 	m.pool("public", 0, []string{namespace}, "10.1.0.0/25")
@@ -199,7 +199,7 @@ func TestPoolsDeletedUnderAHundredPods(t *testing.T) {
 	}
 	for i, l := range leases {
 		if m.block(l.Block) == nil {
-			t.Errorf("block %s went under pod %d", l.Block, i)
+			t.Errorf("block %s was deleted while pod %d uses it", l.Block, i)
 		}
 		m.Release(key(i))
 	}

@@ -11,12 +11,12 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// file keeps the node's blocks in a directory, as JSON, replaced atomically.
+// file stores the node's blocks in a directory, as JSON, replaced atomically.
 type file struct{ dir string }
 
 const blocksFile = "blocks.json"
 
-// fileContent is what the API server last confirmed.
+// fileContent is the last state that the API server confirmed.
 type fileContent struct {
 	Node   string      `json:"node"`
 	Blocks []fileBlock `json:"blocks"`
@@ -37,7 +37,7 @@ type fileRange struct {
 	Owner string       `json:"owner"`
 }
 
-// sameOnFile reports whether two blocks are the same as far as the file goes.
+// sameOnFile reports whether two blocks have the same stored form.
 func sameOnFile(x, y blockFacts) bool {
 	return x.same(y) && x.draining == y.draining && slices.Equal(x.withheld, y.withheld)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
-// view reads the holdings at a moment: what they are, and why pods have no address.
+// view reads the holdings at a point in time, and explains why pods have no address.
 type view struct {
 	n   *holdings
 	now time.Time
@@ -25,7 +25,7 @@ type view struct {
 
 func (n *holdings) at(now time.Time) view { return view{n, now} }
 
-// unreachable returns why the API server cannot be used; nil if it can.
+// unreachable returns the reason why the API server cannot be used, or nil.
 func (d view) unreachable() *source.Exhausted {
 	err := d.n.sync.Err()
 	if err == nil {
@@ -35,7 +35,7 @@ func (d view) unreachable() *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: message, Err: err}
 }
 
-// waits tells why a waiter got nothing.
+// waits returns the reason why a waiter got nothing.
 func (d view) waits(w *addressqueue.Waiter) *source.Exhausted {
 	for _, s := range d.n.pools.byName {
 		if w.Queue() == &s.queue {
@@ -54,7 +54,7 @@ func (d view) waits(w *addressqueue.Waiter) *source.Exhausted {
 	return exhausted("starting", "the pod's pool was not known in time")
 }
 
-// empty tells why a pool has no free address here: the cause nearest to this node first.
+// empty returns the reason why a pool has no free address on this node: the cause nearest to this node first.
 func (d view) empty(s *poolState) *source.Exhausted {
 	none := "no address of pool " + s.name + " is free: "
 	if d.n.unconfirmed {
@@ -78,14 +78,14 @@ func (d view) empty(s *poolState) *source.Exhausted {
 	case !s.known:
 		return exhausted("pool-unknown", "AddressPool %s, which the namespace's annotation %s names, does not exist: create it, or correct the annotation", s.name, v1alpha1.AnnotationPool)
 	case s.deleting:
-		return exhausted("pool-deleted", "AddressPool %s is being deleted and hands out no new addresses: name another one in the namespace's annotation %s", s.name, v1alpha1.AnnotationPool)
+		return exhausted("pool-deleted", "AddressPool %s is being deleted and assigns no new addresses: name another one in the namespace's annotation %s", s.name, v1alpha1.AnnotationPool)
 	case s.refused != nil:
 		return refusal(none, s.refused)
 	}
 	return d.noBlock(s, none)
 }
 
-// noBlock tells the state of the requests for a pool.
+// noBlock describes the state of the requests for a pool.
 func (d view) noBlock(s *poolState, none string) *source.Exhausted {
 	var oldest *request
 	for _, r := range d.n.requests.of(s.name) {
@@ -103,12 +103,12 @@ func (d view) noBlock(s *poolState, none string) *source.Exhausted {
 	return exhausted("growing", "%sa block is about to be requested", none)
 }
 
-// failure returns what the operator says about a failed request, including the remedy.
+// failure returns the operator's message about a failed request, including the remedy.
 func failure(r *request) string {
 	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator assigns no block: "+r.failed)
 }
 
-// refusal tells why a request could not be created.
+// refusal describes why a request could not be created.
 func refusal(none string, err error) *source.Exhausted {
 	reason := "unreachable"
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
@@ -120,7 +120,7 @@ func refusal(none string, err error) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("%sa block cannot be requested: %v", none, err), Err: err}
 }
 
-// lastError returns the current problem; empty: there is none.
+// lastError returns the current problem, or "".
 func (d view) lastError() string {
 	if why := d.unreachable(); why != nil {
 		return why.Message
@@ -142,7 +142,7 @@ func (d view) lastError() string {
 	return ""
 }
 
-// ready is nil once an address was usable here or, if no pool keeps free addresses, could be requested.
+// ready returns nil once an address was usable on this node or, if no pool keeps free addresses, could be requested.
 func (d view) ready() error {
 	if d.n.usable {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// The operator says which addresses of a block Nodes and Services have. None of these are handed out. A pod that already
-// has one keeps it, and gets an Event.
+// The operator publishes which addresses of a block Nodes and Services use. None of these are assigned. A pod that already
+// holds one keeps it, and gets an Event.
 
 // withheldRange is a range of addresses of a block, with its owner.
 type withheldRange struct {
@@ -26,7 +26,7 @@ func readWithheld(list []v1alpha1.WithheldAddresses) (out []withheldRange) {
 	return out
 }
 
-// withheldPlaces returns the addresses of the first family whose pair includes an address of something else.
+// withheldPlaces returns the addresses of the first family whose pair includes a withheld address.
 func (b blockFacts) withheldPlaces() (out []netip.Addr) {
 	for _, w := range b.withheld {
 		first, ok := b.place(w.Addr())
@@ -41,7 +41,7 @@ func (b blockFacts) withheldPlaces() (out []netip.Addr) {
 	return out
 }
 
-// ownerOf returns the first of some addresses that something else has, and its owner.
+// ownerOf returns the first of some addresses that another object uses, and its owner.
 func (b blockFacts) ownerOf(addrs []netip.Addr) (addr netip.Addr, owner string) {
 	for _, a := range addrs {
 		for _, w := range b.withheld {
@@ -58,5 +58,5 @@ func (b blockFacts) among(first netip.Addr, list []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(b.addresses(first), func(a netip.Addr) bool { return !slices.Contains(list, a) })
 }
 
-// selfOwner is the owner of addresses of this node, as the operator names it.
+// selfOwner returns the owner of addresses of this node, in the operator's format.
 func (p policy) selfOwner() string { return "Node " + p.nodeName }

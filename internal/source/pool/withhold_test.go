@@ -43,8 +43,8 @@ func withholding(cidrs string) (out []v1alpha1.WithheldAddresses) {
 	return out
 }
 
-// What a node has is handed out to nobody, also when it comes later; a pod that has it
-// keeps it and is notified once, and it is handed out again only when it is nobody's.
+// An address of a node is not assigned to pods, even if it is published later. A pod that already holds it
+// keeps it and is notified once. It is assigned again only when no node uses it.
 func TestWithheldAddresses(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
@@ -67,12 +67,12 @@ func TestWithheldAddresses(t *testing.T) {
 	conflicts(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
 	conflicts("")
 	if c := b.pools.counts(b.blocks.byName["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
-		t.Errorf("counts %+v", c)
+		t.Errorf("counts = %+v, want 2 used and 2 withdrawn", c)
 	}
 	if p := b.at(b.now).poolInfo(b.pools.byName["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
-		t.Errorf("pool %+v", p)
+		t.Errorf("pool = %+v, want 2 used and 2 retired", p)
 	}
-	b.expect("a block that others have counts as none", "create-request default-0")
+	b.expect("withheld addresses do not count", "create-request default-0")
 	b.release(key(0), b.now)
 	b.now = b.now.Add(cools + time.Second)
 	b.expire(b.now)
@@ -81,12 +81,12 @@ func TestWithheldAddresses(t *testing.T) {
 	withhold("10.0.0.1/32 10.0.0.3/32")
 	check.Equal(t, b.answer(w), "10.0.0.0 fd00::", "pod 2 got")
 
-	// It stays so for a daemon that starts from the file, and a pod of before it.
+	// The withheld addresses survive a restart from the file, as does a pod's conflict.
 	f := file{t.TempDir()}
 	check.OK(t, f.save(nodeID, b.blocks.desired()))
 	_, blocks, _, err := f.load()
 	if err != nil || len(blocks) != 1 {
-		t.Fatalf("%v, %v", blocks, err)
+		t.Fatalf("stored blocks = %v, error %v; want one", blocks, err)
 	}
 	next := newTestNode(t, poolFacts{name: "default", bits: 2})
 	next.give(blocks[0])
@@ -99,7 +99,7 @@ func TestWithheldAddresses(t *testing.T) {
 	next.adds(5, "waits")
 }
 
-// What the kernel says that the node has itself is withheld besides, also of blocks that come later.
+// Addresses that the node itself has, according to the kernel, are withheld as well, also in later blocks.
 func TestAddressesThatTheNodeHas(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	s := &Source{state: newGuarded(b.holdings, clock.Real{})}
@@ -118,12 +118,12 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 	b.adds(0, "10.0.0.0 fd00::")
 	w, got := b.add(1)
 	check.Equal(t, got, "waits", "pod 1 got")
-	withhold("10.0.0.1 fd00::2", "10.0.0.1", "fd00::2", "10.0.0.0") // pod 0 has the last
+	withhold("10.0.0.1 fd00::2", "10.0.0.1", "fd00::2", "10.0.0.0") // pod 0 holds the last one
 	withhold("10.0.0.1", "10.0.0.1")
 	check.Equal(t, b.answer(w), "10.0.0.2 fd00::2", "pod 1 got")
 	b.adds(2, "waits")
 
-	// Of a pod with an address of its own Node the daemon tells, if the kernel has the address too.
+	// The daemon notifies a pod with an address of its own Node if the kernel has the address too.
 	for kernelHas, want := range map[string]int{"10.0.0.1": 1, "10.0.0.0": 0} {
 		b.policy.nodeName = "node-2"
 		block.withheld = nil
@@ -137,8 +137,8 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 	}
 }
 
-// Who is told of a conflict may ask the source, in the same goroutine: no lock is held.
-func TestConflictIsToldWithoutTheLock(t *testing.T) {
+// The conflict callback may call the source in the same goroutine, because no lock is held.
+func TestConflictCallbackRunsWithoutTheLock(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	var told []string
 	s := &Source{log: slog.New(slog.DiscardHandler), state: newGuarded(b.holdings, clock.Real{})}
@@ -162,10 +162,10 @@ func TestConflictIsToldWithoutTheLock(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(time.Minute):
-		t.Fatal("the callback waits for the lock of its caller")
+		t.Fatal("the callback is blocked by the lock of its caller")
 	}
 	if len(told) != 1 || !strings.HasPrefix(told[0], podRequest(0).Pod.Name+" of 4: address 10.0.0.0 of this pod is also one of Node node-2") {
-		t.Errorf("told %q", told)
+		t.Errorf("notifications = %q, want one for address 10.0.0.0", told)
 	}
 	check.Equal(t, s.Snapshot().Count[source.Used], 0, "addresses in use after the pod was released")
 }

@@ -1,4 +1,4 @@
-// Package sourcefake is a source.Source in memory, for tests of what uses one.
+// Package sourcefake is a source.Source in memory, for tests of its users.
 package sourcefake
 
 import (
@@ -19,28 +19,28 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Source hands out the addresses that it was given, longest free first, and cools released ones.
+// Source assigns the given addresses, longest free first, and cools released ones.
 type Source struct {
-	// Wants is the result of Annotations, and Refuses that of CheckOptions. Both are to be set before the source is used.
+	// Wants is the result of Annotations, and Refuses that of CheckOptions. Both must be set before the source is used.
 	Wants   []string
 	Refuses func(source.PodOptions) error
 	// OfNode is the result of NodeAddresses.
 	OfNode []netip.Addr
-	// Nothing: leases have no address.
+	// Nothing makes leases have no address.
 	Nothing bool
 
 	clock  clock.Clock
 	period time.Duration
 	kicks  atomic.Int64
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	free    []netip.Addr
 	nodeHas []netip.Addr
-	cooling []cooled // by since
+	cooling []cooled // ordered by since
 	held    map[attachment.Key]source.Lease
 	waiting []chan struct{}
 	ready   bool
-	reason  string // of Exhausted
+	reason  string // reason of Exhausted errors
 	eni     string
 	cancels int
 	wish    source.PodOptions
@@ -55,7 +55,7 @@ type cooled struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New returns a source of these addresses that cools by clk for period.
+// New returns a source of these addresses with a cooling period, measured by clk.
 func New(clk clock.Clock, period time.Duration, addrs ...netip.Addr) *Source {
 	return &Source{
 		clock: clk, period: period, free: slices.Clone(addrs), held: map[attachment.Key]source.Lease{},
@@ -74,7 +74,7 @@ func (s *Source) CheckOptions(w source.PodOptions) error {
 	return s.Refuses(w)
 }
 
-// Wish is that of the last Acquire.
+// Wish returns the options of the last Acquire.
 func (s *Source) Wish() source.PodOptions {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,10 +84,10 @@ func (s *Source) Wish() source.PodOptions {
 // Kick implements source.Source.
 func (s *Source) Kick() { s.kicks.Add(1) }
 
-// Kicks counts the calls of Kick.
+// Kicks returns the number of calls of Kick.
 func (s *Source) Kicks() int { return int(s.kicks.Load()) }
 
-// Supply adds warm addresses and serves those who wait.
+// Supply adds warm addresses and serves waiting Acquires.
 func (s *Source) Supply(addrs ...netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,14 +96,14 @@ func (s *Source) Supply(addrs ...netip.Addr) {
 	s.notify()
 }
 
-// Drain takes the free addresses away.
+// Drain removes the free addresses.
 func (s *Source) Drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free = nil
 }
 
-// notify lets every waiter look again. s.mu is held.
+// notify makes every waiter check again. s.mu is held.
 func (s *Source) notify() {
 	for _, w := range s.waiting {
 		close(w)
@@ -161,13 +161,13 @@ func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 // NodeAddresses implements source.Source.
 func (s *Source) NodeAddresses() []netip.Addr { return s.OfNode }
 
-// Run implements source.Source: nothing is supplied but by Supply.
+// Run implements source.Source. Only Supply adds addresses.
 func (s *Source) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
 
-// Acquire implements source.Source for IPv4 or IPv6 addresses, one a lease.
+// Acquire implements source.Source for IPv4 or IPv6 addresses, one per lease.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	s.mu.Lock()
 	s.wish = req.Options
@@ -202,7 +202,7 @@ func (s *Source) Why(key attachment.Key) *source.Exhausted {
 	return &source.Exhausted{Reason: s.reason, Message: none}
 }
 
-// try takes an address or joins those who wait; next fires when one has cooled.
+// try takes an address or joins the waiters; next fires when one has cooled.
 func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed chan struct{}, next <-chan time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,7 +230,7 @@ func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed c
 	return lease, false, changed, next
 }
 
-// warm moves what has cooled to the free list. s.mu is held.
+// warm moves cooled addresses to the free list. s.mu is held.
 func (s *Source) warm() {
 	now := s.clock.Now()
 	for len(s.cooling) > 0 && !now.Before(s.cooling[0].since.Add(s.period)) {
@@ -307,7 +307,7 @@ var famENIs = metric.New("berth_enis", "gauge", "ENIs of the fake.")
 // Reference has the metrics of the fake.
 var Reference = source.Reference{Families: []metric.Family{famENIs}}
 
-// detail is the one ENI that all addresses are of.
+// detail is the only ENI, which has all addresses.
 type detail introspect.ENI
 
 // Describe implements source.Detail.
@@ -318,7 +318,7 @@ func (d detail) Metrics() []prometheus.Metric {
 	return []prometheus.Metric{famENIs.Value(1)}
 }
 
-// Holder returns who holds addr.
+// Holder returns the holder of addr.
 func (s *Source) Holder(addr netip.Addr) (attachment.Key, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -330,14 +330,14 @@ func (s *Source) Holder(addr netip.Addr) (attachment.Key, bool) {
 	return attachment.Key{}, false
 }
 
-// Waiting tells how many Acquires wait.
+// Waiting returns the number of waiting Acquires.
 func (s *Source) Waiting() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.waiting)
 }
 
-// Cancels tells how many leases were taken back without cooling.
+// Cancels returns the number of leases that were cancelled without cooling.
 func (s *Source) Cancels() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,12 +14,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-// of is the port manager's message for the refusal of another manager.
+// of returns the port manager's message about another manager's refusal.
 func of(status int, message, path string) string {
 	return fmt.Sprintf(`org.springframework.web.client.HttpClientErrorException$X: %d : [{"timestamp":"2026-11-23T08:00:00.000+0000","status":%d,"error":"X","message":%q,"path":%q}]`, status, status, message, path)
 }
 
-// Every unsuccessful reply has a class, whoever sends it.
+// Every unsuccessful reply gets a class, whichever service sent it.
 func TestClassesOfReplies(t *testing.T) {
 	for _, tc := range []struct {
 		status      int
@@ -58,16 +58,15 @@ func TestClassesOfReplies(t *testing.T) {
 		}
 		e, ok := gerr.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
 		if !ok || e.Status != tc.status || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" {
-			t.Errorf("%d %s: got %+v", tc.status, tc.message, e)
+			t.Errorf("%d %s: Get() error = %+v, want its status, Retry-After and a message", tc.status, tc.message, e)
 		}
 		if n := b.cloud.HTTP.Count(http.MethodPost, "/project/*/ports"); n != 1 {
-			t.Errorf("%d %s: asked %d times", tc.status, tc.message, n)
+			t.Errorf("%d %s: %d requests, want 1", tc.status, tc.message, n)
 		}
 	}
 }
 
-// For Alcor's message of a failed allocation, the request decides whether an address is taken or the
-// subnet is full.
+// Alcor reports every failed allocation with the same message; the request decides whether the address is taken or the subnet is full.
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
 		b := newBed(t, alcorfake.Options{})
@@ -79,7 +78,7 @@ func TestNoAddress(t *testing.T) {
 		}
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
 		if e := vpcporttest.WantError(t, ip, err, class, about); e.Message != "Allocate ip address error" {
-			t.Errorf("Alcor's words are %q", e.Message)
+			t.Errorf("message = %q, want Alcor's own", e.Message)
 		}
 	}
 }
@@ -88,7 +87,7 @@ func TestNoAddress(t *testing.T) {
 func TestSettings(t *testing.T) {
 	good := alcor.Settings{Endpoint: "http://alcor.example:9009/", Project: project}
 	if p, err := alcor.Open(good); err != nil || p.Endpoint() != good.Endpoint {
-		t.Fatalf("%v, %v", p, err)
+		t.Fatalf("Open() = %v, %v, want a provider of the same endpoint", p, err)
 	}
 	for field, edit := range map[string]func(*alcor.Settings){
 		"endpoint:":          func(s *alcor.Settings) { s.Endpoint = "alcor.example" },
@@ -101,7 +100,7 @@ func TestSettings(t *testing.T) {
 		s := good
 		edit(&s)
 		if _, err := alcor.Open(s); err == nil || !strings.HasPrefix(err.Error(), field) || strings.Contains(err.Error(), "word") {
-			t.Errorf("%s got %v", field, err)
+			t.Errorf("Open() = %v, want an error about %q without the secret", field, err)
 		}
 	}
 }
@@ -118,8 +117,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, alcorfake.Options{}).contract("vpc-ns") })
 }
 
-// A release with other names, spellings and filters works too, also beside invalid ports of other
-// clients.
+// A release with different names, spellings and filters works too, as do listings that include other clients' invalid ports.
 func TestContractOfAnotherRelease(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t, alcorfake.Options{Lower: true, Networks: true, Unfiltered: true})

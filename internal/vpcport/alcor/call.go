@@ -14,8 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// call makes a request and decodes the reply into to, unless that is nil. It ends with ctx or after
-// Settings.Timeout.
+// call sends a request and decodes the reply into to unless to is nil. It ends with ctx or after Settings.Timeout.
 func (p *Provider) call(ctx context.Context, r rest.Request, to any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.Timeout)
 	defer cancel()
@@ -56,7 +55,7 @@ func (p *Provider) newRequest(ctx context.Context, r rest.Request) (*http.Reques
 	}
 	req, err := http.NewRequestWithContext(ctx, r.Method, at.String(), body)
 	if err != nil {
-		return nil, fmt.Errorf("make the request: %w", err)
+		return nil, fmt.Errorf("create the request: %w", err)
 	}
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", p.settings.Agent)
@@ -66,9 +65,9 @@ func (p *Provider) newRequest(ctx context.Context, r rest.Request) (*http.Reques
 	return req, nil
 }
 
-// messages are the classes of messages of Alcor's managers, in lower case: the reasons of their exceptions
-// (@ResponseStatus). Reasons of the managers of addresses, nodes and groups are within the message of
-// the port manager, with status 500. The first match counts.
+// messages maps messages of Alcor's managers, in lower case, to classes. They are the reasons of the managers' exceptions
+// (@ResponseStatus). The port manager passes on reasons of the address, node and group managers in a message with status 500. The first
+// match counts.
 var messages = []struct {
 	text  string
 	class vpcport.Class
@@ -91,16 +90,15 @@ var messages = []struct {
 }
 
 const (
-	// noNode is the message for a host that the node manager does not have.
+	// noNode is the message about a host that the node manager does not know.
 	noNode = "get node information exception"
-	// noAddress is the message for any failed allocation of an address (AllocateIpAddrException).
+	// noAddress is the message about any failed allocation of an address (AllocateIpAddrException).
 	noAddress = "allocate ip address error"
-	// noPort is the message for a port that does not exist (PortEntityNotFound). A 404 of a proxy does
-	// not have it.
+	// noPort is the message about a port that does not exist (PortEntityNotFound). A proxy's 404 lacks it.
 	noPort = "port not found"
 )
 
-// refusal is the error of an unsuccessful reply.
+// refusal returns the error for an unsuccessful reply.
 func refusal(r rest.Request, resp *http.Response, body []byte) error {
 	kind, message := read(body)
 	out := rest.Refused(r.Op(), resp.StatusCode, resp.Header, kind, message)
@@ -109,7 +107,7 @@ func refusal(r rest.Request, resp *http.Response, body []byte) error {
 	return out
 }
 
-// classify is the class of a status and a message.
+// classify returns the class for a status and a message.
 func classify(status int, message string, r rest.Request, retryAfter time.Duration) vpcport.Class {
 	if class, ok := rest.ByStatus(status, retryAfter); ok {
 		return class
@@ -134,7 +132,7 @@ func classify(status int, message string, r rest.Request, retryAfter time.Durati
 		return vpcport.Transient
 	case status == http.StatusConflict:
 		return vpcport.Conflict
-	default: // 400 and 412 (PRECONDITION_FAILED), by which Alcor refuses requests
+	default: // 400 and 412 (PRECONDITION_FAILED): Alcor refused the request
 		return vpcport.Invalid
 	}
 }
@@ -145,8 +143,7 @@ func hostRefused(err error) bool {
 	return ok && strings.Contains(strings.ToLower(e.Message), noNode)
 }
 
-// read reads the body that Spring makes of an exception: timestamp, status, error, message
-// and path; or whatever else there is.
+// read reads an error body: Spring's form of an exception (timestamp, status, error, message and path), or any other text.
 func read(body []byte) (kind, message string) {
 	var e struct {
 		Error   string `json:"error"`
@@ -155,7 +152,7 @@ func read(body []byte) (kind, message string) {
 	if json.Unmarshal(body, &e) != nil {
 		return "", rest.Text(body)
 	}
-	if e.Message == "No message available" { // Spring's words for none
+	if e.Message == "No message available" { // Spring's text for an empty message
 		e.Message = ""
 	}
 	return e.Error, e.Message

@@ -14,7 +14,7 @@ import (
 
 const project = "3dda2801-d675-4688-a63f-dcda8d327f50"
 
-// bed is an Alcor with a VPC, served, and a provider of it.
+// bed is a served fake of Alcor with a VPC, and a provider that uses it.
 type bed struct {
 	cloud      *alcorfake.Cloud
 	server     *httptest.Server
@@ -29,7 +29,7 @@ func newBed(t *testing.T, o alcorfake.Options) *bed {
 	b := &bed{cloud: alcorfake.New(o)}
 	b.network = b.cloud.AddNetwork(alcorfake.Network{Name: "blue"})
 	b.web = b.cloud.AddSubnet(alcorfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
-	// A /29 has six hosts, of which one is the gateway.
+	// A /29 has six host addresses, one of which is the gateway's.
 	b.small = b.cloud.AddSubnet(alcorfake.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
 	b.group = b.cloud.AddGroup()
 	b.cloud.AddHost("node-a", alcorfake.Host{})
@@ -38,13 +38,13 @@ func newBed(t *testing.T, o alcorfake.Options) *bed {
 	b.provider = b.open(t)
 	t.Cleanup(func() {
 		if ignored := b.cloud.Ignored(); len(ignored) > 0 {
-			t.Errorf("Alcor does not know what it was asked for: %v", ignored)
+			t.Errorf("requests with parts that Alcor does not support: %v", ignored)
 		}
 	})
 	return b
 }
 
-// open opens another provider of the same Alcor.
+// open opens another provider for the same Alcor.
 func (b *bed) open(t *testing.T, edit ...func(*alcor.Settings)) *alcor.Provider {
 	t.Helper()
 	s := alcor.Settings{Endpoint: b.server.URL, Project: project, Timeout: 20 * time.Second}
@@ -63,7 +63,7 @@ func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0,
 
 func (b *bed) newPort(uid string) vpcport.NewPort { return b.contract("vpc-ns").NewPort(uid) }
 
-// make makes a port that must be possible.
+// make creates a port, which must succeed.
 func (b *bed) make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
 	return b.contract("vpc-ns").Make(t, edit...)

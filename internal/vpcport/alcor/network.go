@@ -23,7 +23,7 @@ type wireVPC struct {
 	Shared  bool   `json:"shared"`
 }
 
-// Network implements vpcport.Provider. It looks for a UUID as an ID first.
+// Network implements vpcport.Provider. It tries a UUID as an ID before trying it as a name.
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Alcor GET vpcs"
 	if idOrName == "" {
@@ -36,7 +36,7 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 	case len(found) == 0:
 		return vpcport.Network{}, &vpcport.Error{Class: vpcport.NetworkGone, Op: op, About: idOrName, Message: "no VPC of the project has the ID or name " + idOrName}
 	case len(found) > 1:
-		return vpcport.Network{}, &vpcport.Error{Class: vpcport.Invalid, Op: op, About: idOrName, Message: "several VPCs have the name " + idOrName + "; expected an ID"}
+		return vpcport.Network{}, &vpcport.Error{Class: vpcport.Invalid, Op: op, About: idOrName, Message: "several VPCs have the name " + idOrName + ": use the ID"}
 	}
 	w := found[0]
 	out := vpcport.Network{ID: w.ID, Name: w.Name}
@@ -50,8 +50,7 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 	return out, err
 }
 
-// vpcs are the project's VPCs with an ID or a name. Alcor returns null for one that does not exist, and
-// lists VPCs of all projects.
+// vpcs returns the project's VPCs with an ID or a name. Alcor returns null for an ID that does not exist, and lists VPCs of all projects.
 func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, err error) {
 	if uuid.Validate(idOrName) == nil {
 		var one struct {
@@ -66,7 +65,7 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 			return []wireVPC{*w}, nil
 		}
 	}
-	// Releases differ in what the list is called (VpcsWebJson, NetworksWebJson).
+	// The name of the list differs between releases (VpcsWebJson, NetworksWebJson).
 	var reply struct {
 		VPCs     []wireVPC `json:"vpcs"`
 		Networks []wireVPC `json:"networks"`
@@ -82,18 +81,18 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 	return out, nil
 }
 
-// notThere reports whether an error says that something does not exist.
+// notThere reports whether an error means that the requested object does not exist.
 func notThere(err error) bool {
 	e, ok := err.(*vpcport.Error) //nolint:errorlint // call makes them
 	return ok && e.Status == http.StatusNotFound && strings.Contains(strings.ToLower(e.Message), "not found")
 }
 
-// sees reports whether the project can use a VPC.
+// sees reports whether the project may use a VPC.
 func (p *Provider) sees(w wireVPC) bool {
 	return w.Shared || w.Project == "" || w.Project == p.settings.Project
 }
 
-// subnets are the subnets of a VPC, in the order of their IDs.
+// subnets returns the subnets of a VPC, ordered by ID.
 func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subnet, error) {
 	r := rest.Request{API: api, Method: http.MethodGet, Path: "subnets", Query: url.Values{"network_id": {network}}}
 	var reply struct {
@@ -114,7 +113,7 @@ func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subne
 		if err != nil {
 			return nil, err
 		}
-		s.CIDR = s.CIDR.Masked() // Alcor accepts bits of a host
+		s.CIDR = s.CIDR.Masked() // Alcor accepts host bits
 		out = append(out, s)
 	}
 	slices.SortFunc(out, func(a, b vpcport.Subnet) int { return cmp.Compare(a.ID, b.ID) })

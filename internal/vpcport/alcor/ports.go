@@ -14,7 +14,7 @@ import (
 // maxName is the maximum length of a port's name in bytes. Alcor documents none.
 const maxName = 255
 
-// Create implements vpcport.Provider, for one port.
+// Create implements vpcport.Provider. It accepts one port.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	const op = "Alcor POST ports"
 	if len(ports) != 1 {
@@ -25,7 +25,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 		return nil, rest.BadRequest(op, "a port of network %q", n.NetworkID)
 	}
 	out, err := p.create(ctx, n)
-	if n.Host != "" && hostRefused(err) { // and nothing was made
+	if n.Host != "" && hostRefused(err) { // so no port was created
 		host := n.Host
 		n.Host = ""
 		if out, err = p.create(ctx, n); err == nil {
@@ -59,7 +59,7 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port,
 	return out, nil
 }
 
-// wire converts a request for a port.
+// wire converts the request for a port.
 func wire(n vpcport.NewPort) wireNew {
 	w := wireNew{Network: n.NetworkID, Name: vpcport.Cut(n.Name, maxName), Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host, FixedIPs: rest.IPs(n.Addresses)}
 	if n.MAC != nil {
@@ -68,8 +68,8 @@ func wire(n vpcport.NewPort) wireNew {
 	return w
 }
 
-// Update implements vpcport.Provider. It reads the port before, because a change resets some fields,
-// and after, because the reply is not the port.
+// Update implements vpcport.Provider. It reads the port before the change, because Alcor resets some fields, and after it, because Alcor
+// does not reply with the port.
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
 	const op = "Alcor PUT ports"
 	if c.Empty() {
@@ -97,13 +97,13 @@ func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Chang
 	if refused {
 		got = nowhere(got, *c.Host)
 	}
-	if unmet := c.Unmet(got); unmet != "" { // another client may have changed it, as there are no revisions
+	if unmet := c.Unmet(got); unmet != "" { // another client may have changed it: there are no revisions
 		return got, &vpcport.Error{Class: vpcport.Conflict, Op: op, Message: rest.Shorten(unmet, rest.MaxMessage)}
 	}
 	return got, nil
 }
 
-// put makes a change; if Alcor refuses the host, without it.
+// put changes a port. If Alcor refuses the host, it makes the change without the host.
 func (p *Provider) put(ctx context.Context, id string, change wireChange, groups []string) (refused bool, err error) {
 	for {
 		if change.Host == nil && change.Device == nil && change.Owner == nil && change.Groups == nil && change.Tags == nil {
@@ -124,10 +124,10 @@ func (p *Provider) Delete(ctx context.Context, id string) error {
 	return rest.Delete(api, id, func(r rest.Request) error { return p.call(ctx, r, nil) })
 }
 
-// maxFilter is the maximum number of values in a list of a filter.
+// maxFilter is the maximum number of values of a list in a filter.
 const maxFilter = 100
 
-// Get implements vpcport.Provider. It finds no ports of other projects.
+// Get implements vpcport.Provider. It does not find ports of other projects.
 func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 	w, err := p.get(ctx, id)
 	if err != nil {
@@ -151,21 +151,21 @@ func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	case w == nil || w.ID != id:
 		return wirePort{}, rest.BadReply(r.Op(), "requested port %s, got %+v", id, w)
 	case !p.owns(*w):
-		return wirePort{}, gone(r.Op(), id, "it is of another project")
+		return wirePort{}, gone(r.Op(), id, "it belongs to another project")
 	default:
 		return *w, nil
 	}
 }
 
-// owns reports whether a port is in the project of the settings.
+// owns reports whether a port belongs to the project of the settings.
 func (p *Provider) owns(w wirePort) bool { return w.Project == "" || w.Project == p.settings.Project }
 
 func gone(op, id, why string) error {
 	return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: id, Message: "no port " + id + ": " + why}
 }
 
-// Ports implements vpcport.Provider. It does not send MAC addresses, as Alcor keeps their spelling. It
-// applies the filter before it decodes ports, because those of others may be invalid.
+// Ports implements vpcport.Provider. It does not filter by MAC address at Alcor, which keeps their spelling. It applies the filter
+// before it decodes ports, because other clients' ports may be invalid.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	r := rest.Request{API: api, Method: http.MethodGet, Path: "ports"}
 	return rest.List{Op: r.Op(), Filter: f, MaxFilter: maxFilter, Read: func(query url.Values) (out []vpcport.Port, err error) {

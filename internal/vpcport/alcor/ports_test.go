@@ -31,7 +31,7 @@ func (b *bed) get(t *testing.T, id string) vpcport.Port {
 	return p
 }
 
-// A port's status comes from the agent of its host, in any case.
+// The agent on a port's host sets the status, in upper or lower case.
 func TestStatuses(t *testing.T) {
 	for status, want := range map[string]struct {
 		status  vpcport.Status
@@ -46,17 +46,17 @@ func TestStatuses(t *testing.T) {
 		b := newBed(t, alcorfake.Options{})
 		p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Host: "node-a", Status: status})
 		if got := b.get(t, p.ID); got.Status != want.status || got.Binding.Result != want.binding {
-			t.Errorf("%q: got %v, %v; want %v", status, got.Status, got.Binding.Result, want)
+			t.Errorf("%q: status and binding = %v, %v, want %v", status, got.Status, got.Binding.Result, want)
 		}
 		b.cloud.Edit(p.ID, func(p *alcorfake.Port) { p.Host = "" })
 		if got := b.get(t, p.ID); got.Binding.Result != vpcport.Unbound || got.Status == vpcport.StatusActive {
-			t.Errorf("%q without a host: got %v, %v", status, got.Status, got.Binding.Result)
+			t.Errorf("%q: status and binding without a host = %v, %v, want inactive and unbound", status, got.Status, got.Binding.Result)
 		}
 	}
 }
 
-// A port is bound, unbound, bound again and moved. Alcor still shows the old host of an unbound port,
-// so a tag marks it. Other tags stay.
+// A port is bound, unbound, bound again and moved. Alcor keeps showing the last host of an unbound port, so a tag marks the port as
+// unbound. Other tags are kept.
 func TestLifeOfAPort(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	b.cloud.AddHost("node-b", alcorfake.Host{})
@@ -77,23 +77,23 @@ func TestLifeOfAPort(t *testing.T) {
 		got := b.update(t, p.ID, vpcport.Change{Host: step.host})
 		there := b.cloud.Ports()[0]
 		if got.Host != *step.host || (got.Binding.Result == vpcport.Bound) != (*step.host != "") || !slices.Equal(there.Tags, step.tags) {
-			t.Errorf("to %q: got %q, %+v, with the tags %q", *step.host, got.Host, got.Binding, there.Tags)
+			t.Errorf("bind to %q: host, binding and tags = %q, %+v, %q", *step.host, got.Host, got.Binding, there.Tags)
 		}
 		if n := b.cloud.HTTP.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
-			t.Errorf("to %q: changed %d times, want %d", *step.host, n, step.puts)
+			t.Errorf("bind to %q: %d changes, want %d", *step.host, n, step.puts)
 		}
 		b.cloud.Programmed(p.ID, there.Host, true)
 		if got := b.get(t, p.ID); (got.Status == vpcport.StatusActive) != (*step.host != "") {
-			t.Errorf("at %q: the status is %v", *step.host, got.Status)
+			t.Errorf("bound to %q: status = %v, want active only with a host", *step.host, got.Status)
 		}
 	}
 	given := b.update(t, p.ID, vpcport.Change{Host: &none, Device: &none, Owner: &none})
 	if given.Device != "" || given.Owner != "" || given.Host != "" {
-		t.Errorf("given back: %+v", given)
+		t.Errorf("returned port = %+v, want no device, owner or host", given)
 	}
 }
 
-// A change keeps properties that it does not have. Alcor itself would turn port security on.
+// A change keeps properties that it does not mention. Alcor alone would turn port security on.
 func TestPortSecurityStaysOff(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	device := vpcport.Device("blue", "u-1")
@@ -102,36 +102,36 @@ func TestPortSecurityStaysOff(t *testing.T) {
 		b.update(t, p.ID, vpcport.Change{Device: &device})
 		i := slices.IndexFunc(b.cloud.Ports(), func(o alcorfake.Port) bool { return o.ID == p.ID })
 		if now := b.cloud.Ports()[i]; now.Unsecured != off || now.Name != "theirs" || now.Device != device {
-			t.Errorf("without port security %t: it is %+v", off, now)
+			t.Errorf("port security off = %t: port = %+v, want it, the name and the device kept", off, now)
 		}
 	}
 }
 
-// A host that Alcor does not have is no error: the port is made or changed without it.
+// An unknown host is no error: the port is created or changed without it.
 func TestUnknownHosts(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-z" })
 	if p.Host != "node-z" || p.Binding.Result != vpcport.BindingFailed || len(b.cloud.Ports()) != 1 {
-		t.Errorf("made %+v, there are %v", p, b.cloud.Ports())
+		t.Errorf("Create() = %+v, want a failed binding; ports = %v, want one", p, b.cloud.Ports())
 	}
 	z, device := "node-z", vpcport.Device("blue", "u-2")
 	p = b.update(t, p.ID, vpcport.Change{Host: &z, Device: &device})
 	if p.Host != z || p.Binding.Result != vpcport.BindingFailed || p.Device != device {
-		t.Errorf("changed %+v", p)
+		t.Errorf("Update() = %+v, want the device and a failed binding", p)
 	}
 	b.cloud.AddHost(z, alcorfake.Host{Fails: true})
 	if p = b.update(t, p.ID, vpcport.Change{Host: &z}); p.Binding.Result != vpcport.BindingFailed {
-		t.Errorf("with an agent that fails: %+v", p)
+		t.Errorf("failing agent: binding of %+v succeeded", p)
 	}
 	b.cloud.AddHost(z, alcorfake.Host{})
 	if p = b.update(t, p.ID, vpcport.Change{Host: &z}); p.Binding.Result != vpcport.Bound || p.Binding.Plug.Netns != "vpc-ns"+b.network.ID {
-		t.Errorf("with an agent: %+v", p)
+		t.Errorf("working agent: port = %+v, want it bound in the VPC's namespace", p)
 	}
 	b.cloud.RemoveHost(z)
-	vpcporttest.WantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	vpcporttest.WantError(t, "delete a port of a removed host", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// A concurrent change of another client is detected, because the port is read again.
+// A concurrent change by another client is detected, because the port is read again.
 func TestConcurrentChanges(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
@@ -139,9 +139,9 @@ func TestConcurrentChanges(t *testing.T) {
 	device := vpcport.Device("blue", "u-2")
 	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Device: &device})
 	vpcporttest.WantError(t, "Update", err, vpcport.Conflict, "")
-	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "change without effect"})
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Groups: []string{b.group}})
-	vpcporttest.WantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
+	vpcporttest.WantError(t, "empty Update", err, vpcport.Conflict, "")
 }
 
 // Ports of other projects are ignored, though Alcor lists them.
@@ -154,45 +154,45 @@ func TestOtherProjects(t *testing.T) {
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	vpcporttest.WantError(t, "Update", err, vpcport.PortGone, p.ID)
 	if found, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}}); err != nil || len(found) != 0 {
-		t.Errorf("listed %v, %v", found, err)
+		t.Errorf("Ports() = %v, %v, want none", found, err)
 	}
 	if id, err := b.provider.Project(t.Context()); id != project || err != nil {
-		t.Errorf("project %q, %v", id, err)
+		t.Errorf("Project() = %q, %v", id, err)
 	}
 	theirs := b.cloud.AddNetwork(alcorfake.Network{Name: "theirs", Project: "another"})
 	_, err = b.provider.Network(t.Context(), theirs.ID)
 	vpcporttest.WantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
 	shared := b.cloud.AddNetwork(alcorfake.Network{Name: "shared", Project: "another", Shared: true})
 	if n, err := b.provider.Network(t.Context(), shared.ID); err != nil || n.ID != shared.ID {
-		t.Errorf("a shared VPC: %+v, %v", n, err)
+		t.Errorf("shared VPC = %+v, %v", n, err)
 	}
 	b.cloud.AddSubnet(alcorfake.Subnet{Name: "theirs", Network: shared.ID, CIDR: b.web.CIDR})
 	if n, err := b.provider.Network(t.Context(), b.network.ID); err != nil || len(n.Subnets) != 2 {
-		t.Errorf("subnets of other VPCs are in it: %+v, %v", n, err)
+		t.Errorf("VPC = %+v, %v, want its own two subnets only", n, err)
 	}
 	b.cloud.AddNetwork(alcorfake.Network{Name: "shared"})
 	_, err = b.provider.Network(t.Context(), "shared")
-	vpcporttest.WantError(t, "two of a name", err, vpcport.Invalid, "shared")
+	vpcporttest.WantError(t, "name of two VPCs", err, vpcport.Invalid, "shared")
 }
 
-// A port says when it was made, and has a name that is not too long.
-func TestNameAndTime(t *testing.T) {
+// A port has its creation time, and its name is cut to the maximum length.
+func TestPortNameAndCreationTime(t *testing.T) {
 	clock := start()
 	b := newBed(t, alcorfake.Options{Clock: clock})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Name = strings.Repeat("é", 200) })
 	if !p.CreatedAt.Equal(clock.Now().Truncate(time.Second)) || len(p.Name) > 255 || p.Revision != 0 {
-		t.Errorf("made at %v, named by %d bytes, revision %d", p.CreatedAt, len(p.Name), p.Revision)
+		t.Errorf("creation time, name length and revision = %v, %d, %d", p.CreatedAt, len(p.Name), p.Revision)
 	}
 }
 
-// Ports of another project and paths for IDs are refused.
+// Ports of other projects and IDs with path elements are refused.
 func TestPortsAreChecked(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		lie  func(b *bed) func([]byte) []byte
 	}{
-		{"another project", func(*bed) func([]byte) []byte { return vpcporttest.Swap(project, vpcporttest.Absent) }},
-		{"a path for an ID", func(*bed) func([]byte) []byte { return vpcporttest.Swap(`"port":{"id":"`, `"port":{"id":"../vpcs/`) }},
+		{"port of another project", func(*bed) func([]byte) []byte { return vpcporttest.Swap(project, vpcporttest.Absent) }},
+		{"path as the ID", func(*bed) func([]byte) []byte { return vpcporttest.Swap(`"port":{"id":"`, `"port":{"id":"../vpcs/`) }},
 	} {
 		b := newBed(t, alcorfake.Options{})
 		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
@@ -205,7 +205,7 @@ func TestPortsAreChecked(t *testing.T) {
 	p := b.make(t)
 	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Falsify: vpcporttest.Swap(b.network.ID, "a/b")})
 	_, err := b.provider.Get(t.Context(), p.ID)
-	vpcporttest.WantError(t, "a path for the ID of a network", err, vpcport.Bug, "")
+	vpcporttest.WantError(t, "path as the ID of a network", err, vpcport.Bug, "")
 }
 
 // Invalid ports of other clients do not break listings.
@@ -221,7 +221,7 @@ func TestInvalidPortsOfOthersAreIgnored(t *testing.T) {
 		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		got, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID, MACs: []mac.Addr{p.MAC}})
 		if err != nil || len(got) != 1 || got[0].ID != p.ID {
-			t.Errorf("%s: %+v, %v", name, got, err)
+			t.Errorf("%s invalid in another port: Ports() = %+v, %v, want the valid port", name, got, err)
 		}
 		b.cloud.HTTP.ClearFaults()
 	}

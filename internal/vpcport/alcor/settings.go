@@ -1,24 +1,22 @@
-// Package alcor is the provider of VPC ports for Alcor (futurewei-cloud/alcor), through the REST API of
-// its port, VPC and subnet managers behind one URL. There are no credentials: requests name the
-// project. The only requests that are repeated are those that were refused for their host.
+// Package alcor is the VPC port provider for Alcor (futurewei-cloud/alcor). It uses the REST API of Alcor's port, VPC and subnet
+// managers behind one URL. There are no credentials: requests name the project. It repeats only requests that Alcor refused because of
+// their host.
 //
-// The package was written without access to a running Alcor. It relies on what Alcor's entities and
-// controllers declare:
+// The package was written without access to a running Alcor. It relies on the declarations in Alcor's entities and controllers:
 //
-//   - A listing has the ports of all projects, and ignores filters on fields that the database's
-//     record lacks. The package filters again.
-//   - Bulk creation gives all of its ports in a subnet the same address
-//     (FixedIpsProcessor.allocateFixedIpAddress sets each to the last that was allocated),
-//     and, without addresses of their own, the same MAC address (MacProcessor does not
-//     count). The package makes ports one by one.
-//   - A change leaves fields that are missing or null, except port_security_enabled, which becomes
-//     true. Its reply is the request. The package reads the port before and after.
-//   - A host cannot be removed: null leaves it, and "" is looked up at the node manager, which has no
-//     node of that name. A port that is bound to no host has the tag Unbound.
-//   - Revisions exist and are ignored.
-//   - A host that the node manager does not have makes Alcor refuse the whole request. The package
-//     makes or changes the port without the host, and reports a failed binding.
-//   - Refusals of the address managers are in the text of a 500.
+//   - A listing contains the ports of all projects, and ignores filters on fields that the database record lacks. The package filters
+//     again.
+//   - Bulk creation gives all of its ports in a subnet the same address (FixedIpsProcessor.allocateFixedIpAddress sets each to the last
+//     one allocated) and, unless MAC addresses are requested, the same MAC address (MacProcessor does not count). The package creates
+//     ports one by one.
+//   - A change keeps fields that are missing or null, except port_security_enabled, which becomes true. Alcor replies with the request.
+//     The package reads the port before and after.
+//   - A host cannot be removed: null keeps it, and "" is looked up at the node manager, which has no node of that name. A port that is
+//     bound to no host has the tag Unbound.
+//   - Revisions exist, but Alcor ignores them.
+//   - If the node manager does not know the host, Alcor refuses the whole request. The package creates or changes the port without the
+//     host, and reports a failed binding.
+//   - Refusals by the address managers are in the text of a 500.
 package alcor
 
 import (
@@ -35,36 +33,34 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// DefaultNetnsPrefix is the default prefix of the names of VPCs' network namespaces (the design of
-// NICs and VPCs in Arktos, "Alcor CNI Plugin").
+// DefaultNetnsPrefix is the default name prefix of VPCs' network namespaces ("Alcor CNI Plugin" in the design of NICs and VPCs in
+// Arktos).
 const DefaultNetnsPrefix = "vpc-ns"
 
 // api is Alcor's name in errors.
 const api = "Alcor"
 
-// maxReply is the maximum size of a reply in bytes. There are no pages: a listing has all ports of a
-// project, of about a kilobyte each.
+// maxReply is the maximum size of a reply in bytes. There are no pages: a listing contains all ports of a project, about a kilobyte each.
 const maxReply = 64 << 20
 
 // Settings configure a provider.
 type Settings struct {
 	// Endpoint is the URL of the API gateway in front of the port, VPC and subnet managers.
 	Endpoint string
-	// Project is the ID of the project that ports are made in.
+	// Project is the ID of the project in which ports are created.
 	Project string
 	TLS     rest.TLS
-	// NetnsPrefix is the prefix of the names of the namespaces in which the agents put ports; the VPC's
-	// ID follows. Empty: DefaultNetnsPrefix.
+	// NetnsPrefix is the name prefix of the namespaces in which the agents put ports; the VPC's ID follows. Empty: DefaultNetnsPrefix.
 	NetnsPrefix string
 	// ProviderMAC lets Alcor choose MAC addresses.
 	ProviderMAC bool
-	// Timeout ends a request without a reply; 0: a minute.
+	// Timeout ends a request that gets no reply; 0: a minute.
 	Timeout time.Duration
-	// Agent is the program in User-Agent, such as berth-operator/1.2; empty: berth.
+	// Agent is the program named in User-Agent, such as berth-operator/1.2; empty: berth.
 	Agent string
 }
 
-// Provider implements vpcport.Provider with Alcor. Make it with Open.
+// Provider implements vpcport.Provider with Alcor. Open creates it.
 type Provider struct {
 	settings Settings
 	base     *url.URL // ends in a slash
@@ -76,7 +72,7 @@ var _ vpcport.Provider = (*Provider)(nil)
 // netnsPrefix matches valid prefixes. Nodes use them in paths.
 var netnsPrefix = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Open returns a provider. It makes no requests. Errors name the invalid field of the settings.
+// Open returns a provider without sending a request. Errors name the invalid field of the settings.
 func Open(s Settings) (*Provider, error) {
 	s.Timeout, s.Agent = cmp.Or(s.Timeout, time.Minute), cmp.Or(s.Agent, "berth")
 	s.NetnsPrefix = cmp.Or(s.NetnsPrefix, DefaultNetnsPrefix)
@@ -101,13 +97,13 @@ func Open(s Settings) (*Provider, error) {
 // Close closes idle connections. Calls in flight end with their contexts.
 func (p *Provider) Close() { p.http.CloseIdleConnections() }
 
-// Endpoint is the URL of Alcor, which is the same for all providers that share its rate limits.
+// Endpoint returns the URL of Alcor. It is the same for all providers that share Alcor's rate limits.
 func (p *Provider) Endpoint() string { return p.base.String() }
 
 // Project implements vpcport.Provider.
 func (p *Provider) Project(context.Context) (string, error) { return p.settings.Project, nil }
 
-// Traits implements vpcport.Provider. Ports are made one by one, see the package comment.
+// Traits implements vpcport.Provider. Ports are created one by one (see the package comment).
 func (p *Provider) Traits() vpcport.Traits {
 	return vpcport.Traits{MaxBatch: 1, MaxFilter: maxFilter, ChosenMAC: !p.settings.ProviderMAC}
 }

@@ -39,7 +39,7 @@ type wireNew struct {
 	Host     string    `json:"binding:host_id,omitempty"`
 }
 
-// wireChange is a change of a port. Nil fields stay as they are.
+// wireChange is a change of a port. Nil fields keep their values.
 type wireChange struct {
 	Host     *string   `json:"binding:host_id,omitempty"`
 	Device   *string   `json:"device_id,omitempty"`
@@ -54,14 +54,14 @@ type envelope struct {
 	Port any `json:"port"`
 }
 
-// statuses are the values of PortStatusEnum, NetworkStatusEnum and StatusEnum, in upper case.
+// statuses maps the values of PortStatusEnum, NetworkStatusEnum and StatusEnum, in upper case.
 var statuses = map[string]vpcport.Status{
 	"DOWN": vpcport.StatusDown, "CREATED": vpcport.StatusDown, "BUILD": vpcport.StatusBuild, "PENDING": vpcport.StatusBuild,
 	"ACTIVE": vpcport.StatusActive, "SUCCESS": vpcport.StatusActive,
 	"ERROR": vpcport.StatusError, "FAILED": vpcport.StatusError, "FAILURE": vpcport.StatusError,
 }
 
-// port decodes a port, and refuses an impossible one.
+// port decodes a port and refuses invalid ones.
 func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	out := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
@@ -77,14 +77,13 @@ func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	return out, nil
 }
 
-// mac is the MAC address. A comma is a separator to Alcor, too.
+// mac returns the MAC address. Alcor also accepts a comma as a separator.
 func (w wirePort) mac() string { return strings.ReplaceAll(w.MAC, ",", ":") }
 
-// Unbound is the tag of a port that is bound to no host, although Alcor still shows its last one.
+// Unbound is the tag of a port that is bound to no host. Alcor keeps showing its last host.
 const Unbound = "berth:unbound"
 
-// bind sets the host and the binding of a port. The agents of the host put the port into the namespace
-// of the VPC; a failed status comes from them.
+// bind sets the host and the binding of a port. The agents on the host put the port into the VPC's namespace, and report a failed status.
 func (p *Provider) bind(out *vpcport.Port, w wirePort) {
 	if w.Host == "" || slices.Contains(w.Tags, Unbound) {
 		if out.Status != vpcport.StatusError {
@@ -100,13 +99,13 @@ func (p *Provider) bind(out *vpcport.Port, w wirePort) {
 	out.Binding = vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.Netns, Netns: p.settings.NetnsPrefix + w.Network}}
 }
 
-// nowhere is a port whose requested host Alcor does not have.
+// nowhere returns a port whose requested host is unknown to Alcor.
 func nowhere(port vpcport.Port, host string) vpcport.Port {
 	port.Host, port.Binding, port.Status = host, vpcport.Binding{Result: vpcport.BindingFailed}, vpcport.StatusDown
 	return port
 }
 
-// rehosted is the change that binds a port to a host, or to none.
+// rehosted returns the change that binds a port to a host, or to none.
 func rehosted(now wirePort, host string) (to *string, tags *[]string) {
 	marked := slices.Contains(now.Tags, Unbound)
 	others := slices.DeleteFunc(slices.Clone(now.Tags), func(t string) bool { return t == Unbound })

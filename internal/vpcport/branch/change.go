@@ -10,8 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Update implements vpcport.Provider. It changes the tags first: a port is bound only once its owner
-// is known.
+// Update implements vpcport.Provider. It changes the tags first, because a port is bound only once its owner is known.
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
 	if c.Empty() {
 		return vpcport.Port{}, failure(vpcport.Bug, opUpdate, "an empty change")
@@ -38,7 +37,7 @@ func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Chang
 	return p.rehost(ctx, e, *c.Host)
 }
 
-// marks are the tags for a change of device and owner.
+// marks returns the tags for a change of device and owner.
 func marks(c vpcport.Change) map[string]string {
 	tags := map[string]string{}
 	if c.Device != nil {
@@ -62,7 +61,7 @@ func (p *Provider) tag(ctx context.Context, e *cloud.ENI, tags map[string]string
 	return nil
 }
 
-// with merges tags; others take precedence.
+// with merges tags; others takes precedence.
 func with(tags, others map[string]string) map[string]string {
 	all := maps.Clone(tags)
 	if all == nil {
@@ -72,7 +71,7 @@ func with(tags, others map[string]string) map[string]string {
 	return all
 }
 
-// rehost binds a port to a host, or to none, after ending any other binding.
+// rehost binds a port to a host, or to none. It ends any other binding first.
 func (p *Provider) rehost(ctx context.Context, e cloud.ENI, host string) (vpcport.Port, error) {
 	now, err := p.port(ctx, e)
 	if err != nil {

@@ -21,7 +21,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t).contract() })
 }
 
-// Listings may lag: replies take precedence.
+// Replies take precedence over listings, which may lag.
 func TestContractWithLaggingListings(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t)

@@ -17,11 +17,11 @@ import (
 // CreateNetworkInterface).
 const maxDescription = 255
 
-// creations is how often create repeats a request that EC2 answers with a deleted ENI.
+// creations is the maximum number of times create repeats a request that EC2 answers with a deleted ENI.
 const creations = 3
 
-// Create implements vpcport.Provider, for one port. A port that cannot be bound to its host is made
-// unbound; a later Update with the host reports why.
+// Create implements vpcport.Provider. It accepts one port. If the port cannot be bound to its host, it is created unbound; a later Update
+// with the host reports the reason.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	if len(ports) != 1 {
 		return nil, failure(vpcport.TooLarge, opCreate, "a request for %d ports, expected one", len(ports))
@@ -46,7 +46,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	return []vpcport.Port{out}, nil
 }
 
-// make makes a port in the first subnet that has room, and binds it.
+// make creates a port in the first subnet with room, and binds it.
 func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.CreateENI, subnets []cloud.Subnet) (out vpcport.Port, err error) {
 	var e cloud.ENI
 	for _, s := range subnets {
@@ -71,7 +71,7 @@ func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.Cr
 	return out, nil
 }
 
-// request is the request to EC2, without the subnet.
+// request returns the request to EC2, without the subnet.
 func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error) {
 	r := cloud.CreateENI{
 		Groups: slices.Sorted(slices.Values(n.Groups)), Description: vpcport.Cut(n.Name, maxDescription), Tags: p.s.creationTags(n.Device),
@@ -89,7 +89,7 @@ func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error)
 	return r, nil
 }
 
-// ask requests given addresses, or any address of each family.
+// ask requests the given addresses, or any address of each family.
 func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error {
 	for _, a := range addresses {
 		at := &r.Primary
@@ -129,7 +129,7 @@ func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Reso
 	return out, nil
 }
 
-// create makes an ENI, once for each request and device.
+// create creates an ENI, once per request and device.
 func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.CreateENI) (cloud.ENI, error) {
 	for range creations {
 		r.ClientToken = token("create", n.Device, fmt.Sprint(p.memory.generation(n.Device)), fmt.Sprintf("%+v", r))
@@ -140,16 +140,16 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 			r.ClientToken = ""
 			continue
 		case err != nil:
-			return cloud.ENI{}, classified(opCreate, fmt.Errorf("make a port in subnet %s: %w", r.SubnetID, err))
+			return cloud.ENI{}, classified(opCreate, fmt.Errorf("create a port in subnet %s: %w", r.SubnetID, err))
 		}
 		return e, p.asAsked(n, r, e)
 	}
-	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 returned ENIs that have been deleted since")
+	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 keeps returning deleted ENIs")
 }
 
 // asAsked compares EC2's reply with the request.
 func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) error {
-	n.Host = "" // it is no branch yet
+	n.Host = "" // it is not a branch yet
 	n.Addresses = nil
 	if p.s.Families.Has(ipfamily.IPv4) {
 		n.Addresses = append(n.Addresses, vpcport.NewAddress{SubnetID: r.SubnetID, IP: r.Primary})
@@ -166,7 +166,7 @@ func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) er
 	return nil
 }
 
-// token derives a client token from a request: at most 64 characters (EC2 API Reference).
+// token derives a client token from a request. It has at most 64 characters (EC2 API Reference).
 func token(parts ...string) string {
 	h := sha256.New()
 	for _, part := range parts {

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// of are the ports that a listing has of a NIC.
+// of returns the ports that a listing shows for a NIC.
 func (b *bed) of(p *branch.Provider, uid string) []vpcport.Port {
 	b.t.Helper()
 	list, err := p.Ports(b.t.Context(), vpcport.Filter{Devices: []string{vpcport.Device(cluster, uid)}})
@@ -22,13 +22,13 @@ func (b *bed) of(p *branch.Provider, uid string) []vpcport.Port {
 	return list
 }
 
-// A repeated request returns the port whose reply was lost, also to another process.
+// A repeated request returns the port whose reply was lost, even to another process.
 func TestLostCreation(t *testing.T) {
 	b := newBed(t)
 	for _, uid := range []string{"u-1", "u-2"} {
 		b.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort(uid, "i-a")})
-		failsWith(t, "the first", err, vpcport.Transient)
+		failsWith(t, "first request", err, vpcport.Transient)
 		again := b.provider
 		if uid == "u-2" {
 			again = b.open()
@@ -36,12 +36,12 @@ func TestLostCreation(t *testing.T) {
 		p := b.make(again, newPort(uid, "i-a"))
 		b.wantBound("again", p, "i-a")
 		if list := b.of(b.open(), uid); len(list) != 1 || list[0].ID != p.ID {
-			t.Errorf("%s: there are %+v, want %s alone", uid, list, p.ID)
+			t.Errorf("%s: ports = %+v, want only %s", uid, list, p.ID)
 		}
 	}
 }
 
-// A port that another client deleted is made again by the same request.
+// A port that another client deleted is created again by the same request.
 func TestPortsDeletedByOthers(t *testing.T) {
 	b := newBed(t)
 	for round := range 3 {
@@ -52,18 +52,18 @@ func TestPortsDeletedByOthers(t *testing.T) {
 			b.clock.Advance(branch.Settle)
 		}
 		if list := b.of(b.provider, "u-1"); round == 1 && len(list) != 0 {
-			t.Errorf("there are %+v", list)
+			t.Errorf("ports = %+v, want none", list)
 		}
 		host := "i-a2"
 		_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 		if err == nil {
-			t.Error("a port that is gone was moved")
+			t.Error("a deleted port was moved")
 		}
 	}
 }
 
-// A port is in the requested subnet, or else in a configured one with room in its instance's zone, or
-// else in that of the trunk.
+// A port is created in the requested subnet; otherwise in a configured subnet with room in the instance's zone; otherwise in the
+// trunk's subnet.
 func TestSubnets(t *testing.T) {
 	b := newBed(t)
 	at := func(list ...vpcport.NewAddress) func(*vpcport.NewPort) {
@@ -71,53 +71,53 @@ func TestSubnets(t *testing.T) {
 	}
 	subnet := func(p vpcport.Port) string { return p.Addresses[0].SubnetID }
 	if got := subnet(b.make(b.provider, newPort("u-1", "i-b"))); got != "subnet-b" {
-		t.Errorf("that of the trunk: %s", got)
+		t.Errorf("subnet = %s, want the trunk's", got)
 	}
 	small := vpcport.NewAddress{SubnetID: "subnet-small", IP: netip.MustParseAddr("10.0.32.9")}
 	if p := b.make(b.provider, newPort("u-2", "i-a", at(small))); p.Addresses[0] != vpcport.FixedIP(small) {
-		t.Errorf("a certain address: %+v", p.Addresses)
+		t.Errorf("addresses = %+v, want the fixed one", p.Addresses)
 	}
 	some := b.open(func(s *branch.Settings) { s.Subnets = []string{"subnet-b", "subnet-small", "subnet-a"} })
 	if got := subnet(b.make(some, newPort("u-3", "i-a"))); got != "subnet-a" {
-		t.Errorf("of several the one with most room in the zone: %s", got)
+		t.Errorf("several subnets: %s, want the one in the zone with the most room", got)
 	}
 	among := func(n *vpcport.NewPort) { n.Subnets = []string{"subnet-b", "subnet-small"} }
 	if got := subnet(b.make(some, newPort("u-8", "i-a", among))); got != "subnet-small" {
-		t.Errorf("of those that it is to be among the one in the zone: %s", got)
+		t.Errorf("requested choice of subnets: %s, want the one in the zone", got)
 	}
-	b.cloud.State.SetFree("subnet-a", 0) // which the listing did not show yet
+	b.cloud.State.SetFree("subnet-a", 0) // not visible in the listing yet
 	if got := subnet(b.make(some, newPort("u-4", "i-a"))); got != "subnet-small" {
-		t.Errorf("where that is full: %s", got)
+		t.Errorf("first subnet full: %s, want the next one in the zone", got)
 	}
 	b.cloud.State.SetFree("subnet-small", 0)
 	_, err := some.Create(t.Context(), []vpcport.NewPort{newPort("u-5", "i-a")})
-	failsWith(t, "where all are full", err, vpcport.SubnetFull)
+	failsWith(t, "all subnets full", err, vpcport.SubnetFull)
 	none := b.open(func(s *branch.Settings) { s.Subnets = []string{"subnet-b", "subnet-gone"} })
 	_, err = none.Create(t.Context(), []vpcport.NewPort{newPort("u-6", "i-a")})
-	failsWith(t, "where none is in the zone", err, vpcport.Invalid)
+	failsWith(t, "no subnet in the zone", err, vpcport.Invalid)
 	for name, list := range map[string][]vpcport.NewAddress{
-		"two":         {{SubnetID: "subnet-a"}, {SubnetID: "subnet-a"}},
-		"one of IPv6": {{SubnetID: "subnet-a", IP: netip.MustParseAddr("2001:db8::1")}},
+		"two":          {{SubnetID: "subnet-a"}, {SubnetID: "subnet-a"}},
+		"IPv6 address": {{SubnetID: "subnet-a", IP: netip.MustParseAddr("2001:db8::1")}},
 	} {
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-7", "i-a", at(list...))})
 		failsWith(t, "addresses: "+name, err, vpcport.Invalid)
 	}
 }
 
-// A port has the requested security groups, or else those of the trunk.
+// A port has the requested security groups, or otherwise the trunk's.
 func TestGroups(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a", func(n *vpcport.NewPort) { n.Groups = []string{"sg-web"} }))
 	if len(p.Groups) != 1 || p.Groups[0] != "sg-web" {
-		t.Errorf("got %v", p.Groups)
+		t.Errorf("groups = %v, want sg-web", p.Groups)
 	}
 	trunk := b.eni(b.eni(p.ID).Tags[branch.TagTrunk])
 	if p := b.make(b.provider, newPort("u-2", "i-a")); strings.Join(p.Groups, " ") != strings.Join(trunk.Groups, " ") {
-		t.Errorf("got %v, the trunk has %v", p.Groups, trunk.Groups)
+		t.Errorf("groups = %v, want the trunk's %v", p.Groups, trunk.Groups)
 	}
 }
 
-// lying is a cloud whose new ENIs are not as asked for.
+// lying is a cloud whose new ENIs differ from the request.
 type lying struct {
 	*cloudfake.Cloud
 	lie func(*cloud.ENI)
@@ -132,7 +132,7 @@ func (l *lying) CreateENI(ctx context.Context, r cloud.CreateENI) (cloud.ENI, er
 // Impossible replies are errors.
 func TestImpossibleReplies(t *testing.T) {
 	for _, tt := range []struct {
-		name string // of what the error names
+		name string // in the error, after "another "
 		lie  func(*cloud.ENI)
 	}{
 		{"network", func(e *cloud.ENI) { e.VPCID = "vpc-2" }},
@@ -147,29 +147,29 @@ func TestImpossibleReplies(t *testing.T) {
 		_, err := p.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-a", func(n *vpcport.NewPort) { n.Groups = []string{"sg-web"} })})
 		failsWith(t, tt.name, err, vpcport.Bug)
 		if err != nil && !strings.HasSuffix(err.Error(), "another "+tt.name) {
-			t.Errorf("%s: the error does not name it: %v", tt.name, err)
+			t.Errorf("%s: Create() = %v, want an error that names the difference", tt.name, err)
 		}
 	}
 }
 
 // Replies take precedence over listings that lag.
-func TestRepliesOutrankListings(t *testing.T) {
+func TestRepliesOverrideListings(t *testing.T) {
 	b := newBed(t)
 	b.cloud.State.SetLag(lag)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	if list := b.of(b.provider, "u-1"); len(list) != 1 || list[0].Host != "i-a" {
-		t.Errorf("right after: %+v", list)
+		t.Errorf("after creation: ports = %+v, want one at i-a", list)
 	}
 	b.clock.Advance(2 * lag)
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
 	if list := b.of(b.provider, "u-1"); len(list) != 0 {
-		t.Errorf("after its deletion: %+v", list)
+		t.Errorf("after deletion: ports = %+v, want none", list)
 	}
 	if list := b.of(b.open(), "u-1"); len(list) != 1 {
-		t.Errorf("another process sees %+v already: the listing does not trail", list)
+		t.Errorf("another process sees %+v: the listing does not lag", list)
 	}
 	b.clock.Advance(time.Hour)
 	if list := b.of(b.open(), "u-1"); len(list) != 0 {
-		t.Errorf("later: %+v", list)
+		t.Errorf("after an hour: ports = %+v, want none", list)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// The operations in errors.
+// The operations named in errors.
 const (
 	opENIs    = "EC2 DescribeNetworkInterfaces"
 	opSubnets = "EC2 DescribeSubnets"
@@ -19,8 +19,7 @@ const (
 	opDelete  = "EC2 DeleteNetworkInterface"
 )
 
-// byCode are EC2's error codes that need a finer class than their cloud.Class (EC2 API, "Error
-// codes").
+// byCode maps EC2's error codes that need a finer class than their cloud.Class (EC2 API, "Error codes").
 var byCode = map[string]vpcport.Class{
 	"InvalidSubnetID.NotFound":                vpcport.ReferenceGone,
 	"InvalidSubnetID.Malformed":               vpcport.ReferenceGone,
@@ -38,20 +37,20 @@ var byCode = map[string]vpcport.Class{
 	"InvalidSecurityGroupID.NotFound":         vpcport.ReferenceGone,
 }
 
-// codeNoENI is the code of a repeated request whose ENI has been deleted since.
+// codeNoENI is the code for a repeated request whose ENI has been deleted since.
 const codeNoENI = "InvalidNetworkInterfaceID.NotFound"
 
 // codeDuplicate is the code for a VLAN that another branch of the trunk has.
 const codeDuplicate = "InvalidVlanId.Duplicate"
 
-// byClass are the classes of all other errors.
+// byClass maps the classes of all other errors.
 var byClass = map[cloud.Class]vpcport.Class{
 	cloud.Throttled: vpcport.Throttled, cloud.SubnetFull: vpcport.SubnetFull, cloud.LimitReached: vpcport.OverQuota,
 	cloud.Gone: vpcport.Conflict, cloud.Conflict: vpcport.Conflict, cloud.Transient: vpcport.Transient,
 	cloud.Permission: vpcport.Forbidden, cloud.Bug: vpcport.Invalid,
 }
 
-// classified turns the error of an EC2 call into one of a provider.
+// classified converts the error of an EC2 call into a provider error.
 func classified(op string, err error) error {
 	e, ok := errors.AsType[*cloud.Error](err)
 	if !ok {
@@ -64,7 +63,7 @@ func classified(op string, err error) error {
 	return &vpcport.Error{Class: class, Op: op, Type: e.Code, Message: err.Error(), Err: err}
 }
 
-// code is EC2's error code; empty without one.
+// code returns EC2's error code, or an empty string.
 func code(err error) string {
 	if e, ok := errors.AsType[*cloud.Error](err); ok {
 		return e.Code
@@ -72,7 +71,7 @@ func code(err error) string {
 	return ""
 }
 
-// failure is an error of the provider itself.
+// failure returns an error of the provider itself.
 func failure(class vpcport.Class, op, format string, args ...any) error {
 	return &vpcport.Error{Class: class, Op: op, Message: fmt.Sprintf(format, args...)}
 }

@@ -17,11 +17,11 @@ import (
 const (
 	vpc     = cloudfake.VPC
 	cluster = "contract"
-	// lag is how long listings trail, which is less than ec2.Settle.
+	// lag is how far listings lag, which is less than ec2.Settle.
 	lag = 10 * time.Second
 )
 
-// bed is a VPC with instances in two zones, of which each has a trunk, and a provider.
+// bed is a VPC with instances in two zones, each with a trunk, and a provider.
 type bed struct {
 	t        *testing.T
 	clock    *clock.Fake
@@ -29,8 +29,7 @@ type bed struct {
 	provider *branch.Provider
 }
 
-// newBed has i-a (m5.large: 9 branches) and i-a2 in zone a, i-b in zone b, and i-none without a
-// trunk.
+// newBed creates i-a (m5.large: 9 branches) and i-a2 in zone a, i-b in zone b, and i-none without a trunk.
 func newBed(t *testing.T, edit ...func(*branch.Settings)) *bed {
 	t.Helper()
 	b := &bed{t: t, clock: clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))}
@@ -49,7 +48,7 @@ func newBed(t *testing.T, edit ...func(*branch.Settings)) *bed {
 	return b
 }
 
-// open is another process's provider.
+// open opens another process's provider.
 func (b *bed) open(edit ...func(*branch.Settings)) *branch.Provider {
 	s := branch.Settings{Cloud: b.cloud, Cluster: cluster, VPC: vpc, Clock: b.clock, Logger: slog.New(slog.NewTextHandler(b.t.Output(), nil))}
 	for _, e := range edit {
@@ -58,23 +57,23 @@ func (b *bed) open(edit ...func(*branch.Settings)) *branch.Provider {
 	return branch.Open(s)
 }
 
-// trunk gives an instance a trunk, and returns its ID.
+// trunk gives an instance a trunk and returns the trunk's ID.
 func (b *bed) trunk(instance string, tags map[string]string) string {
 	return b.cloud.State.AddENI(instance, 1, cloud.InterfaceTrunk, tags)
 }
 
-// eni is an ENI as EC2 has it.
+// eni returns an ENI as EC2 has it.
 func (b *bed) eni(id string) cloud.ENI {
 	b.t.Helper()
 	list, err := b.cloud.ENIs(b.t.Context(), cloud.ENIFilter{IDs: []string{id}})
 	harness.OK(b.t, err)
 	if len(list) != 1 {
-		b.t.Fatalf("there are %d ENIs %s", len(list), id)
+		b.t.Fatalf("found %d ENIs with ID %s, want 1", len(list), id)
 	}
 	return list[0]
 }
 
-// trunkMAC is the MAC address of an instance's trunk.
+// trunkMAC returns the MAC address of an instance's trunk.
 func (b *bed) trunkMAC(instance string) string {
 	b.t.Helper()
 	in, err := b.cloud.Instance(b.t.Context(), instance)
@@ -88,7 +87,7 @@ func (b *bed) trunkMAC(instance string) string {
 	return ""
 }
 
-// newPort asks for a port for a NIC at a host, without more.
+// newPort returns a minimal request for a NIC's port at a host.
 func newPort(uid, host string, edit ...func(*vpcport.NewPort)) vpcport.NewPort {
 	n := vpcport.NewPort{NetworkID: vpc, Name: "berth/" + uid + "/default/" + uid, Device: vpcport.Device(cluster, uid), Host: host}
 	for _, e := range edit {
@@ -97,7 +96,7 @@ func newPort(uid, host string, edit ...func(*vpcport.NewPort)) vpcport.NewPort {
 	return n
 }
 
-// make makes a port.
+// make creates a port.
 func (b *bed) make(p *branch.Provider, n vpcport.NewPort) vpcport.Port {
 	b.t.Helper()
 	out, err := p.Create(b.t.Context(), []vpcport.NewPort{n})
@@ -109,6 +108,6 @@ func (b *bed) make(p *branch.Provider, n vpcport.NewPort) vpcport.Port {
 func failsWith(t *testing.T, what string, err error, want vpcport.Class) {
 	t.Helper()
 	if err == nil || vpcport.ClassOf(err) != want {
-		t.Errorf("%s: %v (%v), want an error of class %v", what, err, vpcport.ClassOf(err), want)
+		t.Errorf("%s: error = %v (class %v), want class %v", what, err, vpcport.ClassOf(err), want)
 	}
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Ports implements vpcport.Provider. EC2 filters by IDs, devices, VPC and Berth's owner; the
-// rest of the filter is applied here.
+// Ports implements vpcport.Provider. EC2 filters by IDs, devices, VPC and Berth's owner; Ports applies the rest of the filter.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	if f.Empty() {
 		return nil, failure(vpcport.Bug, opENIs, "an empty filter would list all ENIs")
@@ -72,7 +71,7 @@ func (p *Provider) port(ctx context.Context, e cloud.ENI) (vpcport.Port, error) 
 	return list[0], nil
 }
 
-// find describes an ENI that may be a port. If there is none, the class is PortGone.
+// find describes an ENI that may be a port. If there is none, the error has class PortGone.
 func (p *Provider) find(ctx context.Context, id string) (cloud.ENI, error) {
 	list, err := p.s.Cloud.ENIs(ctx, cloud.ENIFilter{IDs: []string{id}})
 	if err != nil {

@@ -10,18 +10,18 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// memory is what replies say about ENIs, which listings may not show yet.
+// memory holds the ENIs' state according to replies, which listings may not show yet.
 type memory struct {
 	clock  clock.Clock
 	settle time.Duration
 
-	mu      sync.Mutex                   // guards all below
+	mu      sync.Mutex                   // guards the fields below
 	replies map[string]reply             // by ENI, kept for settle
-	assoc   map[string]cloud.Association // by branch, until its end is known
-	renewed map[string]int               // by device, how many client tokens are used up
+	assoc   map[string]cloud.Association // by branch, kept until its end is known
+	renewed map[string]int               // by device: the number of used client tokens
 }
 
-// reply is an ENI according to the last reply.
+// reply is the state of an ENI according to the last reply.
 type reply struct {
 	eni  cloud.ENI
 	gone bool
@@ -63,7 +63,7 @@ func (m *memory) associated(e cloud.ENI, a cloud.Association) {
 	m.assoc[e.ID] = a
 }
 
-// forget drops what is known of an ENI: the next listing decides.
+// forget drops the state of an ENI: the next listing decides.
 func (m *memory) forget(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,7 +80,7 @@ func (m *memory) gone(id string) {
 	delete(m.assoc, id)
 }
 
-// dropped records the deletion of an ENI and of its device. It returns the association of the ENI.
+// dropped records the deletion of an ENI and its device, and returns the ENI's association.
 func (m *memory) dropped(id string) (cloud.Association, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,29 +99,28 @@ func (m *memory) isGone(id string) bool {
 	return m.replies[id].gone
 }
 
-// renew changes the client token of requests for a device. With the old token EC2 returns the ENI of
-// the first request even if it has been deleted since (EC2 API, "Ensuring idempotency").
+// renew changes the client token of requests for a device. EC2 answers the old token with the ENI of the first request even if that has
+// been deleted (EC2 API, "Ensuring idempotency").
 func (m *memory) renew(device string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.renewed[device]++
 }
 
-// generation is how often renew was called for a device.
+// generation returns how often renew was called for a device.
 func (m *memory) generation(device string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.renewed[device]
 }
 
-// prune drops what listings show by now. m.mu is held.
+// prune drops replies that listings include by now. m.mu is held.
 func (m *memory) prune() {
 	now := m.clock.Now()
 	maps.DeleteFunc(m.replies, func(_ string, t reply) bool { return now.Sub(t.at) >= m.settle })
 }
 
-// over replaces ENIs of a listing by what later replies say of them, and adds ENIs that match and are
-// not listed yet.
+// over replaces listed ENIs with later replies, and adds matching ENIs that are not listed yet.
 func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.ENI {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +148,7 @@ func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.EN
 	return out
 }
 
-// association is that of a branch, from a reply or else from its tags.
+// association returns the association of a branch, from a reply or otherwise from its tags.
 func (m *memory) association(e cloud.ENI) cloud.Association {
 	m.mu.Lock()
 	defer m.mu.Unlock()

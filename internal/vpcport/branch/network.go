@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Network implements vpcport.Provider, for the VPC of the settings only.
+// Network implements vpcport.Provider. It supports only the VPC of the settings.
 func (p *Provider) Network(ctx context.Context, id string) (vpcport.Network, error) {
 	if id != p.s.VPC {
 		return vpcport.Network{}, failure(vpcport.NetworkGone, opSubnets, "the provider is for VPC %s, not for %.64q", p.s.VPC, id)
@@ -38,7 +38,7 @@ func (p *Provider) Network(ctx context.Context, id string) (vpcport.Network, err
 // gateway6 is the IPv6 router of every subnet (Amazon VPC User Guide, "Subnet CIDR blocks").
 var gateway6 = netip.MustParseAddr("fe80:ec2::1")
 
-// subnetOf converts a subnet to its blocks of the families of ports; false if it has none.
+// subnetOf converts a subnet to its blocks of the ports' families. It returns false if there are none.
 func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
 	out = vpcport.Subnet{ID: n.ID, Name: n.Tags["Name"]}
 	if s.Families.Has(ipfamily.IPv4) {
@@ -57,21 +57,20 @@ func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
 	return out, out.CIDR.IsValid()
 }
 
-// Project implements vpcport.Provider: the VPC stands for account and region.
+// Project implements vpcport.Provider. The VPC stands for the account and region.
 func (p *Provider) Project(context.Context) (string, error) { return p.s.VPC, nil }
 
 // subnets caches the subnets of the VPC.
 type subnets struct {
 	s Settings
 
-	mu    sync.Mutex // guards known; not held while EC2 is asked
+	mu    sync.Mutex // guards known; not held during calls to EC2
 	known map[string]cloud.Subnet
 }
 
 func newSubnets(s Settings) *subnets { return &subnets{s: s} }
 
-// list lists the subnets at EC2, in the order of their IDs. It does not cache those that no port can be
-// in: IPv6-only subnets if ports have IPv4.
+// list lists the subnets at EC2, ordered by ID. It does not cache subnets that cannot contain ports: IPv6-only subnets if ports have IPv4.
 func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
 	list, err := s.s.Cloud.Subnets(ctx, cloud.SubnetFilter{VPCID: s.s.VPC})
 	if err != nil {
@@ -91,7 +90,7 @@ func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
 	return list, nil
 }
 
-// have returns those of some subnets that are cached; missing is one that is not.
+// have returns the cached ones of the given subnets, and one that is missing from the cache.
 func (s *subnets) have(ids []string) (out []cloud.Subnet, missing string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,8 +105,7 @@ func (s *subnets) have(ids []string) (out []cloud.Subnet, missing string) {
 	return out, missing
 }
 
-// of returns subnets by their IDs, and lists again if one is not cached. Subnets that do not exist are
-// left out; missing is the last of them.
+// of returns subnets by ID, and lists again if one is not cached. It leaves out subnets that do not exist; missing is the last of them.
 func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, missing string, err error) {
 	if out, missing = s.have(ids); missing == "" {
 		return out, "", nil
@@ -119,15 +117,14 @@ func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, mis
 	return out, missing, nil
 }
 
-// placement decides which subnets a port may be in.
+// placement decides in which subnets a port may be.
 type placement struct {
 	s       Settings
 	trunks  *trunks
 	subnets *subnets
 }
 
-// of are the subnets that a port may be in, the best first, and the trunk of its host; nil
-// where it has none.
+// of returns the subnets in which a port may be, best first, and the trunk of its host, or nil if the host has none.
 func (p *placement) of(ctx context.Context, n vpcport.NewPort) (list []cloud.Subnet, t *trunk, err error) {
 	if n.Host != "" {
 		if t, _, err = p.trunks.of(ctx, n.Host); err != nil {
@@ -138,7 +135,7 @@ func (p *placement) of(ctx context.Context, n vpcport.NewPort) (list []cloud.Sub
 	if err != nil {
 		return nil, nil, err
 	}
-	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got what it lacked
+	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got the IPv6 block since
 		if _, err := p.subnets.list(ctx); err != nil {
 			return nil, nil, err
 		}
@@ -147,7 +144,7 @@ func (p *placement) of(ctx context.Context, n vpcport.NewPort) (list []cloud.Sub
 	return list, t, err
 }
 
-// among returns those of some subnets that a port may be in.
+// among returns the given subnets in which a port may be.
 func (p *placement) among(ctx context.Context, ids []string, n vpcport.NewPort, t *trunk) ([]cloud.Subnet, error) {
 	list, missing, err := p.subnets.of(ctx, ids)
 	switch {
@@ -166,8 +163,8 @@ func (p *placement) among(ctx context.Context, ids []string, n vpcport.NewPort, 
 	return list, nil
 }
 
-// mayBeIn are the IDs of the subnets that a port may be in: the requested one, the requested choice,
-// those of the settings, or that of its host's trunk. It refuses impossible combinations of addresses.
+// mayBeIn returns the IDs of the subnets in which a port may be: the requested subnet, the requested choice, the configured subnets, or
+// the subnet of its host's trunk. It refuses invalid combinations of addresses.
 func (p *placement) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
 	switch families := p.s.Families.Families(); {
 	case len(n.Addresses) > len(families):
@@ -186,8 +183,8 @@ func (p *placement) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
 	return p.s.Subnets, nil
 }
 
-// withFamilies are the subnets that have all families of ports. A request for a given IPv4 address
-// only, such as one that makes an IPv4-only port again, needs no IPv6 block.
+// withFamilies returns the subnets that have all families of ports. A request for only a fixed IPv4 address, such as one that creates an
+// IPv4-only port again, needs no IPv6 block.
 func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) []cloud.Subnet {
 	if !s.Families.Has(ipfamily.IPv6) || len(asked) == 1 && asked[0].IP.Is4() {
 		return list
@@ -195,8 +192,7 @@ func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) 
 	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return len(n.IPv6) == 0 })
 }
 
-// inZone are the subnets of a zone: first IPv6-only ones, which cost no IPv4 address, then by the number
-// of free addresses.
+// inZone returns the subnets of a zone: first IPv6-only subnets, which cost no IPv4 address, then by the number of free addresses.
 func inZone(list []cloud.Subnet, zone string) []cloud.Subnet {
 	out := slices.DeleteFunc(slices.Clone(list), func(s cloud.Subnet) bool { return s.Zone != zone })
 	slices.SortFunc(out, func(a, b cloud.Subnet) int {

@@ -10,30 +10,29 @@ import (
 )
 
 const (
-	// noteTimeout bounds one attempt to write the tag.
+	// noteTimeout is the timeout of one attempt to write the tag.
 	noteTimeout = 2 * time.Minute
-	// noteWait is how long a tag waits at most while ports are being made. Until it is written, the ID
-	// can be found by recall.
+	// noteWait is the longest time that a tag waits while ports are being created. Until the tag is written, recall can find the ID.
 	noteWait = 30 * time.Second
 	// noteAgain is the longest backoff.
 	noteAgain = 10 * time.Minute
 )
 
-// notes tag branches with the IDs of their associations, in the background.
+// notes writes the IDs of associations to the tags of branches, in the background.
 type notes struct {
 	s      Settings
 	memory *memory
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards the fields below
 	all   map[string]*writing
-	busy  int           // ports being made
+	busy  int           // ports being created
 	quiet chan struct{} // closed while busy is 0
 }
 
-// writing is one tag in the background.
+// writing is one tag that is being written in the background.
 type writing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed at its end
+	done   chan struct{} // closed when done
 }
 
 func newNotes(s Settings, m *memory) *notes {
@@ -42,7 +41,7 @@ func newNotes(s Settings, m *memory) *notes {
 	return n
 }
 
-// during delays tags while do makes a port.
+// during delays tags while do creates a port.
 func (n *notes) during(do func()) {
 	n.mu.Lock()
 	if n.busy++; n.busy == 1 {
@@ -59,16 +58,15 @@ func (n *notes) during(do func()) {
 	do()
 }
 
-// calm is closed when no port is being made.
+// calm returns a channel that is closed when no port is being created.
 func (n *notes) calm() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.quiet
 }
 
-// note tags a branch with the ID of its association, by which another operator can take it off the
-// trunk, however much later. No pod waits for it: calls that a pod waits for go first, and those that
-// make ports.
+// note tags a branch with the ID of its association, so that another operator can end the association at any later time. No pod waits
+// for the tag: calls for which a pod waits and calls that create ports go first.
 func (n *notes) note(ctx context.Context, a cloud.Association) {
 	ctx, cancel := context.WithCancel(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Ahead))
 	w := &writing{cancel, make(chan struct{})}
@@ -95,7 +93,7 @@ func (n *notes) note(ctx context.Context, a cloud.Association) {
 			if err == nil || ended || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
 				return
 			}
-			n.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "err", err)
+			n.s.Logger.Warn("tagging a branch with its association failed, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "err", err)
 		}
 	}()
 }
@@ -112,7 +110,7 @@ func (n *notes) write(ctx context.Context, a cloud.Association) error {
 	return nil
 }
 
-// stop cancels the tag of a branch's last association and waits for the end of its call.
+// stop cancels the tag of a branch's last association and waits until its call has ended.
 func (n *notes) stop(branch string) {
 	n.mu.Lock()
 	w := n.all[branch]

@@ -1,24 +1,20 @@
-// Package branch is the provider of VPC ports for EC2: branch interfaces of instances. A port is an
-// ENI, and bound to an instance while it is a branch of the instance's trunk: frames on the trunk's
-// link with the VLAN's ID belong to the port, and EC2 enforces the port's security groups. The trunks
-// are made elsewhere (internal/ec2/eni).
+// Package branch is the VPC port provider for EC2, which uses branch interfaces of instances. A port is an ENI. It is bound to an instance
+// while it is a branch of the instance's trunk: frames with its VLAN ID on the trunk's link belong to the port, and EC2 enforces the
+// port's security groups. Package internal/ec2/eni creates the trunks.
 //
-// Properties of EC2, and how the package deals with them:
+// The package handles these properties of EC2:
 //
-//   - A port is made in a subnet of its instance's zone, so its host must be known
-//     (Traits.NeedsHost). The client token follows from the request: repeating a request whose
-//     reply was lost makes no second ENI.
+//   - A port is created in a subnet of its instance's zone, so its host must be known (Traits.NeedsHost). The client token follows from
+//     the request: repeating a request whose reply was lost creates no second ENI.
 //   - Listings lag behind changes. For Settings.Settle, replies take precedence.
-//   - EC2 does not describe the trunk and the VLAN of a branch. Tags do; they are written before the
-//     branch is associated. Anybody in the account may write tags, so replies to this process take
-//     precedence over tags.
-//   - EC2 does not describe the ID of an association either, without which the association cannot be
-//     ended. It is written as a tag afterwards. If a process ended before that, the next one repeats
-//     the request, whose client token follows from the tags.
-//   - EC2 refuses a VLAN that another branch of the trunk has: the next VLAN is tried.
-//   - A branch may be deleted, which ends its association.
-//   - Each ENI has an IPv4 address and, in a subnet with an IPv6 block, as many IPv6 addresses as
-//     requested. Settings.Families decides which of them are the port's.
+//   - EC2 does not describe the trunk and the VLAN of a branch. Tags do, and are written before the branch is associated. Anybody in the
+//     account may write tags, so replies to this process take precedence over tags.
+//   - EC2 does not describe the ID of an association either, and without it the association cannot be ended. A tag records the ID
+//     afterwards. If a process ended before that, the next one repeats the request, whose client token follows from the tags.
+//   - EC2 refuses a VLAN that another branch of the trunk has: the package tries the next VLAN.
+//   - Deleting a branch ends its association.
+//   - Each ENI has an IPv4 address and, in a subnet with an IPv6 block, as many IPv6 addresses as requested. Settings.Families decides
+//     which of them belong to the port.
 package branch
 
 import (
@@ -33,7 +29,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Cloud is the part of cloud.API that the provider calls.
+// Cloud is the part of cloud.API that the provider uses.
 type Cloud interface {
 	cloud.Trunks
 	ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error)
@@ -44,8 +40,8 @@ type Cloud interface {
 }
 
 const (
-	// Cooling is the default time for which an unused branch is kept and a VLAN is not reused. The
-	// Amazon VPC resource controller has the same.
+	// Cooling is the default time for which an unused branch is kept and a VLAN is not reused. It is the same as in the Amazon VPC resource
+	// controller.
 	Cooling = time.Minute
 	// Settle is the default time for which replies take precedence over listings.
 	Settle = time.Minute
@@ -56,22 +52,20 @@ type Settings struct {
 	Cloud   Cloud
 	Cluster string // the value of eni.TagCluster
 	VPC     string // the ID of the VPC
-	// Subnets are the IDs of the subnets for ports that request none, at least one a zone; nil: the
-	// subnet of the instance's trunk.
+	// Subnets are the IDs of the subnets for ports that request none, at least one per zone; nil: the subnet of the instance's trunk.
 	Subnets []string
 	// Families are the address families of a port; empty: IPv4. EC2 gives each ENI an IPv4 address
 	// except in IPv6-only subnets; an IPv6-only port ignores it.
 	Families ipfamily.Set
 	Settle   time.Duration // 0: Settle
 	Cooling  time.Duration // 0: Cooling
-	// Ended is closed when the provider is no longer used, and ends its background work; nil: it is
-	// used until the process ends.
+	// Ended is closed when the provider is no longer used, and ends its background work; nil: the provider is used until the process ends.
 	Ended  <-chan struct{}
-	Clock  clock.Clock  // nil: the machine's
-	Logger *slog.Logger // nil: nothing is logged
+	Clock  clock.Clock  // nil: the machine's clock
+	Logger *slog.Logger // nil: no logging
 }
 
-// Provider makes branch interfaces. It implements vpcport.Provider and vpcport.Resolver.
+// Provider creates branch interfaces. It implements vpcport.Provider and vpcport.Resolver.
 type Provider struct {
 	s         Settings
 	trunks    *trunks
@@ -100,7 +94,7 @@ func Open(s Settings) *Provider {
 // maxFilter is the maximum number of values in a filter (EC2 API Reference, Filter).
 const maxFilter = 200
 
-// atOnce is how many calls may be in flight. Package pace limits their rate.
+// atOnce is the maximum number of calls in flight. Package pace limits their rate.
 const atOnce = 128
 
 // Traits implements vpcport.Provider.

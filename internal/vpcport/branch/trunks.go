@@ -26,12 +26,12 @@ const listAgain = 2 * time.Second
 type trunks struct {
 	s Settings
 
-	// listing is a semaphore for one listing at a time; it has an element while it is free, and guards
-	// at. Others wait for the result, or for the end of their contexts.
+	// listing is a semaphore that allows one listing at a time. It has an element while it is free, and guards at. Other callers wait for
+	// the result or for the end of their contexts.
 	listing chan struct{}
 	at      time.Time // when the last listing began
 
-	mu         sync.Mutex // guards all below; not held during calls
+	mu         sync.Mutex // guards the fields below; not held during calls
 	byInstance map[string]*trunk
 	byID       map[string]*trunk
 }
@@ -42,12 +42,12 @@ func newTrunks(s Settings) *trunks {
 	return t
 }
 
-// missing is the message for an instance without a trunk.
+// missing returns the message about an instance without a trunk.
 func (t *trunks) missing(instance string) string {
 	return fmt.Sprintf("instance %s has no attached trunk interface of cluster %s in VPC %s: its NodeNetwork needs spec.eni.trunk, and its type must support branch interfaces", instance, t.s.Cluster, t.s.VPC)
 }
 
-// of is the trunk of an instance.
+// of returns the trunk of an instance.
 func (t *trunks) of(ctx context.Context, instance string) (*trunk, bool, error) {
 	known := func() (*trunk, bool) {
 		t.mu.Lock()
@@ -65,7 +65,7 @@ func (t *trunks) of(ctx context.Context, instance string) (*trunk, bool, error) 
 	return found, ok, nil
 }
 
-// byIDs are trunks by their IDs. Those that do not exist are left out.
+// byIDs returns trunks by ID. It leaves out those that do not exist.
 func (t *trunks) byIDs(ctx context.Context, ids []string) (map[string]*trunk, error) {
 	if len(ids) == 0 {
 		return nil, nil

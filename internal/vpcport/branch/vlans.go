@@ -10,28 +10,28 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// vlans are the VLANs of trunks that were taken or released within Settings.Cooling, and must not be
-// chosen. EC2 refuses VLANs that are in use for longer.
+// vlans holds the VLANs of trunks that were taken or released within Settings.Cooling and must not be chosen. EC2 itself refuses VLANs
+// that have been in use for longer.
 type vlans struct {
 	clock   clock.Clock
 	cooling time.Duration
 
 	mu   sync.Mutex                   // guards busy
-	busy map[string]map[int]time.Time // by trunk and VLAN, until when
+	busy map[string]map[int]time.Time // by trunk and VLAN: when the VLAN may be used again
 }
 
 func newVLANs(c clock.Clock, cooling time.Duration) *vlans {
 	return &vlans{clock: c, cooling: cooling, busy: map[string]map[int]time.Time{}}
 }
 
-// next is the VLAN for a device on a trunk. It follows from the device, so that a repeat after a restart
-// is the same request; if that VLAN is busy, it is the next free one.
+// next returns the VLAN for a device on a trunk. It follows from the device, so that the request is the same after a restart; if that VLAN
+// is busy, it is the next free one.
 func (v *vlans) next(trunk, device string) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	busy := v.of(trunk)
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(device)) // which never fails
+	_, _ = h.Write([]byte(device)) // never fails
 	first := int(h.Sum32() % cloud.MaxVLAN)
 	for i := range cloud.MaxVLAN {
 		if id := (first+i)%cloud.MaxVLAN + 1; busy[id].IsZero() {
@@ -41,7 +41,7 @@ func (v *vlans) next(trunk, device string) int {
 	return first + 1
 }
 
-// take marks a VLAN as busy; false if it is busy already.
+// take marks a VLAN as busy. It returns false if it is busy already.
 func (v *vlans) take(trunk string, id int) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -52,7 +52,7 @@ func (v *vlans) take(trunk string, id int) bool {
 	return true
 }
 
-// release makes a VLAN busy for Settings.Cooling.
+// release keeps a VLAN busy for Settings.Cooling.
 func (v *vlans) release(trunk string, id int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -1,7 +1,6 @@
-// Package lanes limits how many calls to a provider of VPC ports are in flight. When the provider
-// throttles (class Throttled), the limit is halved, and no call starts until the time that the provider
-// asked for. Then the limit grows by one for each round of successful calls. Waiting calls that free
-// something or let a pod start go first; calls that ask for more go last.
+// Package lanes limits the number of calls in flight to a VPC port provider. When the provider throttles (class Throttled), the limit is
+// halved, and no call starts before the time that the provider asked for. Then the limit grows by one for each round of successful calls.
+// Waiting calls that free something or let a pod start go first; calls that create ports go last.
 package lanes
 
 import (
@@ -21,34 +20,33 @@ const DefaultCalls = 8
 
 // Options configure Lanes.
 type Options struct {
-	Calls int // maximum calls in flight; 0: DefaultCalls
+	Calls int // maximum number of calls in flight; 0: DefaultCalls
 	Clock clock.Clock
 }
 
-// Limiter limit all calls that the provider counts together: those to one endpoint. They may be used by
-// many goroutines.
+// Limiter limits all calls that the provider counts together: those to one endpoint. It is safe for concurrent use.
 type Limiter struct {
 	most  int
 	clock clock.Clock
 
-	mu       sync.Mutex // guards all below; nothing is called under it
+	mu       sync.Mutex // guards the fields below; not held during calls
 	allowed  int        // the current limit
 	underWay int
 	waiting  queue
 	went     int       // successful calls since allowed changed
 	refused  int       // consecutive reductions of allowed
 	changed  time.Time // the last reduction of allowed
-	until    time.Time // no call starts before
-	sleeping bool      // a goroutine waits for until
+	until    time.Time // no call starts before this time
+	sleeping bool      // a goroutine waits for this time
 }
 
-// New returns Lanes without calls.
+// New returns a limiter without calls.
 func New(o Options) *Limiter {
 	o.Calls = cmp.Or(max(o.Calls, 0), DefaultCalls)
 	return &Limiter{most: o.Calls, allowed: o.Calls, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{})}
 }
 
-// Usage is the current limit and the number of calls.
+// Usage is the current limit and the numbers of calls.
 type Usage struct{ Allowed, InFlight, Waiting int }
 
 // Usage returns the current usage.
@@ -58,11 +56,11 @@ func (l *Limiter) Usage() Usage {
 	return Usage{l.allowed, l.underWay, l.waiting.len()}
 }
 
-// do makes a call when its turn comes. If the context ends before that, the call is not made.
+// do makes a call when its turn comes. If the context ends before that, do does not make the call.
 func (l *Limiter) do(ctx context.Context, op string, u urgency, o Observer, call func() error) error {
 	asked := l.clock.Now()
 	if err := l.enter(ctx, u); err != nil {
-		return &vpcport.Error{Class: vpcport.Transient, Op: op, Message: "not sent: the wait for other calls ended", Err: err}
+		return &vpcport.Error{Class: vpcport.Transient, Op: op, Message: "not sent: canceled while waiting for other calls", Err: err}
 	}
 	began := l.clock.Now()
 	err := error(&vpcport.Error{Class: vpcport.Bug, Op: op, Message: "the call panicked"})
@@ -74,7 +72,7 @@ func (l *Limiter) do(ctx context.Context, op string, u urgency, o Observer, call
 	return err
 }
 
-// enter waits for the turn of a call, or returns the cause of the end of ctx.
+// enter waits for the turn of a call, or returns the cause for which ctx ended.
 func (l *Limiter) enter(ctx context.Context, u urgency) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -91,7 +89,7 @@ func (l *Limiter) enter(ctx context.Context, u urgency) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.waiting.remove(w) { // its turn has just come
+	if !l.waiting.remove(w) { // its turn came at the same moment
 		l.underWay--
 		l.next()
 	}
@@ -107,7 +105,7 @@ func (l *Limiter) leave(began time.Time, err error) {
 	switch vpcport.ClassOf(err) {
 	case vpcport.Throttled:
 		l.hold(began, now, err)
-	case vpcport.Transient: // says nothing about the limit
+	case vpcport.Transient: // tells nothing about the provider's load
 	default:
 		l.went, l.refused = l.went+1, 0
 		if l.went >= l.allowed && l.allowed < l.most {
@@ -117,8 +115,8 @@ func (l *Limiter) leave(began time.Time, err error) {
 	l.next()
 }
 
-// hold reduces the limit after a throttled call. Calls that started before the last reduction are part
-// of the same burst: they can only prolong the wait.
+// hold reduces the limit after a throttled call. Calls that started before the last reduction belong to the same burst: they can only
+// prolong the pause.
 func (l *Limiter) hold(began, now time.Time, err error) {
 	policy := vpcport.PolicyOf(vpcport.Throttled)
 	wait := retryAfter(err)
@@ -134,7 +132,7 @@ func (l *Limiter) hold(began, now time.Time, err error) {
 	}
 }
 
-// next starts the calls whose turn it is. l.mu is held.
+// next starts the calls whose turn has come. l.mu is held.
 func (l *Limiter) next() {
 	if l.waiting.len() == 0 || l.underWay >= l.allowed {
 		return
@@ -160,7 +158,7 @@ func (l *Limiter) sleep(over <-chan time.Time) {
 	l.next()
 }
 
-// urgency orders waiting calls; the lowest is the most urgent.
+// urgency orders waiting calls; the lowest value is the most urgent.
 type urgency int
 
 const (
@@ -170,7 +168,7 @@ const (
 	urgencies
 )
 
-// fairness is how many calls in a row may overtake the oldest one.
+// fairness is the number of consecutive calls that may overtake the oldest one.
 const fairness = 8
 
 // waiter is a waiting call.
@@ -184,7 +182,7 @@ type waiter struct {
 type queue struct {
 	by       [urgencies][]*waiter // in the order of arrival
 	numbers  uint64
-	overtook int // calls in a row that overtook the oldest one
+	overtook int // consecutive calls that overtook the oldest one
 }
 
 func (q *queue) len() (n int) {
@@ -200,7 +198,7 @@ func (q *queue) add(w *waiter) {
 	q.by[w.urgency] = append(q.by[w.urgency], w)
 }
 
-// remove removes a call; false if it is not in the queue.
+// remove removes a call. It returns false if the call is not in the queue.
 func (q *queue) remove(w *waiter) bool {
 	i := slices.Index(q.by[w.urgency], w)
 	if i >= 0 {
@@ -209,8 +207,8 @@ func (q *queue) remove(w *waiter) bool {
 	return i >= 0
 }
 
-// take removes the next call from a queue that is not empty: the first of the most urgent ones, but after
-// fairness calls that overtook it, the oldest one.
+// take removes the next call from a non-empty queue: the first of the most urgent ones or, after fairness calls that overtook it, the
+// oldest one.
 func (q *queue) take() *waiter {
 	var urgent, oldest *waiter
 	for _, ws := range q.by {

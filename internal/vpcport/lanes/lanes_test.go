@@ -16,7 +16,7 @@ import (
 
 const call = 400 * time.Millisecond
 
-// A provider whose calls go through lanes keeps the contract.
+// A provider behind a limiter fulfills the contract.
 func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
 		p, bed := vpcporttest.InMemory(portfake.Options{})
@@ -39,7 +39,7 @@ func newTraffic(o portfake.Options, l lanes.Options) *traffic {
 	return tr
 }
 
-// ask begins so many calls.
+// ask starts the given number of calls.
 func (tr *traffic) ask(ctx context.Context, n int) {
 	for range n {
 		tr.group.Go(func() { _, _ = tr.provider.Get(ctx, "none") })
@@ -51,11 +51,11 @@ func (tr *traffic) is(t *testing.T, what string, want lanes.Usage) {
 	t.Helper()
 	synctest.Wait()
 	if got := tr.lanes.Usage(); got != want {
-		t.Errorf("%s: %+v, want %+v", what, got, want)
+		t.Errorf("%s: Usage() = %+v, want %+v", what, got, want)
 	}
 }
 
-// virtual runs a test in virtual time, in which it may sleep.
+// virtual runs a test in virtual time, so that it may sleep.
 func virtual(t *testing.T, test func(t *testing.T, sleep func(time.Duration))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,22 +66,22 @@ func virtual(t *testing.T, test func(t *testing.T, sleep func(time.Duration))) {
 	})
 }
 
-// Eight calls are in flight as long as calls wait.
+// While calls wait, exactly eight are in flight.
 func TestBound(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
 		began := time.Now()
 		tr.ask(t.Context(), 2000)
-		tr.is(t, "at the beginning", lanes.Usage{Allowed: 8, InFlight: 8, Waiting: 1992})
+		tr.is(t, "start", lanes.Usage{Allowed: 8, InFlight: 8, Waiting: 1992})
 		tr.group.Wait()
 		if took := time.Since(began); took != 2000/8*call {
-			t.Errorf("2000 calls took %v", took)
+			t.Errorf("2000 calls took %v, want 250 rounds", took)
 		}
-		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
+		tr.is(t, "end", lanes.Usage{Allowed: 8})
 	})
 }
 
-// A burst of throttled calls halves the limit once; then it grows by one after each successful round.
+// A burst of throttled calls halves the limit once; then it grows by one after each round of successful calls.
 func TestThrottled(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
@@ -90,20 +90,19 @@ func TestThrottled(t *testing.T) {
 		sleep(call)
 		tr.is(t, "refused", lanes.Usage{Allowed: 4, Waiting: 92})
 		sleep(30*time.Second - time.Millisecond)
-		tr.is(t, "just before the time that the provider asked for", lanes.Usage{Allowed: 4, Waiting: 92})
+		tr.is(t, "just before Retry-After", lanes.Usage{Allowed: 4, Waiting: 92})
 		sleep(time.Millisecond)
-		tr.is(t, "after it", lanes.Usage{Allowed: 4, InFlight: 4, Waiting: 88})
+		tr.is(t, "after Retry-After", lanes.Usage{Allowed: 4, InFlight: 4, Waiting: 88})
 		sleep(call)
-		tr.is(t, "after a round", lanes.Usage{Allowed: 5, InFlight: 5, Waiting: 83})
+		tr.is(t, "after one round", lanes.Usage{Allowed: 5, InFlight: 5, Waiting: 83})
 		sleep(call)
-		tr.is(t, "after two", lanes.Usage{Allowed: 6, InFlight: 6, Waiting: 77})
+		tr.is(t, "after two rounds", lanes.Usage{Allowed: 6, InFlight: 6, Waiting: 77})
 		tr.group.Wait()
-		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
+		tr.is(t, "end", lanes.Usage{Allowed: 8})
 	})
 }
 
-// Without Retry-After the limiter chooses a pause, which grows while all calls are throttled. One call is
-// always let through in the end.
+// Without Retry-After the limiter chooses a pause, which grows while all calls are throttled. At least one call is always let through.
 func TestThrottledWithoutATime(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{Calls: 4})
@@ -117,17 +116,17 @@ func TestThrottledWithoutATime(t *testing.T) {
 			waits = append(waits, time.Since(began))
 		}
 		if got := tr.lanes.Usage(); got.Allowed != 1 {
-			t.Errorf("%+v", got)
+			t.Errorf("Usage() = %+v, want a limit of one call", got)
 		}
 		for i, w := range waits[1:] {
 			if want := min(time.Minute, time.Second<<i); w < want/2 || w > want*3/2 {
-				t.Errorf("wait %d is %v, want about %v: %v", i, w, want, waits)
+				t.Errorf("pause %d = %v, want about %v; all: %v", i, w, want, waits)
 			}
 		}
 	})
 }
 
-// A longer Retry-After of a call that began before the pause extends it.
+// A call that started before the pause extends it with a longer Retry-After.
 func TestLongerPause(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 2})
@@ -136,32 +135,32 @@ func TestLongerPause(t *testing.T) {
 		}
 		tr.ask(t.Context(), 3)
 		sleep(call + 9*time.Second)
-		tr.is(t, "after the shorter", lanes.Usage{Allowed: 1, Waiting: 1})
+		tr.is(t, "after the shorter pause", lanes.Usage{Allowed: 1, Waiting: 1})
 		sleep(time.Second)
-		tr.is(t, "after the longer", lanes.Usage{Allowed: 1, InFlight: 1})
+		tr.is(t, "after the longer pause", lanes.Usage{Allowed: 1, InFlight: 1})
 		tr.group.Wait()
 	})
 }
 
 // Transient errors do not lower the limit.
-func TestTransientChangesNothing(t *testing.T) {
+func TestTransientErrorsKeepTheLimit(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{})
 		tr.fake.Front.Inject(portfake.Fault{Err: portfake.Err(vpcport.Transient)})
 		tr.ask(t.Context(), 100)
 		tr.group.Wait()
-		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
+		tr.is(t, "end", lanes.Usage{Allowed: 8})
 	})
 }
 
-// Deletions and bindings go before reads, and reads before new ports, but no call waits forever.
+// Deletions and bindings go before reads, and reads before creations, but no call waits forever.
 func TestOrder(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		for range 3 {
 			tr.group.Go(func() { _, _ = tr.provider.Create(t.Context(), nil) })
 		}
-		synctest.Wait() // one is under way, two wait
+		synctest.Wait() // one in flight, two waiting
 		tr.ask(t.Context(), 2)
 		for range 12 {
 			tr.group.Go(func() { _ = tr.provider.Delete(t.Context(), "none") })
@@ -172,7 +171,7 @@ func TestOrder(t *testing.T) {
 		for _, c := range tr.fake.Front.Calls() {
 			got = append(got, c.Op[:1])
 		}
-		// Of deletions and the binding, the order among them is that in which they came.
+		// Deletions and the binding keep their order of arrival.
 		var plain []string
 		for _, op := range got {
 			if op == "U" {
@@ -182,13 +181,13 @@ func TestOrder(t *testing.T) {
 		}
 		want := []string{"C", "D", "D", "D", "D", "D", "D", "D", "D", "C", "D", "D", "D", "D", "D", "G", "G", "C"}
 		if !slices.Equal(plain, want) {
-			t.Errorf("calls\n%v, want\n%v", plain, want)
+			t.Errorf("calls =\n%v, want\n%v", plain, want)
 		}
 	})
 }
 
-// A waiting call whose context ends is not sent, and frees its place.
-func TestGivesUp(t *testing.T) {
+// A waiting call whose context ends is not sent, and frees its slot.
+func TestCanceledCallFreesItsSlot(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		tr.ask(t.Context(), 1)
@@ -197,16 +196,16 @@ func TestGivesUp(t *testing.T) {
 		tr.ask(hurried, 5)
 		tr.ask(t.Context(), 1)
 		sleep(call / 2)
-		tr.is(t, "five gave up", lanes.Usage{Allowed: 1, InFlight: 1, Waiting: 1})
+		tr.is(t, "five canceled calls", lanes.Usage{Allowed: 1, InFlight: 1, Waiting: 1})
 		tr.group.Wait()
 		if n := len(tr.fake.Front.Calls()); n != 2 {
-			t.Errorf("%d calls were sent, want 2", n)
+			t.Errorf("sent calls = %d, want 2", n)
 		}
-		tr.is(t, "at the end", lanes.Usage{Allowed: 1})
+		tr.is(t, "end", lanes.Usage{Allowed: 1})
 	})
 }
 
-// A call that panics frees its place.
+// A call that panics frees its slot.
 func TestPanic(t *testing.T) {
 	l := lanes.New(lanes.Options{Calls: 1})
 	p := l.Provider(nil, nil)
@@ -215,11 +214,11 @@ func TestPanic(t *testing.T) {
 		_ = p.Delete(t.Context(), "x")
 	}()
 	if got := l.Usage(); got != (lanes.Usage{Allowed: 1}) {
-		t.Errorf("%+v", got)
+		t.Errorf("Usage() = %+v, want no call in flight", got)
 	}
 }
 
-// The observer sees each call with the time that it waited.
+// The observer gets each call with the time that it waited.
 func TestObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		seen := &observed{}
@@ -229,7 +228,7 @@ func TestObserver(t *testing.T) {
 		tr.group.Wait()
 		want := []called{{lanes.OpGet, vpcport.PortGone, 0, call}, {lanes.OpGet, vpcport.PortGone, call, call}}
 		if !slices.Equal(seen.all, want) {
-			t.Errorf("%+v, want %+v", seen.all, want)
+			t.Errorf("observed calls = %+v, want %+v", seen.all, want)
 		}
 	})
 }

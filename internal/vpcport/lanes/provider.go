@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// The operations for an Observer.
+// The operations reported to an Observer.
 const (
 	OpNetwork = "Network"
 	OpPorts   = "Ports"
@@ -19,15 +19,13 @@ const (
 	OpProject = "Project"
 )
 
-// Observer observes every call that was sent, before its caller has the result. Its methods must be
-// quick and may be called concurrently.
+// Observer observes each sent call before its caller gets the result. Its methods must be quick and may be called concurrently.
 type Observer interface {
 	// Called reports the operation of a call, its error, how long it waited, and how long it took.
 	Called(op string, err error, waited, took time.Duration)
 }
 
-// Provider returns p with all its calls limited. Several providers may share the limit. The observer may
-// be nil.
+// Provider returns p with all its calls limited. Several providers may share the limit. The observer may be nil.
 func (l *Limiter) Provider(p vpcport.Provider, o Observer) vpcport.Provider {
 	return &provider{l, p, o}
 }
@@ -83,8 +81,8 @@ func (p *provider) Project(ctx context.Context) (string, error) {
 	return through(ctx, p, OpProject, second, func() (string, error) { return p.in.Project(ctx) })
 }
 
-// Resolve implements vpcport.Resolver for providers that do (vpcport.Traits.Warm). It is not limited, as
-// providers answer mostly from their caches.
+// Resolve implements vpcport.Resolver for providers that do so (vpcport.Traits.Warm). It is not limited, as providers answer mostly from
+// their caches.
 func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
 	in, ok := p.in.(vpcport.Resolver)
 	if !ok {
@@ -96,7 +94,7 @@ func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Reso
 // Traits implements vpcport.Provider.
 func (p *provider) Traits() vpcport.Traits { return p.in.Traits() }
 
-// retryAfter is how long the provider asked the client to wait; 0: it did not.
+// retryAfter returns how long the provider asked the client to wait; 0: it did not ask.
 func retryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*vpcport.Error](err); ok {
 		return e.RetryAfter

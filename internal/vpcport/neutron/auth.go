@@ -23,7 +23,7 @@ const (
 	defaultDomain = "Default"
 )
 
-// connect returns a client with a token. It gets the first token if there is none.
+// connect returns a client with a token. It requests the first token if there is none.
 func (p *Provider) connect(ctx context.Context) (*gophercloud.ServiceClient, error) {
 	if c := p.client.Load(); c != nil {
 		return c, nil
@@ -91,13 +91,13 @@ func (p *Provider) authenticate(ctx context.Context) (*gophercloud.ServiceClient
 	return service(client, endpoint), nil
 }
 
-// service is Neutron's API v2.0 below a URL that ends in a slash.
+// service returns the URL of Neutron's API v2.0 below a URL that ends in a slash.
 func service(client *gophercloud.ProviderClient, endpoint string) *gophercloud.ServiceClient {
 	return &gophercloud.ServiceClient{ProviderClient: client, Endpoint: endpoint, ResourceBase: endpoint + "v2.0/", Type: "network"}
 }
 
-// options converts the credentials for gophercloud. With AllowReauth it gets another token, once for a
-// request, when Neutron refuses one.
+// options converts the credentials for gophercloud. With AllowReauth gophercloud requests another token, once per request, when Neutron
+// refuses one.
 func (s Settings) options(endpoint string) *gophercloud.AuthOptions {
 	o := &gophercloud.AuthOptions{IdentityEndpoint: endpoint, AllowReauth: true}
 	if a := s.Credentials.Application; a != nil {
@@ -110,8 +110,7 @@ func (s Settings) options(endpoint string) *gophercloud.AuthOptions {
 	return o
 }
 
-// endpointIn is Neutron's public URL in Keystone's catalog, in the region of the settings or the only
-// one.
+// endpointIn returns Neutron's public URL in Keystone's catalog, in the configured region or in the only one.
 func (s Settings) endpointIn(catalog []tokens.CatalogEntry) (string, error) {
 	urls := map[string]string{} // by region
 	for _, e := range catalog {

@@ -19,7 +19,7 @@ import (
 
 const tokens = "/v3/auth/tokens"
 
-// atOnce makes n calls at once and returns their errors.
+// atOnce makes n concurrent calls and returns their errors.
 func atOnce(n int, call func(int) error) []error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -30,8 +30,8 @@ func atOnce(n int, call func(int) error) []error {
 	return errs
 }
 
-// Many calls share a token, and the next one when it has expired. A request that was refused for the
-// old token is repeated once.
+// Concurrent calls share a token, and share the next one after it has expired. A request that was refused because of the expired token
+// is repeated once.
 func TestTokensAreShared(t *testing.T) {
 	clock := start()
 	b := withKeystone(t, neutronfake.Options{Clock: clock}, neutronfake.User{})
@@ -46,39 +46,38 @@ func TestTokensAreShared(t *testing.T) {
 			}
 		}
 		if got := b.cloud.HTTP.Count(http.MethodPost, tokens); got != round {
-			t.Errorf("round %d: %d tokens asked for", round, got)
+			t.Errorf("round %d: %d token requests in total", round, got)
 		}
 		if got := len(b.cloud.Ports()); got != 8*round {
-			t.Errorf("round %d: %d ports", round, got)
+			t.Errorf("round %d: %d ports in total, want 8 per round", round, got)
 		}
 		clock.Advance(time.Hour)
 	}
 }
 
-// If Neutron refuses a new token, no further one is requested.
+// If Neutron refuses a new token, no other token is requested.
 func TestNewTokenRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
 	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
 	e := vpcporttest.WantError(t, "Get", err, vpcport.Unauthorized, "")
 	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
-		t.Errorf("got %+v", e)
+		t.Errorf("error = %+v, want HTTP 401 of Neutron GET ports", e)
 	}
 	if n, m := b.cloud.HTTP.Count(http.MethodPost, tokens), b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
-		t.Errorf("asked %d times for a token and %d times for the port, want 2 and 2", n, m)
+		t.Errorf("token requests and port requests = %d, %d, want 2 and 2", n, m)
 	}
 }
 
-// The error for wrong credentials has Keystone's message, and calls succeed once the credentials are
-// right.
+// The error about wrong credentials contains Keystone's message, and calls succeed once the credentials are right.
 func TestCredentialsRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	password := func(to string) { b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
 	port := b.make(t)
 	password("another")
 	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
-		t.Errorf("with the old token: %v", err)
+		t.Errorf("Get() with a valid token = %v", err)
 	}
-	for _, when := range []string{"the token is void", "and again"} {
+	for _, when := range []string{"revoked token", "repeated call"} {
 		b.cloud.Keystone.RevokeTokens()
 		_, err := b.provider.Get(t.Context(), port.ID)
 		e := vpcporttest.WantError(t, when, err, vpcport.Unauthorized, "")
@@ -86,16 +85,16 @@ func TestCredentialsRefused(t *testing.T) {
 			t.Errorf("%s: %v\nwant %s", when, &e, want)
 		}
 		if strings.Contains(fmt.Sprintf("%v %#v", &e, e), "correct horse") {
-			t.Error("the error has the password")
+			t.Error("the error contains the password")
 		}
 	}
 	password("correct horse")
 	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
-		t.Errorf("with the right password: %v", err)
+		t.Errorf("Get() with the right password = %v", err)
 	}
 }
 
-// Failures of Keystone have the same classes as those of Neutron.
+// Failures of Keystone have the same classes as failures of Neutron.
 func TestKeystoneFails(t *testing.T) {
 	for _, tc := range []struct {
 		fault neutronfake.Fault
@@ -121,11 +120,11 @@ func TestKeystoneFails(t *testing.T) {
 			b.cloud.HTTP.Inject(tc.fault)
 			_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
 			if got := vpcport.ClassOf(err); got != tc.want {
-				t.Errorf("%s, %+v: %v, want %v: %v", when, tc.fault, got, tc.want, err)
+				t.Errorf("%s, %+v: class = %v, want %v: %v", when, tc.fault, got, tc.want, err)
 			}
 			b.cloud.HTTP.ClearFaults()
 			if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
-				t.Errorf("after %+v: %v", tc.fault, err)
+				t.Errorf("after %+v: Get() = %v, want PortGone", tc.fault, err)
 			}
 		}
 	}
@@ -141,15 +140,15 @@ func TestApplicationCredential(t *testing.T) {
 	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
 }
 
-// Neutron's URL is that of the region. URLs that would leak the token are refused.
+// Neutron's URL is the one of the region. URLs that would leak the token are refused.
 func TestCatalog(t *testing.T) {
 	for _, tc := range []struct {
 		name, region, url, want string
 		secure                  bool
 	}{
-		{name: "the only region"},
-		{name: "that region", region: "RegionOne"},
-		{name: "another region", region: "RegionTwo", want: "region: no region RegionTwo, Keystone's catalog has RegionOne"},
+		{name: "only region"},
+		{name: "configured region", region: "RegionOne"},
+		{name: "unknown region", region: "RegionTwo", want: "region: no region RegionTwo, Keystone's catalog has RegionOne"},
 		{name: "no URL", url: "neutron", want: "must begin with http:// or https://"},
 		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid: tokens are not sent without TLS"},
 	} {
@@ -173,14 +172,13 @@ func TestCatalog(t *testing.T) {
 			}
 			e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, "")
 			if !strings.Contains(e.Error(), tc.want) {
-				t.Errorf("got %v, want %s", &e, tc.want)
+				t.Errorf("Get() = %v, want an error containing %q", &e, tc.want)
 			}
 		})
 	}
 }
 
-// Keystone and Neutron may be below paths, as DevStack has them, and their URLs may have
-// versions or not.
+// The URLs of Keystone and Neutron may have paths, as in DevStack, with or without versions.
 func TestPaths(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	mux := http.NewServeMux()
@@ -195,12 +193,12 @@ func TestPaths(t *testing.T) {
 			s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
 		})
 		if n, err := p.Network(t.Context(), "blue"); err != nil || n.ID != b.network.ID {
-			t.Errorf("%s, %s: %+v, %v", tc.keystone, tc.neutron, n, err)
+			t.Errorf("%s, %s: Network() = %+v, %v", tc.keystone, tc.neutron, n, err)
 		}
 	}
 }
 
-// bundle is the certificate of a server in PEM; empty without one.
+// bundle returns a server's certificate in PEM, or an empty string without TLS.
 func bundle(server *httptest.Server) string {
 	if server.Certificate() == nil {
 		return ""
@@ -208,7 +206,7 @@ func bundle(server *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// An endpoint is verified by its certificate and name.
+// An endpoint is verified by its certificate and its name.
 func TestTLS(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	server := httptest.NewUnstartedServer(b.cloud)
@@ -221,18 +219,18 @@ func TestTLS(t *testing.T) {
 		want vpcport.Class
 	}{
 		{"unknown issuer", neutron.TLS{}, vpcport.Transient},
-		{"its issuer", neutron.TLS{CABundle: bundle(server)}, vpcport.PortGone},
-		{"its issuer and another of its names", neutron.TLS{CABundle: bundle(server), ServerName: "example.com"}, vpcport.PortGone},
-		{"another name", neutron.TLS{CABundle: bundle(server), ServerName: "neutron.example"}, vpcport.Transient},
+		{"known issuer", neutron.TLS{CABundle: bundle(server)}, vpcport.PortGone},
+		{"known issuer and another name of the certificate", neutron.TLS{CABundle: bundle(server), ServerName: "example.com"}, vpcport.PortGone},
+		{"name that the certificate lacks", neutron.TLS{CABundle: bundle(server), ServerName: "neutron.example"}, vpcport.Transient},
 		{"any", neutron.TLS{Insecure: true}, vpcport.PortGone},
 	} {
 		p := b.open(t, func(s *neutron.Settings) { s.Endpoint, s.Project, s.TLS = server.URL, project, tc.tls })
 		_, err := p.Get(t.Context(), vpcporttest.Absent)
 		if got := vpcport.ClassOf(err); got != tc.want {
-			t.Errorf("%s: %v, want %v: %v", tc.name, got, tc.want, err)
+			t.Errorf("%s: class = %v, want %v: %v", tc.name, got, tc.want, err)
 		}
 		if tc.want == vpcport.Transient && !strings.Contains(err.Error(), "certificate") {
-			t.Errorf("%s: %v does not tell what is wrong", tc.name, err)
+			t.Errorf("%s: error %v does not mention the certificate", tc.name, err)
 		}
 	}
 }

@@ -14,13 +14,12 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// expected is the status of success (Networking API v2.0).
+// expected maps methods to the status of success (Networking API v2.0).
 var expected = map[string]int{
 	http.MethodGet: http.StatusOK, http.MethodPost: http.StatusCreated, http.MethodPut: http.StatusOK, http.MethodDelete: http.StatusNoContent,
 }
 
-// call makes a request and decodes the reply into to, unless that is nil. It ends with ctx or after
-// Settings.Timeout.
+// call sends a request and decodes the reply into to unless to is nil. It ends with ctx or after Settings.Timeout.
 func (p *Provider) call(ctx context.Context, r rest.Request, to any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.Timeout)
 	defer cancel()
@@ -46,8 +45,7 @@ func (p *Provider) call(ctx context.Context, r rest.Request, to any) error {
 	return nil
 }
 
-// byType are the classes of Neutron's exceptions (neutron-lib exceptions, neutron ipam/exceptions.py)
-// that do not follow from the status.
+// byType maps Neutron's exceptions (neutron-lib exceptions, neutron ipam/exceptions.py) to classes that do not follow from the status.
 var byType = map[string]vpcport.Class{
 	"IpAddressGenerationFailure": vpcport.SubnetFull, "IpAddressGenerationFailureAllSubnets": vpcport.SubnetFull,
 	"IpAddressGenerationFailureNoMatchingSubnet": vpcport.Invalid, "ExternalIpAddressExhausted": vpcport.SubnetFull,
@@ -57,12 +55,12 @@ var byType = map[string]vpcport.Class{
 	"PortNotFound": vpcport.PortGone, "HTTPNotFound": vpcport.PortGone, "RevisionNumberConstraintFailed": vpcport.Stale,
 }
 
-// failure is the error of a failed request.
+// failure returns the error for a failed request.
 func failure(op string, err error, of rest.Request) error {
 	if own, ok := errors.AsType[*vpcport.Error](err); ok {
 		return own
 	}
-	// Neutron refused the token and Keystone gave no other: the error of Keystone counts.
+	// Neutron refused the token and Keystone gave no other: report Keystone's error.
 	if again, ok := errors.AsType[*gophercloud.ErrUnableToReauthenticate](err); ok {
 		return failure(opToken, again.ErrReauth, rest.Request{})
 	}
@@ -72,7 +70,7 @@ func failure(op string, err error, of rest.Request) error {
 	return rest.Unanswered(op, err)
 }
 
-// refusal is the error of an unsuccessful reply.
+// refusal returns the error for an unsuccessful reply.
 func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, of rest.Request) error {
 	kind, message := read(r.Body)
 	out := rest.Refused(op, r.Actual, r.ResponseHeader, kind, message)
@@ -81,7 +79,7 @@ func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, of rest.Request
 	return out
 }
 
-// classify is the class of a status and an exception.
+// classify returns the class for a status and an exception.
 func classify(op string, status int, kind string, of rest.Request, retryAfter time.Duration) vpcport.Class {
 	class, known := rest.ByStatus(status, retryAfter)
 	switch {
@@ -97,7 +95,7 @@ func classify(op string, status int, kind string, of rest.Request, retryAfter ti
 	class, known = byType[kind]
 	switch {
 	case class == vpcport.PortGone && !of.Port:
-		return vpcport.Transient // a port that a page or a batch referred to
+		return vpcport.Transient // a port that a page or a batch refers to
 	case known:
 		return class
 	case status == http.StatusNotFound:
@@ -136,11 +134,10 @@ func read(body []byte) (kind, message string) {
 	return "", e.Message
 }
 
-// concealed replaces a secret in messages.
+// concealed replaces secrets in messages.
 const concealed = "(concealed)"
 
-// conceal removes the credentials and the token from an error: a server or a proxy may echo what it was
-// sent. Client may be nil.
+// conceal removes the credentials and the token from an error, because a server or proxy may echo the request. Client may be nil.
 func (p *Provider) conceal(err error, client *gophercloud.ProviderClient) error {
 	e, ok := errors.AsType[*vpcport.Error](err)
 	if !ok {

@@ -23,7 +23,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, neutronfake.Options{}).contract(ovn) })
 }
 
-// The contract holds behind Keystone, with small pages and the agent of Open vSwitch.
+// The contract also holds behind Keystone, with small pages and the Open vSwitch agent.
 func TestContractBehindKeystone(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := withKeystone(t, neutronfake.Options{MaxPage: 2}, neutronfake.User{Reader: true})
@@ -41,11 +41,11 @@ func TestContractWithNeutronsMACs(t *testing.T) {
 	})
 }
 
-// The lab's Neutron replies to every request of the provider. TestProviderWithNeutron of
-// test/e2e/neutron compares the replies with those of a real Neutron.
-func TestScenes(t *testing.T) {
+// The Neutron fake of the lab replies to every request of the provider. TestProviderWithNeutron of test/e2e/neutron compares the replies
+// with those of a real Neutron.
+func TestFakeRepliesToEveryRequest(t *testing.T) {
 	url, s := neutronscenes.OfLab(t, neutronfake.Host{})
 	if n := len(neutronscenes.Play(t, url, s)); n < 40 {
-		t.Errorf("%d exchanges", n)
+		t.Errorf("%d exchanges, want at least 40", n)
 	}
 }

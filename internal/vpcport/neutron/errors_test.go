@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// Every unsuccessful reply has a class, whoever sends it.
+// Every unsuccessful reply gets a class, whichever service sent it.
 func TestClassesOfReplies(t *testing.T) {
 	for _, tc := range []struct {
 		status        int
@@ -32,7 +32,7 @@ func TestClassesOfReplies(t *testing.T) {
 		{409, "PortInUse", "Unable to complete operation.", 0, vpcport.Conflict, vpcport.Conflict},
 		{412, "", "<html>Precondition Failed</html>", 0, vpcport.Stale, vpcport.Stale},
 		{500, "HTTPInternalServerError", "Request Failed: internal server error while processing your request.", 0, vpcport.Transient, vpcport.Transient},
-		{500, "PortNotFound", "what is in a 500 is not believed", 0, vpcport.Transient, vpcport.Transient},
+		{500, "PortNotFound", "details in a 500 are ignored", 0, vpcport.Transient, vpcport.Transient},
 		{202, "", "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
 		b := newBed(t, neutronfake.Options{})
@@ -44,10 +44,10 @@ func TestClassesOfReplies(t *testing.T) {
 		}
 		e, ok := gerr.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
 		if !ok || e.Status != tc.status || e.Type != tc.kind || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" || strings.Contains(e.Message, "<") {
-			t.Errorf("%d %s: got %+v", tc.status, tc.kind, e)
+			t.Errorf("%d %s: Get() error = %+v, want its status, type, Retry-After and a plain message", tc.status, tc.kind, e)
 		}
 		if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
-			t.Errorf("%d: asked %d times", tc.status, n)
+			t.Errorf("%d: %d requests, want 1", tc.status, n)
 		}
 	}
 }
@@ -64,16 +64,16 @@ func TestContextEnds(t *testing.T) {
 	cancel()
 	for range 2 {
 		if err := <-errs; vpcport.ClassOf(err) != vpcport.Transient {
-			t.Errorf("got %v", err)
+			t.Errorf("canceled call = %v, want Transient", err)
 		}
 	}
 	b.cloud.HTTP.ClearFaults()
 	if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
-		t.Errorf("after that: %v", err)
+		t.Errorf("next call = %v, want PortGone", err)
 	}
 }
 
-// Errors do not have the password, the secret or the token, even if a server echoes them.
+// Errors do not contain the password, the secret or the token, even if a server echoes them.
 func TestSecretsAreConcealed(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Credential: "credential-1", Secret: "battery staple"})
 	application := b.open(t, func(s *neutron.Settings) {
@@ -99,11 +99,11 @@ func TestSecretsAreConcealed(t *testing.T) {
 		"token":   {ofToken, []string{"battery staple"}},
 	} {
 		if tt.err == nil || !strings.Contains(tt.err.Error(), "(concealed)") {
-			t.Errorf("%s: %v", what, tt.err)
+			t.Errorf("%s: error = %v, want concealed secrets", what, tt.err)
 		}
 		for _, s := range tt.secret {
 			if strings.Contains(fmt.Sprintf("%v %+v", tt.err, tt.err), s) {
-				t.Errorf("%s: %q is in %v", what, s, tt.err)
+				t.Errorf("%s: %q is part of %v", what, s, tt.err)
 			}
 		}
 	}

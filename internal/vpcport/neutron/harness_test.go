@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// bed is a Neutron with a network, served, and a provider of it.
+// bed is a served fake of Neutron with a network, and a provider that uses it.
 type bed struct {
 	cloud      *neutronfake.Cloud
 	server     *httptest.Server
@@ -26,13 +26,13 @@ const project = "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
 
 var ovn = vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
 
-// newBed is a Neutron without Keystone.
+// newBed creates a Neutron without Keystone.
 func newBed(t *testing.T, o neutronfake.Options) *bed {
 	t.Helper()
 	return open(t, o, func(s *neutron.Settings) { s.Project = project })
 }
 
-// withKeystone is a Neutron behind Keystone, with a user.
+// withKeystone creates a Neutron behind Keystone, with a user.
 func withKeystone(t *testing.T, o neutronfake.Options, u neutronfake.User) *bed {
 	t.Helper()
 	u.Name, u.Password = "berth", "correct horse"
@@ -50,7 +50,7 @@ func open(t *testing.T, o neutronfake.Options, edit func(*neutron.Settings), use
 	}
 	b.network = b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	b.web = b.cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
-	// A /29 has six hosts, of which one is the gateway.
+	// A /29 has six host addresses, one of which is the gateway's.
 	b.small = b.cloud.AddSubnet(neutronfake.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
 	b.group = b.cloud.AddGroup(neutronfake.Group{Name: "web"})
 	b.cloud.AddHost("node-a", neutronfake.Host{})
@@ -60,7 +60,7 @@ func open(t *testing.T, o neutronfake.Options, edit func(*neutron.Settings), use
 	return b
 }
 
-// open opens another provider of the same Neutron.
+// open opens another provider for the same Neutron.
 func (b *bed) open(t *testing.T, edit func(*neutron.Settings)) *neutron.Provider {
 	t.Helper()
 	s := neutron.Settings{Endpoint: b.server.URL, Timeout: 20 * time.Second}
@@ -77,7 +77,7 @@ func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0,
 
 func (b *bed) newPort(uid string) vpcport.NewPort { return b.contract(ovn).NewPort(uid) }
 
-// make makes a port that must be possible.
+// make creates a port, which must succeed.
 func (b *bed) make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
 	return b.contract(ovn).Make(t, edit...)

@@ -18,7 +18,7 @@ type wireNetwork struct {
 	MTU  int    `json:"mtu"`
 }
 
-// Network implements vpcport.Provider. It looks for a UUID as an ID first.
+// Network implements vpcport.Provider. It tries a UUID as an ID before trying it as a name.
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Neutron GET networks"
 	if idOrName == "" {

@@ -16,9 +16,8 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// maxBatch keeps requests below 114,688 bytes, the limit of oslo.middleware's filter sizelimit
-// (max_request_body_size) in front of Neutron. A port takes about 600 bytes, and 1,700 with the longest
-// names and 16 groups (TestLargestBatch).
+// maxBatch keeps requests below 114,688 bytes, the limit of the oslo.middleware filter sizelimit (max_request_body_size) in front of
+// Neutron. A port takes about 600 bytes, or 1,700 with the longest names and 16 groups (TestLargestBatch).
 const maxBatch = 64
 
 // maxName is the maximum length of a port's name in bytes. Neutron allows as many characters.
@@ -29,8 +28,8 @@ func (p *Provider) Traits() vpcport.Traits {
 	return vpcport.Traits{MaxBatch: maxBatch, MaxFilter: maxFilter, ChosenMAC: !p.settings.ProviderMAC, Revisions: true}
 }
 
-// Create implements vpcport.Provider with one request: ML2 makes all of its ports in one transaction. A
-// second request reads the bound ports.
+// Create implements vpcport.Provider with one request: ML2 creates all its ports in one transaction. A second request reads the bound
+// ports.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	r := rest.Request{API: api, Method: http.MethodPost, Path: "ports", Names: rest.NamesOf(ports)}
 	if len(ports) == 0 || len(ports) > maxBatch {
@@ -59,11 +58,10 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	return p.settled(ctx, out)
 }
 
-// noSubnets is in Neutron's message to an administrator who requests addresses of a network that has no
-// subnets or does not exist.
+// noSubnets is part of Neutron's message to an administrator who requests addresses of a network that has no subnets or does not exist.
 const noSubnets = "IP allocation requires subnets for network"
 
-// networkGone turns an error with noSubnets into NetworkGone if one of the networks does not exist.
+// networkGone converts an error with noSubnets into NetworkGone if one of the networks does not exist.
 func (p *Provider) networkGone(ctx context.Context, err error, networks []string) error {
 	refused, ok := errors.AsType[*vpcport.Error](err)
 	if !ok || refused.Class != vpcport.Invalid || !strings.Contains(refused.Message, noSubnets) {
@@ -79,7 +77,7 @@ func (p *Provider) networkGone(ctx context.Context, err error, networks []string
 	return err
 }
 
-// wire converts a request for a port.
+// wire converts the request for a port.
 func (s Settings) wire(n vpcport.NewPort) wireNew {
 	w := wireNew{Network: n.NetworkID, Project: s.Project, Name: vpcport.Cut(n.Name, maxName), Device: n.Device, Owner: vpcport.Owner, Host: n.Host}
 	if n.MAC != nil {
@@ -116,8 +114,7 @@ func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, e
 	return out, nil
 }
 
-// inOrder sorts ports like their requests if their devices are unique. Neutron keeps the order, but its
-// API does not promise it.
+// inOrder sorts ports like their requests if their devices are unique. Neutron keeps the order, but its API does not promise to.
 func inOrder(asked []vpcport.NewPort, got []wirePort) []wirePort {
 	by := map[string]int{}
 	for i, w := range got {
@@ -167,10 +164,9 @@ func (p *Provider) Delete(ctx context.Context, id string) error {
 	return rest.Delete(api, id, func(r rest.Request) error { return p.call(ctx, r, nil) })
 }
 
-// settled reads new ports with a host again. Neutron replies to the creation before it stores the
-// binding: without the drivers that bound the port, which identify OVN, and with a revision that changes
-// a moment later (TestProviderWithNeutron of test/e2e/neutron, with Neutron 21.0). An error is of class
-// Transient, since the ports exist.
+// settled reads new ports with a host again. Neutron replies to the creation before it stores the binding: the reply lacks the drivers
+// that bound the port, which identify OVN, and its revision changes a moment later (TestProviderWithNeutron of test/e2e/neutron, with
+// Neutron 21.0). An error is of class Transient, since the ports exist.
 func (p *Provider) settled(ctx context.Context, ports []vpcport.Port) ([]vpcport.Port, error) {
 	place := map[string]int{}
 	var ids []string
@@ -186,14 +182,13 @@ func (p *Provider) settled(ctx context.Context, ports []vpcport.Port) ([]vpcport
 	if err != nil {
 		return nil, &vpcport.Error{Class: vpcport.Transient, Op: "Neutron GET ports", Message: "the ports exist, but their bindings cannot be read: " + err.Error(), Err: err}
 	}
-	for _, o := range now { // a port that was deleted meanwhile stays as it was until the next look
+	for _, o := range now { // a port that was deleted meanwhile keeps the state of the first reply until it is read again
 		ports[place[o.ID]] = o
 	}
 	return ports, nil
 }
 
-// settledOne does the same for a changed port: if the change has a host or the port is bound, the reply
-// to the change is incomplete.
+// settledOne does the same for a changed port: if the change has a host or the port is bound, the reply to the change is incomplete.
 func (p *Provider) settledOne(ctx context.Context, changed vpcport.Port, c vpcport.Change) (vpcport.Port, error) {
 	if c.Host == nil && changed.Binding.Result != vpcport.Bound {
 		return changed, nil
@@ -201,7 +196,7 @@ func (p *Provider) settledOne(ctx context.Context, changed vpcport.Port, c vpcpo
 	return p.Get(ctx, changed.ID)
 }
 
-// maxFilter is the maximum number of values in a list of a filter.
+// maxFilter is the maximum number of values of a list in a filter.
 const maxFilter = 100
 
 // Get implements vpcport.Provider.
@@ -211,7 +206,7 @@ func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 	return p.one(ctx, id, r)
 }
 
-// one makes a request whose reply is one port.
+// one sends a request whose reply is one port.
 func (p *Provider) one(ctx context.Context, id string, r rest.Request) (vpcport.Port, error) {
 	if err := rest.CheckID(r.Op(), id); err != nil {
 		return vpcport.Port{}, err
@@ -228,7 +223,7 @@ func (p *Provider) one(ctx context.Context, id string, r rest.Request) (vpcport.
 	return reply.Port.port(r.Op())
 }
 
-// Ports implements vpcport.Provider. It refuses ports that do not match what was sent.
+// Ports implements vpcport.Provider. It refuses ports that do not match the filter that was sent.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	const op = "Neutron GET ports"
 	return rest.List{Op: op, Filter: f, MaxFilter: maxFilter, MACs: true, Read: func(query url.Values) (out []vpcport.Port, err error) {
@@ -251,7 +246,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	}}.Ports()
 }
 
-// answers reports whether a port matches what was sent to Neutron.
+// answers reports whether a port matches the filter that was sent to Neutron.
 func answers(w wirePort, sent url.Values) bool {
 	for name, value := range map[string]string{"id": w.ID, "device_id": w.Device, "mac_address": strings.ToLower(w.MAC), "network_id": w.Network, "device_owner": w.Owner} {
 		if sent.Has(name) && !slices.Contains(sent[name], value) {
@@ -261,15 +256,14 @@ func answers(w wirePort, sent url.Values) bool {
 	return true
 }
 
-// Bounds of a listing: the items of a page, and of all pages. Neutron may have smaller pages
-// (pagination_max_limit).
+// The maximum numbers of items in a page and in all pages of a listing. Neutron may return smaller pages (pagination_max_limit).
 const (
 	pageSize = 500
 	maxItems = 200_000
 )
 
-// pages lists a collection page by page. It requests the next page by the last item, not by the link in
-// the reply: the link would send the token to its host, which may be an internal name.
+// pages lists a collection page by page. It requests the next page by the last item instead of the link in the reply: following the link
+// would send the token to the link's host, which may be an internal name.
 func pages[T any](ctx context.Context, p *Provider, collection string, query url.Values, id func(T) string) ([]T, error) {
 	r := rest.Request{API: api, Method: http.MethodGet, Path: collection, Query: maps.Clone(query)}
 	r.Query.Set("limit", strconv.Itoa(pageSize))
@@ -286,7 +280,7 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		var links []struct {
 			Rel string `json:"rel"`
 		}
-		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil || items == nil { // null is no empty list
+		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil || items == nil { // null is not an empty list
 			return nil, rest.BadReply(r.Op(), "a page without %s", collection)
 		}
 		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {
@@ -308,7 +302,7 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		case !more || len(items) == 0:
 			return out, nil
 		case news == 0:
-			return nil, rest.BadReply(r.Op(), "the same page again")
+			return nil, rest.BadReply(r.Op(), "the same page twice")
 		case len(out) > maxItems:
 			return nil, rest.BadReply(r.Op(), "more than %d %s", maxItems, collection)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// The plug of a port follows from Neutron's binding.
+// The way to plug a port follows from Neutron's binding.
 func TestBindings(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -23,57 +23,56 @@ func TestBindings(t *testing.T) {
 		want vpcport.Binding
 	}{
 		{"OVN", neutronfake.Host{}, vpcport.Binding{Result: vpcport.Bound, Plug: ovn}},
-		{"Open vSwitch's agent", neutronfake.Host{Agent: true}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
+		{"Open vSwitch agent", neutronfake.Host{Agent: true}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
 		{"hybrid", neutronfake.Host{Agent: true, Hybrid: true, Bridge: "br-x"}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-x"}}},
-		{"few words", neutronfake.Host{VIF: neutronfake.VIF{Type: "ovs"}}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
+		{"no details", neutronfake.Host{VIF: neutronfake.VIF{Type: "ovs"}}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
 		{"SR-IOV", neutronfake.Host{VIF: neutronfake.VIF{Type: "hw_veb"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
 		{"vhost-user", neutronfake.Host{VIF: neutronfake.VIF{Type: "vhostuser"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
-		{"a bridge that cannot be", neutronfake.Host{Bridge: "../../etc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
-		{"a long bridge", neutronfake.Host{Bridge: "br-0123456789abc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"invalid bridge name", neutronfake.Host{Bridge: "../../etc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"long bridge name", neutronfake.Host{Bridge: "br-0123456789abc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
 		{"details of another type", neutronfake.Host{VIF: neutronfake.VIF{Type: "ovs", Details: map[string]any{"ovs_hybrid_plug": "maybe"}}}, vpcport.Binding{Result: vpcport.BindingFailed}},
 	} {
 		b := newBed(t, neutronfake.Options{})
 		b.cloud.AddHost("node-b", tc.host)
 		p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-b" })
 		if p.Binding != tc.want {
-			t.Errorf("%s: %+v, want %+v", tc.name, p.Binding, tc.want)
+			t.Errorf("%s: binding = %+v, want %+v", tc.name, p.Binding, tc.want)
 		}
 	}
 }
 
-// A port becomes active when it is bound and plugged. A request for the same host retries a failed
-// binding.
+// A port becomes active when it is bound and plugged. A request for the same host retries a failed binding.
 func TestLifeOfAPort(t *testing.T) {
 	b := newBed(t, neutronfake.Options{Clock: start()})
 	p := b.make(t)
 	if want := time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC); !p.CreatedAt.Equal(want) {
-		t.Errorf("made at %v, want %v", p.CreatedAt, want)
+		t.Errorf("CreatedAt = %v, want %v", p.CreatedAt, want)
 	}
 	host := "node-z"
 	for _, want := range []vpcport.BindingResult{vpcport.BindingFailed, vpcport.Bound} {
 		var err error
 		if p, err = b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host}); err != nil || p.Binding.Result != want {
-			t.Fatalf("got %+v, %v; want %v", p.Binding, err, want)
+			t.Fatalf("binding = %+v, %v; want %v", p.Binding, err, want)
 		}
-		b.cloud.AddHost("node-z", neutronfake.Host{}) // its agent has come
+		b.cloud.AddHost("node-z", neutronfake.Host{}) // its agent is running now
 	}
 	b.cloud.Plug(p.ID, "node-z")
 	for _, want := range []vpcport.Status{vpcport.StatusActive, vpcport.StatusDown} {
 		p, err := b.provider.Get(t.Context(), p.ID)
 		if err != nil || p.Status != want {
-			t.Errorf("status %v, %v; want %v", p.Status, err, want)
+			t.Errorf("status = %v, %v; want %v", p.Status, err, want)
 		}
 		b.cloud.Unplug(p.ID)
 	}
 	for text, want := range map[string]vpcport.Status{"BUILD": vpcport.StatusBuild, "ERROR": vpcport.StatusError, "N/A": vpcport.StatusDown} {
 		b.cloud.Edit(p.ID, func(o *neutronfake.Port) { o.Status = text })
 		if p, err := b.provider.Get(t.Context(), p.ID); err != nil || p.Status != want {
-			t.Errorf("status %v of %s, %v", p.Status, text, err)
+			t.Errorf("status = %v for %s, %v", p.Status, text, err)
 		}
 	}
 }
 
-// A change does not overwrite the change of another client, unless it has revision 0.
+// A change does not overwrite another client's change, unless it has revision 0.
 func TestConcurrentChanges(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
@@ -82,29 +81,29 @@ func TestConcurrentChanges(t *testing.T) {
 	_, err := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
 	e := vpcporttest.WantError(t, "Update", err, vpcport.Stale, p.ID)
 	if want := fmt.Sprintf("Neutron PUT ports: RevisionNumberConstraintFailed (412): Constrained to %d, but current revision is %d", p.Revision, p.Revision+1); e.Error() != want {
-		t.Errorf("got %v\nwant %s", &e, want)
+		t.Errorf("Update() = %v\nwant %s", &e, want)
 	}
 	now, err := b.provider.Get(t.Context(), p.ID)
 	if err != nil || now.Device != "theirs" || now.Host != "" {
-		t.Errorf("got %+v, %v", now, err)
+		t.Errorf("port = %+v, %v, want the other client's device and no host", now, err)
 	}
 	if _, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host}); err != nil {
-		t.Errorf("in any case: %v", err)
+		t.Errorf("Update() of revision 0 = %v", err)
 	}
 	b.cloud.Remove(p.ID)
 	_, err = b.provider.Update(t.Context(), p.ID, now.Revision, vpcport.Change{Host: &host})
-	vpcporttest.WantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update of a port deleted by another client", err, vpcport.PortGone, p.ID)
 }
 
-// The deletion of a service's port fails.
+// Deleting a service's port fails.
 func TestServicePortsStay(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Owner: "network:dhcp"})
 	vpcporttest.WantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// Neutron gives a port the gateway's address on request. Berth's own check of a pod's NICs, by the
-// network that the provider describes, refuses such requests.
+// Neutron assigns the gateway's address to a port on request. Berth refuses such requests itself: it checks a pod's NICs against the
+// network that the provider describes.
 func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	n, err := b.provider.Network(t.Context(), "blue")
@@ -117,11 +116,11 @@ func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	}
 	asked := []nicrequest.NIC{{Addresses: []nicrequest.Address{{Subnet: "web", IP: b.web.Gateway}}}}
 	if _, errs := nicrequest.Resolve(asked, known); len(errs) != 1 || !strings.Contains(errs[0].Detail, "gateway") {
-		t.Errorf("asking for the gateway's address: %v", errs)
+		t.Errorf("request for the gateway's address: errors = %v, want one about the gateway", errs)
 	}
 	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = b.web.Gateway })
 	if !has(p, b.web.Gateway) {
-		t.Errorf("got %v", p.Addresses)
+		t.Errorf("addresses = %v, want the gateway's", p.Addresses)
 	}
 }
 
@@ -130,55 +129,54 @@ func has(p vpcport.Port, ip netip.Addr) bool {
 	return slices.ContainsFunc(p.Addresses, func(a vpcport.FixedIP) bool { return a.IP == ip })
 }
 
-// Without requested addresses, a port has one of each family.
+// Without requested addresses, a port gets one of each family.
 func TestAddressesOfBothFamilies(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	six := b.cloud.AddSubnet(neutronfake.Subnet{Network: b.network.ID, CIDR: netip.MustParsePrefix("fd00:1::/64"), Gateway: netip.MustParseAddr("fd00:1::1"),
 		Routes: []neutronfake.Route{{Destination: netip.MustParsePrefix("fd00:2::/64"), NextHop: netip.MustParseAddr("fd00:1::9")}}})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses = nil })
 	if len(p.Addresses) != 2 || !p.Addresses[0].IP.Is4() || p.Addresses[1].SubnetID != six.ID {
-		t.Errorf("got %v", p.Addresses)
+		t.Errorf("addresses = %v, want one of each family", p.Addresses)
 	}
 	p = b.make(t, func(n *vpcport.NewPort) {
 		n.MAC, n.Addresses = nil, []vpcport.NewAddress{{SubnetID: six.ID, IP: netip.MustParseAddr("fd00:1::77")}, {SubnetID: b.web.ID}}
 	})
 	if len(p.Addresses) != 2 || !has(p, netip.MustParseAddr("fd00:1::77")) {
-		t.Errorf("got %v", p.Addresses)
+		t.Errorf("addresses = %v, want two with fd00:1::77", p.Addresses)
 	}
 	n, err := b.provider.Network(t.Context(), "blue")
 	i := slices.IndexFunc(n.Subnets, func(s vpcport.Subnet) bool { return s.ID == six.ID })
 	if err != nil || i < 0 || len(n.Subnets[i].Routes) != 1 || n.Subnets[i].Routes[0].Gateway.String() != "fd00:1::9" {
-		t.Errorf("got %+v, %v", n, err)
+		t.Errorf("Network() = %+v, %v, want a subnet with the route by fd00:1::9", n, err)
 	}
 }
 
-// A network without subnets is distinguished from a missing one, which Neutron does not do for an
-// administrator.
-func TestNoNetworkOrNoSubnets(t *testing.T) {
+// A network without subnets is distinguished from a missing one. Neutron does not distinguish them for an administrator.
+func TestMissingNetworkOrSubnets(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	empty := b.cloud.AddNetwork(neutronfake.Network{Name: "empty"})
 	n := b.newPort("u-1")
 	n.NetworkID = empty.ID
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	vpcporttest.WantError(t, "a network without subnets", err, vpcport.Invalid, "")
+	vpcporttest.WantError(t, "network without subnets", err, vpcport.Invalid, "")
 	gone := b.newPort("u-2")
 	gone.NetworkID = vpcporttest.Absent
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n, gone})
-	vpcporttest.WantError(t, "another that is not there", err, vpcport.NetworkGone, vpcporttest.Absent)
+	vpcporttest.WantError(t, "another, missing network", err, vpcport.NetworkGone, vpcporttest.Absent)
 }
 
-// Two networks with the same name are distinguished from none.
+// Several networks with a name are distinguished from none.
 func TestNetworkByName(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	_, err := b.provider.Network(t.Context(), "blue")
-	vpcporttest.WantError(t, "two of one name", err, vpcport.Invalid, "blue")
+	vpcporttest.WantError(t, "name of two networks", err, vpcport.Invalid, "blue")
 	if n, err := b.provider.Network(t.Context(), second.ID); err != nil || n.ID != second.ID || len(n.Subnets) != 0 {
-		t.Errorf("by ID: %+v, %v", n, err)
+		t.Errorf("Network() by ID = %+v, %v", n, err)
 	}
-	like := b.cloud.AddNetwork(neutronfake.Network{Name: vpcporttest.Absent}) // a name that has the form of an ID
+	like := b.cloud.AddNetwork(neutronfake.Network{Name: vpcporttest.Absent}) // a name in the form of an ID
 	if n, err := b.provider.Network(t.Context(), vpcporttest.Absent); err != nil || n.ID != like.ID {
-		t.Errorf("by a name like an ID: %+v, %v", n, err)
+		t.Errorf("Network() by a name in the form of an ID = %+v, %v", n, err)
 	}
 }
 
@@ -200,10 +198,10 @@ func TestLargestBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(got[0].Name); len(got) != len(want) || n != 254 {
-		t.Errorf("%d ports, names of %d bytes", len(got), n)
+		t.Errorf("%d ports with names of %d bytes", len(got), n)
 	}
 	if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
-		t.Errorf("%d requests", n)
+		t.Errorf("requests = %d, want 1", n)
 	}
 }
 
@@ -232,7 +230,7 @@ func TestLastPortOfAPageIsDeleted(t *testing.T) {
 	_, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID})
 	vpcporttest.WantError(t, "Ports", err, vpcport.Transient, "")
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID}); err != nil || len(ports) != 4 {
-		t.Errorf("once more: %d ports, %v", len(ports), err)
+		t.Errorf("repeated listing: %d ports, %v, want 4", len(ports), err)
 	}
 }
 
@@ -249,7 +247,7 @@ func TestListingsMayBeOld(t *testing.T) {
 		return len(ports)
 	}
 	if _, err := b.provider.Get(t.Context(), p.ID); err != nil || seen() != 0 {
-		t.Errorf("a look: %v; listed are %d", err, seen())
+		t.Errorf("Get() = %v with %d ports listed, want it before the listing shows it", err, seen())
 	}
 	clock.Advance(5 * time.Second)
 	if seen() != 1 {
@@ -257,7 +255,7 @@ func TestListingsMayBeOld(t *testing.T) {
 	}
 }
 
-// The error for a denied or hidden attribute has its policy rule.
+// The error about a denied or hidden attribute names its policy rule.
 func TestPolicy(t *testing.T) {
 	for _, tc := range []struct{ rule, about, text string }{
 		{"create_port", "", "rule:create_port"},
@@ -273,18 +271,18 @@ func TestPolicy(t *testing.T) {
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
 		e := vpcporttest.WantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
 		if !strings.Contains(e.Message, tc.text) {
-			t.Errorf("%s: %v", tc.rule, &e)
+			t.Errorf("%s: error = %v", tc.rule, &e)
 		}
 	}
 }
 
-// A project cannot see ports of others.
+// A project cannot see ports of other projects.
 func TestProjects(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Reader: true})
 	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Project: "theirs"})
 	_, err := b.provider.Get(t.Context(), theirs.ID)
 	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, theirs.ID)
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{theirs.ID}}); err != nil || len(ports) != 0 {
-		t.Errorf("listed %v, %v", ports, err)
+		t.Errorf("Ports() = %v, %v, want none", ports, err)
 	}
 }

@@ -15,20 +15,20 @@ func TestSettings(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		edit func(*neutron.Settings)
-		want string // in the error; empty: none
+		want string // part of the error; empty: none
 	}{
 		{"Keystone", func(*neutron.Settings) {}, ""},
-		{"Neutron itself", func(s *neutron.Settings) { s.Credentials, s.Project, s.Endpoint = nil, "p", "http://n:9696/v2.0/" }, ""},
+		{"Neutron without Keystone", func(s *neutron.Settings) { s.Credentials, s.Project, s.Endpoint = nil, "p", "http://n:9696/v2.0/" }, ""},
 		{"no project", func(s *neutron.Settings) { s.Credentials = nil }, "project: must be set"},
-		{"no URL", func(s *neutron.Settings) { s.Endpoint = "::" }, "endpoint: "},
-		{"another scheme", func(s *neutron.Settings) { s.Endpoint = "ftp://n" }, "must begin with http:// or https://"},
-		{"a user in the URL", func(s *neutron.Settings) { s.Endpoint = "https://me:secret@n" }, "neither user"},
-		{"a query", func(s *neutron.Settings) { s.Endpoint = "https://n?a=b" }, "neither user, query nor fragment"},
+		{"invalid URL", func(s *neutron.Settings) { s.Endpoint = "::" }, "endpoint: "},
+		{"unsupported scheme", func(s *neutron.Settings) { s.Endpoint = "ftp://n" }, "must begin with http:// or https://"},
+		{"user in the URL", func(s *neutron.Settings) { s.Endpoint = "https://me:secret@n" }, "neither user"},
+		{"query in the URL", func(s *neutron.Settings) { s.Endpoint = "https://n?a=b" }, "neither user, query nor fragment"},
 		{"credentials without TLS", func(s *neutron.Settings) { s.Endpoint = "http://n" }, "must begin with https://"},
-		{"credentials without TLS, wanted", func(s *neutron.Settings) { s.Endpoint, s.TLS.Insecure = "http://n", true }, ""},
+		{"credentials without TLS, allowed", func(s *neutron.Settings) { s.Endpoint, s.TLS.Insecure = "http://n", true }, ""},
 		{"empty credentials", func(s *neutron.Settings) { s.Credentials = &neutron.Credentials{} }, "credentials: must be"},
-		{"both credentials", func(s *neutron.Settings) { s.Credentials.Application = &neutron.Application{ID: "a", Secret: "b"} }, "credentials: must be"},
-		{"no user", func(s *neutron.Settings) { s.Credentials.Password.User = "" }, "credentials: username must be set"},
+		{"both kinds of credentials", func(s *neutron.Settings) { s.Credentials.Application = &neutron.Application{ID: "a", Secret: "b"} }, "credentials: must be"},
+		{"no username", func(s *neutron.Settings) { s.Credentials.Password.User = "" }, "credentials: username must be set"},
 		{"no secret", func(s *neutron.Settings) {
 			s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "a"}}
 		}, "credentials: secret must be set"},
@@ -39,20 +39,20 @@ func TestSettings(t *testing.T) {
 		_, err := neutron.Open(s)
 		switch {
 		case tc.want == "" && err != nil, tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
+			t.Errorf("%s: Open() = %v, want an error containing %q", tc.name, err, tc.want)
 		case err != nil && strings.Contains(err.Error(), "secret@"):
-			t.Errorf("%s: the error has what is secret: %v", tc.name, err)
+			t.Errorf("%s: the error contains the secret: %v", tc.name, err)
 		}
 	}
 }
 
-// Printed settings have no secrets.
+// Printed settings contain no secrets.
 func TestSecretsAreNotPrinted(t *testing.T) {
 	c := neutron.Credentials{Password: &neutron.Password{Password: "correct horse"}, Application: &neutron.Application{Secret: "correct horse"}}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		for _, v := range []any{c, *c.Password, c.Password, *c.Application, c.Application} {
 			if text := fmt.Sprintf(verb, v); strings.Contains(text, "horse") {
-				t.Errorf("%s: %s", verb, text)
+				t.Errorf("%s prints a secret: %s", verb, text)
 			}
 		}
 	}

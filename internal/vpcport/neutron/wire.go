@@ -28,7 +28,7 @@ type wirePort struct {
 	Created  string          `json:"created_at"`
 }
 
-// portFields are the fields of wirePort, for the parameter fields.
+// portFields lists the fields of wirePort for the query parameter fields.
 var portFields = []string{
 	"id", "name", "network_id", "device_id", "device_owner", "mac_address", "status", "fixed_ips", "security_groups", "tags",
 	"binding:host_id", "binding:vif_type", "binding:vif_details", "revision_number", "created_at",
@@ -59,7 +59,7 @@ var statuses = map[string]vpcport.Status{
 	"DOWN": vpcport.StatusDown, "BUILD": vpcport.StatusBuild, "ACTIVE": vpcport.StatusActive, "ERROR": vpcport.StatusError,
 }
 
-// port decodes a port, and refuses an impossible one.
+// port decodes a port and refuses invalid ones.
 func (w wirePort) port(op string) (vpcport.Port, error) {
 	p := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
@@ -78,17 +78,17 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 	return p, rest.Addresses(op, &p, w.MAC, w.FixedIPs)
 }
 
-// linkName matches valid names of bridges. Nodes look for them.
+// linkName matches valid names of bridges. Nodes look for these bridges.
 var linkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$`)
 
-// binding decodes the result of binding a port (binding:vif_type and binding:vif_details of the ML2
-// mechanism drivers ovn and openvswitch). Types that Berth cannot plug count as failed.
+// binding decodes the result of binding a port (binding:vif_type and binding:vif_details of the ML2 mechanism drivers ovn and
+// openvswitch). Types that Berth cannot plug count as failed.
 func binding(host, kind string, details json.RawMessage) vpcport.Binding {
 	switch kind {
 	case "", "unbound":
 		return vpcport.Binding{}
 	case "ovs":
-	default: // binding_failed among them
+	default: // including binding_failed
 		return vpcport.Binding{Result: vpcport.BindingFailed}
 	}
 	if host == "" {
@@ -115,7 +115,7 @@ func binding(host, kind string, details json.RawMessage) vpcport.Binding {
 	return vpcport.Binding{Result: vpcport.Bound, Plug: plug}
 }
 
-// bound reports whether a driver is among those that bound a port.
+// bound reports whether a driver is one of those that bound a port.
 func bound(drivers json.RawMessage, name string) bool {
 	var by map[string]string
 	if json.Unmarshal(drivers, &by) != nil {

@@ -12,8 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// call makes a call: by the client's function if there is one, and through the front. do works with
-// state.mu held.
+// call makes a call through the client's function, if there is one, and the front. do works with state.mu held.
 func (p *Provider) call(ctx context.Context, op string, n int, do func() error) error {
 	through := func(ctx context.Context) error {
 		return p.Front.call(ctx, op, n, func() (err error) { p.set(func() { err = do() }); return err })
@@ -49,7 +48,7 @@ func (f *Front) call(ctx context.Context, op string, n int, do func() error) err
 	return err
 }
 
-// turn waits for the turn of a call and for its latency.
+// turn waits for a free slot and for the call's latency.
 func (f *Front) turn(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -91,7 +90,7 @@ func (fault *Fault) fail(ctx context.Context, do func() error) error {
 	return cmp.Or(err, fault.Err)
 }
 
-// wrapped makes any error a *vpcport.Error.
+// wrapped converts any error to a *vpcport.Error.
 func wrapped(op string, err error) error {
 	if _, ok := errors.AsType[*vpcport.Error](err); ok {
 		return err
@@ -206,7 +205,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 	return out, err
 }
 
-// apply changes a port. A port that leaves its host is down.
+// apply changes a port. A port that leaves its host goes down.
 func (s *state) apply(o *port, c vpcport.Change) {
 	if c.Device != nil {
 		o.Device = *c.Device
@@ -226,7 +225,7 @@ func (s *state) apply(o *port, c vpcport.Change) {
 	}
 }
 
-// binding is the result of binding to a host.
+// binding returns the result of binding to a host.
 func (s *state) binding(host string) vpcport.Binding {
 	plug, has := s.hosts[host]
 	switch {
@@ -278,7 +277,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) (out []v
 	return out, nil
 }
 
-// create makes one port. state.mu is held.
+// create creates one port. state.mu is held.
 func (s *state) create(want vpcport.NewPort) (*port, error) {
 	network, ok := s.networks[want.NetworkID]
 	if !ok {
@@ -298,7 +297,7 @@ func (s *state) create(want vpcport.NewPort) (*port, error) {
 		o.Groups = []string{"default"}
 	}
 	if want.MAC != nil && !s.traits.ChosenMAC {
-		return nil, refuse(vpcport.Forbidden, "Create", "mac_address", "the MAC address is not yours to choose")
+		return nil, refuse(vpcport.Forbidden, "Create", "mac_address", "the credentials may not choose MAC addresses")
 	}
 	if _, taken := s.ports.macs[network.ID+" "+want.MAC.String()]; taken && want.MAC != nil {
 		return nil, refuse(vpcport.MACTaken, "Create", want.MAC.String(), "a port of the network has the MAC address "+want.MAC.String())
@@ -325,8 +324,8 @@ func (s *state) knownGroups(op string, groups []string) error {
 	return nil
 }
 
-// addresses chooses the requested addresses or, like Neutron, one of each family of the network. As in
-// Neutron, the gateway's address can be requested.
+// addresses chooses the requested addresses or, like Neutron, one of each family of the network. As in Neutron, the gateway's address can
+// be requested.
 func (s *state) addresses(network vpcport.Network, want []vpcport.NewAddress) ([]vpcport.FixedIP, error) {
 	if want == nil {
 		families := map[bool]bool{}

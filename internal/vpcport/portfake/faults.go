@@ -9,29 +9,28 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Call is one call that was made.
+// Call is a call that was made.
 type Call struct {
 	Op  string // the method's name
-	N   int    // ports asked for or listed
+	N   int    // number of ports requested or listed
 	At  time.Time
 	Err error
 }
 
-// Fault makes calls fail. It is spent after Times calls, 0 meaning never.
+// Fault makes calls fail. It is removed after Times calls; 0: never.
 type Fault struct {
 	Op    string // the method's name; empty: any
-	Skip  int    // matching calls that pass before the first one fails
+	Skip  int    // matching calls that pass before the first failure
 	Times int
 	Err   error
-	// After lets the call take effect before it fails: a lost reply.
+	// After lets the call take effect before it fails, like a lost reply.
 	After bool
-	// Hang holds the call, before its effect or after it, until its context ends or
-	// this is closed; nil: not.
+	// Hang blocks the call, before or after its effect, until its context ends or this channel is closed; nil: no blocking.
 	Hang <-chan struct{}
 	hits int
 }
 
-// Err makes an error of a class, for faults.
+// Err returns an error of a class, for faults.
 func Err(class vpcport.Class) error {
 	return &vpcport.Error{Class: class, Op: "fault", Status: 500, Message: "injected"}
 }
@@ -40,9 +39,9 @@ func Err(class vpcport.Class) error {
 type Front struct {
 	clock   clock.Clock
 	latency time.Duration
-	atOnce  chan struct{} // a token for each call in progress; nil: any number
+	atOnce  chan struct{} // one token per call in flight; nil: no limit
 
-	mu     sync.Mutex // guards all below
+	mu     sync.Mutex // guards the fields below
 	faults []*Fault
 	calls  []Call
 }
@@ -57,13 +56,13 @@ func (f *Front) Inject(fault Fault) {
 // ClearFaults removes all faults.
 func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
 
-// Calls lists the calls so far.
+// Calls returns the calls so far.
 func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
 
-// ResetCalls empties the log of calls.
+// ResetCalls clears the log of calls.
 func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
 
-// Count counts the calls of the named methods so far.
+// Count returns the number of calls of the named methods so far.
 func (f *Front) Count(ops ...string) (n int) {
 	for _, c := range f.Calls() {
 		if slices.Contains(ops, c.Op) {
@@ -73,7 +72,7 @@ func (f *Front) Count(ops ...string) (n int) {
 	return n
 }
 
-// fault is the one that a call meets; nil for none.
+// fault returns the fault that applies to a call, or nil.
 func (f *Front) fault(op string) *Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()

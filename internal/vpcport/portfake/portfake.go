@@ -1,6 +1,6 @@
-// Package portfake is a provider of VPC ports in memory, with Neutron's rules for addresses, MAC addresses,
-// bindings and revisions. A call costs no more than what it changes or returns. It can delay calls, limit
-// their concurrency, fail them, and let listings lag behind.
+// Package portfake is an in-memory VPC port provider with Neutron's rules for addresses, MAC addresses, bindings and revisions. The cost of
+// a call depends only on what it changes or returns. The fake can delay calls, limit their concurrency, make them fail, and let listings
+// lag behind.
 package portfake
 
 import (
@@ -18,11 +18,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Options configure the provider. The zero value replies at once and accepts 64 ports in a call.
+// Options configure the provider. The zero value replies immediately and accepts 64 ports per call.
 type Options struct {
-	Clock   clock.Clock   // the machine's when nil
+	Clock   clock.Clock   // nil: the machine's clock
 	Latency time.Duration // from a call to its effect and reply
-	AtOnce  int           // maximum calls in progress, others wait; 0: no maximum
+	AtOnce  int           // maximum number of calls in flight, others wait; 0: no maximum
 	// Lag is how far Ports lags behind. Get does not lag.
 	Lag    time.Duration
 	Traits vpcport.Traits // zero: MAC addresses, revisions, 64 ports in a call, 100 values in a filter
@@ -30,28 +30,27 @@ type Options struct {
 	Project string
 }
 
-// Provider is the provider as one client sees it. Make it with New, then add a network and hosts. It is
-// safe for concurrent use.
+// Provider is the provider as one client sees it. Create it with New, then add a network and hosts. It is safe for concurrent use.
 type Provider struct {
-	Front   *Front // delays and faults of calls; and their log
+	Front   *Front // delays, faults and the log of calls
 	options Options
 	clock   clock.Clock
 	state   *state
 	via     func(ctx context.Context, call func(context.Context) error) error // the client's function; nil: none
 }
 
-// state are the networks, hosts, groups and ports.
+// state holds the networks, hosts, groups and ports.
 type state struct {
-	mu       sync.Mutex // guards all below, with ports
+	mu       sync.Mutex // guards the fields below, including ports
 	networks map[string]vpcport.Network
 	hosts    map[string]vpcport.Plug // how the agent of a host plugs
 	groups   map[string]bool
-	quota    int // 0: none
+	quota    int // 0: no quota
 	ports    *ports
 	traits   vpcport.Traits
 }
 
-// ports are the ports with the addresses that they take, and the state that listings show.
+// ports holds the ports, the addresses that they use, and the state that listings show.
 type ports struct {
 	clock clock.Clock
 	lag   time.Duration // of listings
@@ -60,7 +59,7 @@ type ports struct {
 	ips   map[fixedIP]string
 	shown map[string]vpcport.Port // the state in listings
 	trail []change                // later changes, oldest first
-	made  int                     // so far; for IDs
+	made  int                     // number of ports so far, used for IDs
 	torn  []string                // calls that deleted or moved plugged ports
 }
 
@@ -75,7 +74,7 @@ type fixedIP struct {
 	ip      netip.Addr
 }
 
-// change is a port from a moment on; nil after its deletion.
+// change is the state of a port from a time on; nil: deleted.
 type change struct {
 	at   time.Time
 	id   string
@@ -106,8 +105,7 @@ func New(o Options) *Provider {
 	return p
 }
 
-// Client returns the same provider for another client: do makes each of its calls, and may refuse it or
-// cancel its context.
+// Client returns the same provider for another client: do makes each of the client's calls, and may refuse the call or cancel its context.
 func (p *Provider) Client(do func(ctx context.Context, call func(context.Context) error) error) *Provider {
 	n := *p
 	n.via = do
@@ -117,10 +115,10 @@ func (p *Provider) Client(do func(ctx context.Context, call func(context.Context
 // AddNetwork adds or replaces a network.
 func (p *Provider) AddNetwork(n vpcport.Network) { p.set(func() { p.state.networks[n.ID] = n }) }
 
-// RemoveNetwork removes a network. Its ports stay.
+// RemoveNetwork removes a network. Its ports remain.
 func (p *Provider) RemoveNetwork(id string) { p.set(func() { delete(p.state.networks, id) }) }
 
-// AddHost adds a host with an agent that plugs ports as given.
+// AddHost adds a host whose agent plugs ports as given.
 func (p *Provider) AddHost(name string, plug vpcport.Plug) {
 	p.set(func() { p.state.hosts[name] = plug })
 }
@@ -131,11 +129,10 @@ func (p *Provider) RemoveHost(name string) { p.set(func() { delete(p.state.hosts
 // AddGroup adds a security group.
 func (p *Provider) AddGroup(id string) { p.set(func() { p.state.groups[id] = true }) }
 
-// SetQuota sets the maximum number of ports; 0: none.
+// SetQuota sets the maximum number of ports; 0: no maximum.
 func (p *Provider) SetQuota(ports int) { p.set(func() { p.state.quota = ports }) }
 
-// Plug reports that a port was plugged at a host. As with OVN, it becomes active only if it is bound there
-// already.
+// Plug reports that a port was plugged at a host. As with OVN, the port becomes active only if it is already bound there.
 func (p *Provider) Plug(id, host string) {
 	p.set(func() {
 		if o := p.state.ports.byID[id]; o != nil {
@@ -157,7 +154,7 @@ func (p *Provider) Unplug(id string) {
 	})
 }
 
-// AddPort adds a port of another client, and returns it with defaults for a missing ID or MAC address.
+// AddPort adds a port of another client and returns it. It chooses a missing ID or MAC address.
 func (p *Provider) AddPort(want vpcport.Port) vpcport.Port {
 	p.state.mu.Lock()
 	defer p.state.mu.Unlock()
@@ -190,7 +187,7 @@ func (p *Provider) Remove(id string) {
 	})
 }
 
-// Torn lists the calls that deleted plugged ports or bound them elsewhere.
+// Torn returns the calls that deleted plugged ports or bound them elsewhere.
 func (p *Provider) Torn() []string {
 	p.state.mu.Lock()
 	defer p.state.mu.Unlock()
@@ -200,11 +197,11 @@ func (p *Provider) Torn() []string {
 // tears records that a call deletes or moves a plugged port. state.mu is held.
 func (ps *ports) tears(o *port, op string) {
 	if o.pluggedAt != "" {
-		ps.torn = append(ps.torn, fmt.Sprintf("%s of port %s, which %s has plugged", op, o.ID, o.pluggedAt))
+		ps.torn = append(ps.torn, fmt.Sprintf("%s of port %s, which is plugged at %s", op, o.ID, o.pluggedAt))
 	}
 }
 
-// All lists all ports, ordered by ID, without lag.
+// All returns all ports, ordered by ID, without lag.
 func (p *Provider) All() []vpcport.Port {
 	p.state.mu.Lock()
 	defer p.state.mu.Unlock()
@@ -221,7 +218,7 @@ func (p *Provider) set(do func()) {
 	do()
 }
 
-// enter adds a new port. state.mu is held, as in all below.
+// enter adds a new port. state.mu is held, as in all methods below.
 func (ps *ports) enter(o *port) {
 	ps.byID[o.ID] = o
 	ps.macs[o.NetworkID+" "+o.MAC.String()] = o.ID
@@ -248,7 +245,7 @@ func (ps *ports) changed(o *port, edit func()) {
 	ps.trail = append(ps.trail, change{at: ps.clock.Now(), id: o.ID, port: &now})
 }
 
-// listed is the state that listings show.
+// listed returns the state that listings show.
 func (ps *ports) listed() map[string]vpcport.Port {
 	until, shows := ps.clock.Now().Add(-ps.lag), 0
 	for _, c := range ps.trail {
@@ -271,5 +268,5 @@ func copied(o vpcport.Port) vpcport.Port {
 	return o
 }
 
-// portID is the ID of the nth port: a UUID that differs from others in its first characters.
+// portID returns the ID of the nth port: a UUID that differs from the others in its first characters.
 func portID(n int) string { return fmt.Sprintf("%08x-%04x-4000-8000-%012x", n, n>>8&0xffff, n) }

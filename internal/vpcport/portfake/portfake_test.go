@@ -21,7 +21,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed { _, bed := vpcporttest.InMemory(portfake.Options{}); return bed })
 }
 
-// The contract holds without revisions, batches and chosen MAC addresses.
+// The contract also holds without revisions, batches and chosen MAC addresses.
 func TestContractWithFewTraits(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
 		_, bed := vpcporttest.InMemory(portfake.Options{Traits: vpcport.Traits{MaxBatch: 1, MaxFilter: 8}})
@@ -29,8 +29,8 @@ func TestContractWithFewTraits(t *testing.T) {
 	})
 }
 
-// A port becomes active only if it is plugged after it was bound, as with OVN.
-func TestBindBeforePlug(t *testing.T) {
+// As with OVN, a port becomes active only if it is plugged after it was bound.
+func TestActiveOnlyIfBoundBeforePlugging(t *testing.T) {
 	p := filled(portfake.Options{})
 	p.AddHost("node-b", vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true})
 	node, other := "node-a", "node-b"
@@ -42,42 +42,42 @@ func TestBindBeforePlug(t *testing.T) {
 	first, second := made[0].ID, made[1].ID
 	p.Plug(first, node)
 	if _, err := p.Update(t.Context(), first, 0, vpcport.Change{Host: &node}); err != nil || status(first) == vpcport.StatusActive {
-		t.Errorf("plugged, then bound: %v, status %v", err, status(first))
+		t.Errorf("plugged before it was bound: Update() = %v, status = %v, want inactive", err, status(first))
 	}
 	if _, err := p.Update(t.Context(), second, 0, vpcport.Change{Host: &node}); err != nil {
 		t.Fatal(err)
 	}
 	p.Plug(second, other)
 	if status(second) == vpcport.StatusActive {
-		t.Error("active, and plugged at another host")
+		t.Error("active while plugged at another host")
 	}
 	p.Plug(second, node)
 	if status(second) != vpcport.StatusActive {
-		t.Error("not active, and plugged where it is bound")
+		t.Error("inactive while plugged at its host")
 	}
 	if _, err := p.Update(t.Context(), second, 0, vpcport.Change{Host: &other}); err != nil || status(second) == vpcport.StatusActive {
-		t.Errorf("active, and bound to another host: %v", err)
+		t.Errorf("still active, or Update() failed, after binding to another host: %v", err)
 	}
 }
 
-// A call whose reply is lost took effect. A fault ends after its number of calls.
+// A call whose reply is lost takes effect. A fault ends after its number of calls.
 func TestFaults(t *testing.T) {
 	p := filled(portfake.Options{})
 	p.Front.Inject(portfake.Fault{Op: "Create", Skip: 1, Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
 	for i, want := range []vpcport.Class{vpcport.Unknown, vpcport.Transient, vpcport.Unknown} {
 		if _, err := p.Create(t.Context(), []vpcport.NewPort{{NetworkID: "n-1"}}); vpcport.ClassOf(err) != want {
-			t.Errorf("call %d: %v", i, err)
+			t.Errorf("call %d = %v", i, err)
 		}
 	}
 	if n := len(p.All()); n != 3 {
-		t.Errorf("%d ports, want that of the lost reply too", n)
+		t.Errorf("%d ports, want 3 including that of the lost reply", n)
 	}
 	if got := p.Front.Count("Create"); got != 3 || p.Front.Count("Delete") != 0 {
-		t.Errorf("counted %d calls", got)
+		t.Errorf("Create calls = %d, want 3, and no Delete", got)
 	}
 }
 
-// Calls have a latency and a limit of concurrency; a cancelled call frees its place.
+// Calls have a latency and a concurrency limit; a canceled call frees its slot.
 func TestLatencyAndConcurrency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Latency: 400 * time.Millisecond, AtOnce: 8})
@@ -86,11 +86,11 @@ func TestLatencyAndConcurrency(t *testing.T) {
 		for range 32 {
 			go func() { _, err := p.Get(t.Context(), "none"); done <- err }()
 		}
-		synctest.Wait() // eight are worked on, the others wait
+		synctest.Wait() // eight are in flight, the others wait
 		hurried, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		if _, err := p.Get(hurried, "none"); vpcport.ClassOf(err) != vpcport.Transient {
-			t.Errorf("given up: %v", err)
+			t.Errorf("canceled call = %v, want Transient", err)
 		}
 		for range 32 {
 			if err := <-done; vpcport.ClassOf(err) != vpcport.PortGone {
@@ -98,7 +98,7 @@ func TestLatencyAndConcurrency(t *testing.T) {
 			}
 		}
 		if took := time.Since(began); took != 1600*time.Millisecond {
-			t.Errorf("32 calls, 8 at once, took %v", took)
+			t.Errorf("32 calls, 8 in flight, took %v, want 1.6 s", took)
 		}
 	})
 }
@@ -119,7 +119,7 @@ func TestLag(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := p.Get(t.Context(), made[0].ID); err != nil || seen() != 0 {
-			t.Errorf("a look: %v; listed are %d", err, seen())
+			t.Errorf("Get() = %v with %d ports listed, want it before the listing shows it", err, seen())
 		}
 		time.Sleep(5 * time.Second) //nolint:forbidigo // virtual time
 		if seen() != 1 {
@@ -127,11 +127,11 @@ func TestLag(t *testing.T) {
 		}
 		p.Remove(made[0].ID)
 		if seen() != 1 {
-			t.Error("gone from the listing at once")
+			t.Error("deleted port missing from the listing before the lag")
 		}
 		time.Sleep(5 * time.Second) //nolint:forbidigo // virtual time
 		if seen() != 0 {
-			t.Error("listed for ever")
+			t.Error("deleted port still listed after the lag")
 		}
 	})
 }

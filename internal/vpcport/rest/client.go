@@ -1,5 +1,5 @@
-// Package rest is what providers of VPC ports over HTTP share: the client with its limits, the wire
-// forms of ports and subnets, and the errors of failed requests.
+// Package rest is shared by the VPC port providers that use HTTP: the client with its limits, the wire forms of ports and subnets, and the
+// errors of failed requests.
 package rest
 
 import (
@@ -17,14 +17,13 @@ import (
 
 // TLS configures the verification of endpoints.
 type TLS struct {
-	CABundle   string // CA certificates in PEM; empty: those of the system
-	ServerName string // name in certificates; empty: the host of the URL
+	CABundle   string // CA certificates in PEM; empty: the system's
+	ServerName string // expected name in certificates; empty: the host of the URL
 	// Insecure accepts any certificate, and allows credentials and tokens over plain HTTP.
 	Insecure bool
 }
 
-// The maximum sizes of an error's body and of a reply's header, in bytes. Messages are cut to much
-// less afterwards.
+// The maximum sizes of an error's body and a reply's header, in bytes. Messages are shortened further afterwards.
 const (
 	maxError  = 64 << 10
 	maxHeader = 256 << 10
@@ -98,8 +97,8 @@ func (b *boundedBody) Read(to []byte) (int, error) {
 	return n, err
 }
 
-// BaseURL parses an endpoint of the settings, adds a slash at its end, and removes suffixes such as
-// versions of an API. The error names the field endpoint.
+// BaseURL parses an endpoint of the settings, removes suffixes such as API versions, and makes it end in a slash. The error names the field
+// endpoint.
 func BaseURL(endpoint string, suffixes ...string) (*url.URL, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil {

@@ -17,20 +17,19 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// service is a provider and the fake that it talks to, whose clock stands still.
+// service is a provider and its fake, whose clock does not advance.
 type service struct {
 	vpcporttest.Bed
-	name      string // in errors
+	name      string // as in errors
 	networks  string // the collection of networks
 	prefix    string // of paths
 	network   string // the path of the request for a network by its ID
 	fake      *httpreply.Front
-	ports     func() int       // there are
+	ports     func() int       // number of existing ports
 	impatient vpcport.Provider // gives up after 20 ms
 }
 
-// services open a service each. It has the network blue with the subnets web and small, which has five
-// addresses, a group, and a host.
+// services open one service each. It has the network blue with the subnets web and small (five addresses), a group and a host.
 var services = map[string]func(t *testing.T) service{
 	"Alcor": func(t *testing.T) service {
 		t.Helper()
@@ -66,7 +65,7 @@ var services = map[string]func(t *testing.T) service{
 	},
 }
 
-// serve adds the subnets, and the providers for the served fake.
+// serve adds the subnets, and opens the providers for the served fake.
 func (s service) serve(t *testing.T, fake http.Handler, subnet func(name string, p netip.Prefix) string, open func(url string, timeout time.Duration) (vpcport.Provider, error)) service {
 	t.Helper()
 	server := httptest.NewServer(fake)
@@ -83,7 +82,7 @@ func (s service) serve(t *testing.T, fake http.Handler, subnet func(name string,
 
 func start() clock.Clock { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
 
-// each runs a test with each service. A test may open several.
+// each runs a test with each service. A test may open several instances of a service.
 func each(t *testing.T, test func(t *testing.T, open func() service)) {
 	t.Helper()
 	for name, open := range services {
@@ -91,7 +90,7 @@ func each(t *testing.T, test func(t *testing.T, open func() service)) {
 	}
 }
 
-// create asks for the ports.
+// create requests ports.
 func (s service) create(t *testing.T, ports ...vpcport.NewPort) error {
 	t.Helper()
 	_, err := s.Provider.Create(t.Context(), ports)

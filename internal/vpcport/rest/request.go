@@ -12,22 +12,22 @@ import (
 
 // Request is one request to a provider.
 type Request struct {
-	API    string // its name in errors, such as Neutron
+	API    string // the provider's name in errors, such as Neutron
 	Method string
 	Path   string // such as ports/ID
 	Query  url.Values
 	Body   any
 	Match  string // If-Match; empty: none
-	Port   bool   // it names one port by its ID
+	Port   bool   // the request names one port by its ID
 	Names  Names
 }
 
-// OfPort is a request that names one port.
+// OfPort returns a request that names one port.
 func OfPort(api, method, id string) Request {
 	return Request{API: api, Method: method, Path: "ports/" + id, Port: true, Names: Names{Ports: []string{id}}}
 }
 
-// Delete deletes a port by call, which sends a request. A port that does not exist is no error.
+// Delete deletes a port. It calls call to send the request. A port that does not exist is no error.
 func Delete(api, id string, call func(Request) error) error {
 	r := OfPort(api, http.MethodDelete, id)
 	err := CheckID(r.Op(), id)
@@ -40,13 +40,13 @@ func Delete(api, id string, call func(Request) error) error {
 	return err
 }
 
-// Op is the operation in errors. It has no IDs, since metrics count by it.
+// Op returns the operation named in errors. It contains no IDs, since metrics count by it.
 func (r Request) Op() string {
 	collection, _, _ := strings.Cut(r.Path, "/")
 	return r.API + " " + r.Method + " " + collection
 }
 
-// byStatus are the classes of statuses whose message does not matter.
+// byStatus maps statuses to classes if the message does not matter.
 var byStatus = map[int]vpcport.Class{
 	http.StatusTooManyRequests: vpcport.Throttled, http.StatusRequestTimeout: vpcport.Transient,
 	http.StatusBadGateway: vpcport.Transient, http.StatusServiceUnavailable: vpcport.Transient, http.StatusGatewayTimeout: vpcport.Transient,
@@ -54,8 +54,8 @@ var byStatus = map[int]vpcport.Class{
 	http.StatusRequestEntityTooLarge: vpcport.TooLarge, http.StatusRequestURITooLong: vpcport.TooLarge,
 }
 
-// ByStatus is the class of a status whose message does not matter; ok is false for other statuses. A
-// service that says when it is available again limits the rate of its clients.
+// ByStatus returns the class of a status whose message does not matter, and false for other statuses. A service that says when it is
+// available again limits the rate of its clients.
 func ByStatus(status int, retryAfter time.Duration) (class vpcport.Class, ok bool) {
 	if status == http.StatusServiceUnavailable && retryAfter > 0 {
 		return vpcport.Throttled, true
@@ -70,12 +70,12 @@ type List struct {
 	Filter    vpcport.Filter
 	MaxFilter int  // values of a list
 	MACs      bool // the provider filters by MAC addresses
-	// Read makes the request with a query. It returns the ports of the reply that may match.
+	// Read sends the request with a query. It returns the ports of the reply that may match.
 	Read func(query url.Values) ([]vpcport.Port, error)
 }
 
-// Ports lists the ports that match the filter. It sends one list of the filter, in as many requests as
-// the length of URLs requires, and applies the whole filter again.
+// Ports lists the ports that match the filter. It sends one list of the filter, in as many requests as the maximum length of URLs
+// requires, and applies the whole filter again.
 func (l List) Ports() ([]vpcport.Port, error) {
 	if err := CheckFilter(l.Op, l.Filter, l.MaxFilter); err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (l List) Ports() ([]vpcport.Port, error) {
 	return out, nil
 }
 
-// sent is the list of the filter that is sent: the most selective one.
+// sent returns the most selective list of the filter, which is the one that is sent.
 func (l List) sent() (name string, values []string) {
 	switch f := l.Filter; {
 	case len(f.IDs) > 0:
@@ -120,12 +120,12 @@ func (l List) sent() (name string, values []string) {
 	return "", nil
 }
 
-// Names are the names and IDs in a request, any of which can be the cause of an error.
+// Names holds the names and IDs in a request, any of which can be the cause of an error.
 type Names struct {
 	Networks, Subnets, Groups, IPs, MACs, Ports []string
 }
 
-// NamesOf are the names in a request for ports.
+// NamesOf returns the names in a request for ports.
 func NamesOf(ports []vpcport.NewPort) (n Names) {
 	add := func(to *[]string, name string) {
 		if name != "" && !slices.Contains(*to, name) {
@@ -150,9 +150,8 @@ func NamesOf(ports []vpcport.NewPort) (n Names) {
 	return n
 }
 
-// About is the name that caused an error: one of the right kind for the class that is in the message, or
-// the only one in the request. Servers have names in messages only, and for a full subnet Neutron names
-// the network.
+// About returns the name that caused an error: a name of the right kind for the class that is part of the message, or the only such name in
+// the request. Servers put names in messages only, and for a full subnet Neutron names the network.
 func (n Names) About(class vpcport.Class, message string) string {
 	var of []string
 	switch class {

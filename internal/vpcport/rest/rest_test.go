@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// After a lost, late or truncated reply the port may exist, and is found by its device.
+// After a lost, late or truncated reply the port may exist. A listing by its device finds it.
 func TestLostReplies(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		for _, tc := range []struct {
@@ -24,11 +24,11 @@ func TestLostReplies(t *testing.T) {
 			fault httpreply.Fault
 			there bool
 		}{
-			{"hung up before", httpreply.Fault{HangUp: true}, false},
-			{"hung up after", httpreply.Fault{HangUp: true, After: true}, true},
-			{"a proxy's time-out after", httpreply.Fault{Status: 504, After: true}, true},
-			{"cut off", httpreply.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
-			{"empty", httpreply.Fault{After: true, Falsify: vpcporttest.Instead("")}, true},
+			{"connection lost before the effect", httpreply.Fault{HangUp: true}, false},
+			{"connection lost after the effect", httpreply.Fault{HangUp: true, After: true}, true},
+			{"proxy timeout after the effect", httpreply.Fault{Status: 504, After: true}, true},
+			{"truncated reply", httpreply.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
+			{"empty reply", httpreply.Fault{After: true, Falsify: vpcporttest.Instead("")}, true},
 		} {
 			s := open()
 			n := s.NewPort("u-1")
@@ -37,19 +37,19 @@ func TestLostReplies(t *testing.T) {
 			vpcporttest.WantError(t, tc.name, s.create(t, n), vpcport.Transient, "")
 			found, err := s.Provider.Ports(t.Context(), vpcport.Filter{Devices: []string{n.Device}})
 			if err != nil || len(found) == 1 != tc.there {
-				t.Errorf("%s: found %v, %v; want it there: %t", tc.name, found, err, tc.there)
+				t.Errorf("%s: Ports() = %v, %v; want the port: %t", tc.name, found, err, tc.there)
 			}
 			err = s.create(t, n)
 			if tc.there {
-				vpcporttest.WantError(t, tc.name+", asked for again", err, vpcport.MACTaken, n.MAC.String())
+				vpcporttest.WantError(t, tc.name+", repeated request", err, vpcport.MACTaken, n.MAC.String())
 			} else if err != nil {
-				t.Errorf("%s, asked for again: %v", tc.name, err)
+				t.Errorf("%s, repeated request: %v", tc.name, err)
 			}
 		}
 	})
 }
 
-// The message of an error cannot fill logs.
+// Messages of errors have a bounded length.
 func TestMessagesAreBounded(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		s := open()
@@ -57,7 +57,7 @@ func TestMessagesAreBounded(t *testing.T) {
 		_, err := s.Provider.Get(t.Context(), vpcporttest.Absent)
 		e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, "")
 		if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") || len([]rune(e.Type)) > 64 {
-			t.Errorf("the message has %d characters: %q", n, e.Message)
+			t.Errorf("message of %d characters, want one line of at most 512: %q", n, e.Message)
 		}
 	})
 }
@@ -70,12 +70,12 @@ func TestTimeout(t *testing.T) {
 		_, err := s.impatient.Get(t.Context(), vpcporttest.Absent)
 		e := vpcporttest.WantError(t, "Get", err, vpcport.Transient, "")
 		if want := s.name + " GET ports: no reply in time"; e.Error() != want {
-			t.Errorf("got %v, want %s", &e, want)
+			t.Errorf("Get() = %v, want %s", &e, want)
 		}
 	})
 }
 
-// The operation of an error has no IDs in it, since metrics count by it.
+// The operation of an error contains no IDs, since metrics count by it.
 func TestOperations(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		s := open()
@@ -89,12 +89,12 @@ func TestOperations(t *testing.T) {
 			got = append(got, err.(*vpcport.Error).Op) //nolint:errorlint // a provider's errors are of this type
 		}
 		if want := fmt.Sprintf("[%[1]s GET ports %[1]s PUT ports %[1]s GET %[2]s]", s.name, s.networks); fmt.Sprint(got) != want {
-			t.Errorf("got %v, want %s", got, want)
+			t.Errorf("operations = %v, want %s", got, want)
 		}
 	})
 }
 
-// Each status that a server or a proxy may send has a class, and is not repeated.
+// Each status that a server or proxy may send has a class, and the request is not repeated.
 func TestStatuses(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		for _, tc := range []struct {
@@ -112,37 +112,37 @@ func TestStatuses(t *testing.T) {
 				for call, err := range map[string]error{"Create": s.create(t, s.NewPort("u-1")), "Get": err} {
 					what := fmt.Sprintf("%s replies %d %q", call, tc.status, message)
 					if vpcport.ClassOf(err) != tc.class {
-						t.Errorf("%s: %v", what, err)
+						t.Errorf("%s: error = %v", what, err)
 					}
 					e, ok := err.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
 					if !ok || e.Status != tc.status || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" || strings.Contains(e.Message, "<") {
-						t.Errorf("%s: got %+v", what, e)
+						t.Errorf("%s: error = %+v, want its status, Retry-After and a plain message", what, e)
 					}
 				}
 				if n := s.fake.Count(http.MethodPost, s.prefix+"ports"); n != 1 {
-					t.Errorf("%d: %d requests", tc.status, n)
+					t.Errorf("status %d: %d requests, want 1", tc.status, n)
 				}
 			}
 		}
 	})
 }
 
-// A 404 of a proxy does not mean that the port is deleted.
-func TestDeleteBelievesNoProxy(t *testing.T) {
+// A proxy's 404 does not mean that the port is deleted.
+func TestDeleteIgnoresProxyErrors(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		s := open()
 		p := s.Make(t)
 		for _, body := range []string{"<html>no backend</html>", `{"status":404,"error":"Not Found","message":"No message available","path":"/"}`, ""} {
 			s.fake.Inject(httpreply.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
-			vpcporttest.WantError(t, "by a proxy", s.Provider.Delete(t.Context(), p.ID), vpcport.Transient, "")
+			vpcporttest.WantError(t, "404 of a proxy", s.Provider.Delete(t.Context(), p.ID), vpcport.Transient, "")
 		}
 		if err := s.Provider.Delete(t.Context(), p.ID); err != nil || s.ports() != 0 {
-			t.Errorf("by the service: %v, %d ports", err, s.ports())
+			t.Errorf("Delete() = %v with %d ports left", err, s.ports())
 		}
 	})
 }
 
-// Redirects are errors and are not followed: they would leak the token.
+// Redirects are errors and are not followed, because that would leak the token.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	var requests atomic.Int32
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))
@@ -153,7 +153,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 			s.fake.Inject(httpreply.Fault{Status: status, Header: map[string]string{"Location": other.URL + "/v2.0/"}})
 			_, err := s.Provider.Get(t.Context(), vpcporttest.Absent)
 			if e := vpcporttest.WantError(t, fmt.Sprint(status), err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.URL) {
-				t.Errorf("%d: %v does not say where to", status, &e)
+				t.Errorf("%d: error %v does not contain the target", status, &e)
 			}
 		}
 	})
@@ -162,9 +162,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// An error has the name that caused it, if the reply or the request shows which it was. A refused
-// request makes no port.
-func TestAbout(t *testing.T) {
+// An error names its cause if the reply or the request shows it. A refused request creates no port.
+func TestErrorsNameTheirCause(t *testing.T) {
 	type edit func(s *service, n *vpcport.NewPort)
 	taken, hw := netip.MustParseAddr("192.168.0.7"), vpcport.DerivedMAC("blue", "u-1", 0)
 	address := func(ip string) edit {
@@ -177,7 +176,7 @@ func TestAbout(t *testing.T) {
 	full := func(s *service, n *vpcport.NewPort) { n.Addresses[0].SubnetID = s.Small }
 	each(t, func(t *testing.T, open func() service) {
 		for _, tc := range []struct {
-			name, only string // only: the service; empty: each
+			name, only string // only: one service; empty: each
 			edit       edit
 			class      vpcport.Class
 			about      string
@@ -185,15 +184,15 @@ func TestAbout(t *testing.T) {
 			{"network", "", func(_ *service, n *vpcport.NewPort) { n.NetworkID = vpcporttest.Absent }, vpcport.NetworkGone, vpcporttest.Absent},
 			{"subnet", "", subnet(vpcporttest.Absent), vpcport.ReferenceGone, vpcporttest.Absent},
 			{"group", "Neutron", groups(vpcporttest.Absent), vpcport.ReferenceGone, vpcporttest.Absent},
-			{"group, or subnet", "Alcor", groups(vpcporttest.Absent), vpcport.ReferenceGone, ""},
+			{"group or subnet", "Alcor", groups(vpcporttest.Absent), vpcport.ReferenceGone, ""},
 			{"invalid group", "Neutron", groups("web"), vpcport.Invalid, "web"},
 			{"address", "", address(taken.String()), vpcport.AddressTaken, taken.String()},
-			{"address outside", "Neutron", address("10.0.0.1"), vpcport.Invalid, "10.0.0.1"},
+			{"address outside the subnet", "Neutron", address("10.0.0.1"), vpcport.Invalid, "10.0.0.1"},
 			{"broadcast address", "Neutron", address("192.168.0.255"), vpcport.Invalid, "192.168.0.255"},
-			{"an address or another thing", "Alcor", address("10.0.0.1"), vpcport.Invalid, ""},
+			{"address or other cause", "Alcor", address("10.0.0.1"), vpcport.Invalid, ""},
 			{"MAC address", "", func(_ *service, n *vpcport.NewPort) { n.MAC = hw }, vpcport.MACTaken, hw.String()},
 			{"full subnet", "", full, vpcport.SubnetFull, "small"},
-			{"full subnet among others", "Neutron", full, vpcport.SubnetFull, ""},
+			{"full subnet in a batch", "Neutron", full, vpcport.SubnetFull, ""},
 		} {
 			s := open()
 			if tc.only != "" && tc.only != s.name {
@@ -206,7 +205,7 @@ func TestAbout(t *testing.T) {
 				})
 			}
 			near, bad := s.NewPort("u-3"), s.NewPort("u-2")
-			near.Addresses[0].IP = netip.MustParseAddr("192.168.0.77") // begins with the characters of the taken one
+			near.Addresses[0].IP = netip.MustParseAddr("192.168.0.77") // has the taken address as a prefix
 			tc.edit(&s, &bad)
 			ports := []vpcport.NewPort{near, bad}
 			if tc.about == "small" {
@@ -217,7 +216,7 @@ func TestAbout(t *testing.T) {
 			before := s.ports()
 			e := vpcporttest.WantError(t, tc.name, s.create(t, ports...), tc.class, tc.about)
 			if s.name == "Neutron" && tc.class == vpcport.SubnetFull && e.Type != "IpAddressGenerationFailure" {
-				t.Errorf("%s: got %v", tc.name, &e)
+				t.Errorf("%s: error = %v, want IpAddressGenerationFailure", tc.name, &e)
 			}
 			if s.ports() != before {
 				t.Errorf("%s: %d ports, want %d", tc.name, s.ports(), before)
@@ -239,27 +238,27 @@ func TestInvalidRequestsAreNotSent(t *testing.T) {
 			_, get := s.Provider.Get(ctx, id)
 			_, update := s.Provider.Update(ctx, id, 0, vpcport.Change{Host: &host})
 			if vpcport.ClassOf(get) != want || vpcport.ClassOf(update) != want {
-				t.Errorf("%q: Get %v, Update %v; want %v", id, get, update, want)
+				t.Errorf("%q: Get() = %v, Update() = %v; want %v", id, get, update, want)
 			}
 			if err := s.Provider.Delete(ctx, id); (err == nil) != (id != "") {
-				t.Errorf("%q: Delete %v", id, err)
+				t.Errorf("%q: Delete() = %v", id, err)
 			}
 		}
 		_, update := s.Provider.Update(ctx, vpcporttest.Absent, 0, vpcport.Change{})
 		_, network := s.Provider.Network(ctx, "")
-		for what, err := range map[string]error{"an empty change": update, "no network": network, "a port of no network": s.create(t, vpcport.NewPort{}), "a path": s.create(t, vpcport.NewPort{NetworkID: "a/b"})} {
+		for what, err := range map[string]error{"empty change": update, "no network": network, "port without a network": s.create(t, vpcport.NewPort{}), "path as the ID": s.create(t, vpcport.NewPort{NetworkID: "a/b"})} {
 			vpcporttest.WantError(t, what, err, vpcport.Bug, "")
 		}
 		for _, n := range []int{0, s.Provider.Traits().MaxBatch + 1} {
 			vpcporttest.WantError(t, fmt.Sprint(n, " ports"), s.create(t, make([]vpcport.NewPort, n)...), vpcport.TooLarge, "")
 		}
 		if calls := s.fake.Calls(); len(calls) != 0 {
-			t.Errorf("sent %+v", calls)
+			t.Errorf("requests = %+v, want none", calls)
 		}
 	})
 }
 
-// Listings are complete, by URLs that servers accept.
+// Listings are complete, and their URLs have lengths that servers accept.
 func TestLongListings(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		s := open()
@@ -273,16 +272,16 @@ func TestLongListings(t *testing.T) {
 		calls := s.fake.Calls()
 		for _, c := range calls {
 			if n := len(c.Path) + len(c.Query); n > 8000 {
-				t.Errorf("a URL of %d bytes", n)
+				t.Errorf("URL of %d bytes, want at most 8000", n)
 			}
 		}
 		if len(calls) > 10 {
-			t.Errorf("%d requests", len(calls))
+			t.Errorf("%d requests, want at most 10", len(calls))
 		}
 	})
 }
 
-// A new port that is not the requested one is refused.
+// A new port that differs from the request is refused.
 func TestCreateIsChecked(t *testing.T) {
 	hw := vpcport.DerivedMAC("blue", "u-1", 0).String()
 	each(t, func(t *testing.T, open func() service) {
@@ -315,7 +314,7 @@ func TestCreateIsChecked(t *testing.T) {
 	})
 }
 
-// Impossible ports, listings, networks and subnets are refused.
+// Invalid ports, listings, networks and subnets are refused.
 func TestRepliesAreChecked(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		s := open()
@@ -338,24 +337,24 @@ func TestRepliesAreChecked(t *testing.T) {
 			{"no port", one, port, instead(`{}`)},
 			{"null for a port", one, port, instead(`{"port":null}`)},
 			{"a list", one, port, instead(`{"ports":[]}`)},
-			{"a word", one, port, instead(`"port"`)},
+			{"a string", one, port, instead(`"port"`)},
 			{"no MAC address", one, port, swap(p.MAC.String(), "x")},
-			{"a MAC address of many", one, port, swap(p.MAC.String(), "01:00:5e:00:00:01")},
+			{"multicast MAC address", one, port, swap(p.MAC.String(), "01:00:5e:00:00:01")},
 			{"a long MAC address", one, port, swap(p.MAC.String(), "02:00:00:00:00:00:00:01")},
 			{"an address with a zone", one, port, swap(p.Addresses[0].IP.String(), "fe80::1%eth0")},
-			{"no list", list, ports, instead(`{}`)},
+			{"missing list", list, ports, instead(`{}`)},
 			{"null for a list", list, ports, instead(`{"ports":null}`)},
-			{"a bare list", list, ports, instead(`[]`)},
+			{"list without an object", list, ports, instead(`[]`)},
 			{"a list of another type", list, ports, instead(`{"ports":[1]}`)},
 			{"a list with an invalid address", list, ports, swap("192.168.0.", "192.168.999.")},
 			{"another network", network, s.network, swap(s.Network, vpcporttest.Absent)},
 			{"a negative MTU", network, s.network, swap(`"mtu":`, `"mtu":-`)},
 			{"an MTU of another type", network, s.network, swap(`"mtu":`, `"mtu":"large","x":`)},
-			{"no subnets", network, subnets, instead(`{}`)},
+			{"missing list of subnets", network, subnets, instead(`{}`)},
 			{"an invalid subnet ID", network, subnets, swap(s.Subnet, "../x")},
-			{"a subnet without addresses", network, subnets, swap("192.168.0.0/24", "192.168.0.0")},
+			{"subnet without a prefix length", network, subnets, swap("192.168.0.0/24", "192.168.0.0")},
 			{"a gateway of another family", network, subnets, swap(`"gateway_ip":"192.168.0.1"`, `"gateway_ip":"fd00::1"`)},
-			{"a route to nowhere", network, subnets, swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
+			{"route with an invalid next hop", network, subnets, swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
 		} {
 			s.fake.ClearFaults()
 			s.fake.Inject(httpreply.Fault{Path: tc.path, After: true, Falsify: tc.falsify})

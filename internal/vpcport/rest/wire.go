@@ -19,8 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Unanswered is the error of a request that got no usable reply: Transient, or Bug where the reply
-// is too large or of another type.
+// Unanswered returns the error for a request that got no usable reply: class Transient, or Bug if the reply is too large or of another type.
 func Unanswered(op string, err error) *vpcport.Error {
 	out := &vpcport.Error{Class: vpcport.Transient, Op: op, Err: err}
 	if in, ok := errors.AsType[*url.Error](err); ok {
@@ -36,8 +35,7 @@ func Unanswered(op string, err error) *vpcport.Error {
 	return out
 }
 
-// Refused is the error of a reply with another status than that of success. Kind and message are
-// what its body says; the class is the caller's to set.
+// Refused returns the error for an unsuccessful reply. Kind and message come from its body; the caller sets the class.
 func Refused(op string, status int, h http.Header, kind, message string) *vpcport.Error {
 	out := &vpcport.Error{Op: op, Status: status, Type: Shorten(kind, MaxWord), Message: Shorten(message, MaxMessage), RetryAfter: RetryAfter(h)}
 	if status >= 300 && status < 400 {
@@ -49,7 +47,7 @@ func Refused(op string, status int, h http.Header, kind, message string) *vpcpor
 	return out
 }
 
-// Text is a body that is not in JSON, as a message; empty for a page in HTML.
+// Text returns a body that is not JSON as a message. It is empty for an HTML page.
 func Text(body []byte) string {
 	if text := string(body); !strings.Contains(text, "<") {
 		return text
@@ -57,7 +55,7 @@ func Text(body []byte) string {
 	return ""
 }
 
-// CheckID refuses what cannot be the ID of a port, before it becomes part of a URL.
+// CheckID refuses an invalid port ID before it becomes part of a URL.
 func CheckID(op, id string) error {
 	switch {
 	case id == "":
@@ -75,7 +73,7 @@ type IP struct {
 	IP     string `json:"ip_address,omitempty"`
 }
 
-// IPs are the addresses that a request asks for.
+// IPs returns the addresses that a request asks for.
 func IPs(addresses []vpcport.NewAddress) []IP {
 	out := []IP{}
 	for _, a := range addresses {
@@ -88,7 +86,7 @@ func IPs(addresses []vpcport.NewAddress) []IP {
 	return out
 }
 
-// Addresses sets the MAC address and the addresses of a port, and refuses impossible ones.
+// Addresses sets the MAC address and the addresses of a port, and refuses invalid ones.
 func Addresses(op string, p *vpcport.Port, hw string, ips []IP) error {
 	m, err := net.ParseMAC(hw)
 	if err != nil || len(m) != 6 || m[0]&1 != 0 {
@@ -105,7 +103,7 @@ func Addresses(op string, p *vpcport.Port, hw string, ips []IP) error {
 	return nil
 }
 
-// Time reads a time, which is in UTC whether it says so or not; zero for anything else.
+// Time parses a time, which is in UTC even if it has no zone. It returns zero for anything else.
 func Time(s string) time.Time {
 	for _, form := range []string{time.RFC3339, "2006-01-02T15:04:05", time.DateTime} {
 		if at, err := time.Parse(form, s); err == nil {
@@ -128,8 +126,7 @@ type Subnet struct {
 	} `json:"host_routes"`
 }
 
-// Read reads a subnet, and refuses an impossible one. Its CIDR is as it was sent, perhaps with bits
-// of a host.
+// Read decodes a subnet and refuses invalid ones. Its CIDR may have host bits, as sent.
 func (w Subnet) Read(op string) (vpcport.Subnet, error) {
 	s := vpcport.Subnet{ID: w.ID, Name: w.Name}
 	var err error
@@ -159,7 +156,7 @@ const (
 	maxRetryAfter = 10 * time.Minute
 )
 
-// Shorten makes a text one line of at most so many runes.
+// Shorten turns a text into one line of at most the given number of runes.
 func Shorten(text string, most int) string {
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }), " ")
 	if runes := []rune(text); len(runes) > most {
@@ -168,7 +165,7 @@ func Shorten(text string, most int) string {
 	return text
 }
 
-// RetryAfter is the header Retry-After in seconds; 0 without one. Dates are not supported.
+// RetryAfter returns the value of the header Retry-After in seconds, or 0 without one. Dates are not supported.
 func RetryAfter(h http.Header) time.Duration {
 	n, err := strconv.Atoi(strings.TrimSpace(h.Get("Retry-After")))
 	if err != nil || n < 0 {
@@ -177,18 +174,17 @@ func RetryAfter(h http.Header) time.Duration {
 	return min(time.Duration(min(n, 1<<20))*time.Second, maxRetryAfter)
 }
 
-// BadReply is the error for an impossible reply.
+// BadReply returns the error for an impossible reply.
 func BadReply(op, format string, args ...any) error {
 	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: "impossible reply: " + Shorten(fmt.Sprintf(format, args...), MaxMessage)}
 }
 
-// BadRequest is the error for an invalid request, which is not sent.
+// BadRequest returns the error for an invalid request, which is not sent.
 func BadRequest(op, format string, args ...any) error {
 	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: fmt.Sprintf(format, args...)}
 }
 
-// ValidID reports whether a text is a valid ID: up to 64 letters, digits, - and _, so that it is one
-// element of a path.
+// ValidID reports whether a text is a valid ID: up to 64 letters, digits, - and _. It is then a single path element.
 func ValidID(id string) bool {
 	for _, r := range id {
 		switch {
@@ -200,11 +196,11 @@ func ValidID(id string) bool {
 	return id != "" && len(id) <= 64
 }
 
-// maxValues is the maximum size of the values in a URL, in bytes. Servers accept URLs of about 8,000
-// bytes (eventlet.wsgi and Apache 8,190, Tomcat 8,192).
+// maxValues is the maximum size of the values in a URL, in bytes. Servers accept URLs of about 8,000 bytes (eventlet.wsgi and Apache 8,190,
+// Tomcat 8,192).
 const maxValues = 5000
 
-// Batches splits values into lists that fit into a URL. It returns one empty list for no values.
+// Batches splits values into lists that fit into a URL. It returns one empty list if there are no values.
 func Batches(name string, values []string) [][]string {
 	values = slices.Compact(slices.Sorted(slices.Values(values)))
 	out := [][]string{nil}
@@ -220,8 +216,7 @@ func Batches(name string, values []string) [][]string {
 	return out
 }
 
-// CheckFilter refuses filters that would list all ports, and lists of more than most values. Servers
-// ignore empty values.
+// CheckFilter refuses empty filters, which would list all ports, lists with more than most values, and empty values, which servers ignore.
 func CheckFilter(op string, f vpcport.Filter, most int) error {
 	for _, list := range [][]string{f.IDs, f.Devices} {
 		if slices.Contains(list, "") {
@@ -234,7 +229,7 @@ func CheckFilter(op string, f vpcport.Filter, most int) error {
 		}
 	}
 	if longest := max(len(f.IDs), len(f.Devices), len(f.MACs)); f.Empty() || longest > most {
-		return BadRequest(op, "a filter with lists of %d values, expected one that is not empty, with %d at most", longest, most)
+		return BadRequest(op, "a filter with lists of up to %d values, expected a filter that is not empty, with lists of at most %d", longest, most)
 	}
 	return nil
 }

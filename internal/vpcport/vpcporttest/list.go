@@ -20,14 +20,14 @@ func network(t *testing.T, b Bed) {
 			t.Fatalf("network %s: %v", by, err)
 		}
 		if n.ID != b.Network || n.Name != b.Name || (n.MTU > 0) == b.NoMTU {
-			t.Errorf("network %s: got %s, named %q, MTU %d", by, n.ID, n.Name, n.MTU)
+			t.Errorf("network %s: ID, name and MTU = %s, %q, %d", by, n.ID, n.Name, n.MTU)
 		}
 		i := slices.IndexFunc(n.Subnets, func(s vpcport.Subnet) bool { return s.ID == b.Subnet })
 		if i < 0 || n.Subnets[i].CIDR != b.CIDR || n.Subnets[i].Gateway != b.Gateway {
-			t.Errorf("network %s: the subnets %+v, want %s with %v and the gateway %v among them", by, n.Subnets, b.Subnet, b.CIDR, b.Gateway)
+			t.Errorf("network %s: subnets = %+v, want them to include %s with %v and gateway %v", by, n.Subnets, b.Subnet, b.CIDR, b.Gateway)
 		}
 		if !slices.IsSortedFunc(n.Subnets, func(x, y vpcport.Subnet) int { return strings.Compare(x.ID, y.ID) }) {
-			t.Errorf("network %s: its subnets are in no order: %+v", by, n.Subnets)
+			t.Errorf("network %s: subnets are not ordered by ID: %+v", by, n.Subnets)
 		}
 	}
 }
@@ -39,7 +39,7 @@ func noNetwork(t *testing.T, b Bed) {
 	}
 }
 
-// A port in a listing matches all fields of the filter.
+// A listed port matches all fields of the filter.
 func list(t *testing.T, b Bed) {
 	var ports []vpcport.Port
 	for n := range 4 {
@@ -53,7 +53,7 @@ func list(t *testing.T, b Bed) {
 		want []string
 	}{
 		{"by IDs", vpcport.Filter{IDs: []string{ports[2].ID, ports[0].ID}}, idsOf([]vpcport.Port{ports[0], ports[2]})},
-		{"by IDs, one of which is of nothing", vpcport.Filter{IDs: []string{b.Absent, ports[0].ID}}, []string{ports[0].ID}},
+		{"by IDs, one of them missing", vpcport.Filter{IDs: []string{b.Absent, ports[0].ID}}, []string{ports[0].ID}},
 		{"by devices", vpcport.Filter{Devices: devices[:2]}, idsOf(ports[:2])},
 		{"by MAC addresses", vpcport.Filter{NetworkID: b.Network, MACs: []mac.Addr{ports[1].MAC, ports[3].MAC}}, idsOf([]vpcport.Port{ports[1], ports[3]})},
 		{"by owner, network and devices", vpcport.Filter{Owner: vpcport.Owner, NetworkID: b.Network, Devices: devices}, all},
@@ -66,17 +66,17 @@ func list(t *testing.T, b Bed) {
 		}
 	}
 	if got := b.ids(t, vpcport.Filter{Owner: vpcport.Owner, NetworkID: b.Network}); slices.ContainsFunc(all, func(id string) bool { return !slices.Contains(got, id) }) {
-		t.Errorf("by owner: got %v, want %v among them", got, all)
+		t.Errorf("ports by owner = %v, want them to include %v", got, all)
 	}
 }
 
 // An empty filter is refused.
 func listNothing(t *testing.T, b Bed) {
 	_, err := b.Provider.Ports(t.Context(), vpcport.Filter{})
-	wantClass(t, "a listing of everything", err, vpcport.Bug)
+	wantClass(t, "empty filter", err, vpcport.Bug)
 }
 
-// Get shows a new port at once.
+// Get shows a new port immediately.
 func get(t *testing.T, b Bed) {
 	made := b.made(t)
 	got, err := b.Provider.Get(t.Context(), made.ID)
@@ -84,21 +84,20 @@ func get(t *testing.T, b Bed) {
 		t.Fatal(err)
 	}
 	if got.ID != made.ID || got.Device != made.Device || got.MAC.String() != made.MAC.String() || !slices.Equal(got.Addresses, made.Addresses) {
-		t.Errorf("made %+v\ngot %+v", made, got)
+		t.Errorf("created %+v\ngot     %+v", made, got)
 	}
 	_, err = b.Provider.Get(t.Context(), b.Absent)
-	wantClass(t, "a port that is not there", err, vpcport.PortGone)
+	wantClass(t, "missing port", err, vpcport.PortGone)
 }
 
-// All calls are in one project, which has an ID. A call whose context has ended has the class of a lost
-// reply.
+// All calls use the same project, which has an ID. A call whose context has ended has the class of a lost reply.
 func projectID(t *testing.T, b Bed) {
 	first, err := b.Provider.Project(t.Context())
 	if err != nil || first == "" {
-		t.Fatalf("project %q, %v", first, err)
+		t.Fatalf("Project() = %q, %v", first, err)
 	}
 	if again, err := b.Provider.Project(t.Context()); err != nil || again != first {
-		t.Errorf("project %q, then %q, %v", first, again, err)
+		t.Errorf("Project() = %q, then %q, %v", first, again, err)
 	}
 }
 
@@ -112,8 +111,8 @@ func cancelled(t *testing.T, b Bed) {
 	wantClass(t, "Delete", b.Provider.Delete(ctx, b.Absent), vpcport.Transient)
 }
 
-// WantListings checks that listings by devices, IDs, both and the owner return exactly the ports with these IDs. All ports
-// have one of these devices.
+// WantListings checks that listings by devices, IDs, both and the owner return exactly the ports with these IDs. All ports have one of these
+// devices.
 func WantListings(t *testing.T, p vpcport.Provider, devices, ids []string) {
 	t.Helper()
 	want := slices.Sorted(slices.Values(ids))
@@ -125,7 +124,7 @@ func WantListings(t *testing.T, p vpcport.Provider, devices, ids []string) {
 		}
 		slices.Sort(got)
 		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("by %s: %d ports, %v; got %v, want %v", name, len(ports), err, got, want)
+			t.Errorf("ports by %s: %d, %v; got %v, want %v", name, len(ports), err, got, want)
 		}
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Absent is an ID that nothing has.
+// Absent is an ID that does not exist.
 const Absent = "00000000-0000-4000-8000-000000000000"
 
-// NewPort asks for a port with any address of the bed's subnet.
+// NewPort returns a request for a port with any address of the bed's subnet.
 func (b Bed) NewPort(uid string) vpcport.NewPort {
 	return vpcport.NewPort{
 		NetworkID: b.Network, Name: "default/" + uid, Device: vpcport.Device("blue", uid), MAC: vpcport.DerivedMAC("blue", uid, 0),
@@ -18,7 +18,7 @@ func (b Bed) NewPort(uid string) vpcport.NewPort {
 	}
 }
 
-// Make makes a port that must be possible.
+// Make creates a port, which must succeed.
 func (b Bed) Make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
 	n := b.NewPort("u-1")
@@ -32,7 +32,7 @@ func (b Bed) Make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	return out[0]
 }
 
-// WantError checks the class of an error and what it is about, and returns it.
+// WantError checks the class of an error and the name or ID that it is about, and returns it.
 func WantError(t *testing.T, what string, err error, class vpcport.Class, about string) vpcport.Error {
 	t.Helper()
 	if vpcport.ClassOf(err) != class || err == nil {
@@ -41,15 +41,15 @@ func WantError(t *testing.T, what string, err error, class vpcport.Class, about 
 	}
 	e := err.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
 	if e.About != about {
-		t.Errorf("%s: it is about %q, want %q: %v", what, e.About, about, err)
+		t.Errorf("%s: error is about %q, want %q: %v", what, e.About, about, err)
 	}
 	return *e
 }
 
-// Swap replaces a text in a reply.
+// Swap returns a function that replaces a text in a reply.
 func Swap(old, with string) func([]byte) []byte {
 	return func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(old), []byte(with)) }
 }
 
-// Instead replaces a reply.
+// Instead returns a function that replaces a reply.
 func Instead(body string) func([]byte) []byte { return func([]byte) []byte { return []byte(body) } }

@@ -1,5 +1,4 @@
-// Package vpcporttest tests the contract of vpcport.Provider. Every provider passes the tests, against a
-// fake and against the real service.
+// Package vpcporttest tests the contract of vpcport.Provider. Every provider must pass the tests, with a fake and with the real service.
 package vpcporttest
 
 import (
@@ -16,7 +15,7 @@ import (
 // Bed is a provider with a network for one test.
 type Bed struct {
 	Provider vpcport.Provider
-	Network  string // the ID of a network; Name is unique
+	Network  string // the ID of a network, which has the unique name Name
 	Name     string
 	// Subnet is the ID of an IPv4 subnet with CIDR and at least 32 free addresses, one of which is Free.
 	// Small is the ID of a subnet with Room free addresses.
@@ -28,21 +27,21 @@ type Bed struct {
 	Room    int
 	// Group is the ID of a security group.
 	Group string
-	// Host has an agent that plugs as in Plug; NoHost has none.
+	// Host has an agent, which plugs as described by Plug; NoHost has none.
 	Host, NoHost string
 	// Plug has no VLAN if the provider chooses it.
 	Plug vpcport.Plug
-	// NoMTU: networks have no MTU. NoPlugging: a bound port is active, plugged or not.
+	// NoMTU: networks have no MTU. NoPlugging: a bound port is active even if it is not plugged.
 	NoMTU, NoPlugging bool
 	// Absent is a valid ID that does not exist.
 	Absent string
-	// SetQuota leaves room for so many more ports; nil without quotas.
+	// SetQuota leaves room for the given number of new ports; nil: no quotas.
 	SetQuota func(t *testing.T, more int)
-	// Later waits until listings are current; nil if they do not lag.
+	// Later waits until listings are current; nil: they do not lag.
 	Later func()
 }
 
-// Run runs the tests. Each has an empty bed of its own from open.
+// Run runs the tests. open gives each test an empty bed.
 func Run(t *testing.T, open func(t *testing.T) Bed) {
 	t.Helper()
 	for _, tc := range []struct {
@@ -60,7 +59,7 @@ func Run(t *testing.T, open func(t *testing.T) Bed) {
 	}
 }
 
-// newPort is a request for the port of the nth NIC of a test.
+// newPort returns a request for the port of the nth NIC of a test.
 func (b Bed) newPort(t *testing.T, n int) vpcport.NewPort {
 	t.Helper()
 	return vpcport.NewPort{
@@ -69,14 +68,13 @@ func (b Bed) newPort(t *testing.T, n int) vpcport.NewPort {
 	}
 }
 
-// device is the device of the nth NIC of a test. It has the test's name, because tests may share a
-// provider.
+// device returns the device of the nth NIC of a test. It contains the test's name, because tests may share a provider.
 func (b Bed) device(t *testing.T, n int) string {
 	t.Helper()
 	return vpcport.Device("contract", fmt.Sprintf("%x-%d", t.Name(), n))
 }
 
-// made makes a port that is deleted after the test.
+// made creates a port and deletes it after the test.
 func (b Bed) made(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
 	want := b.newPort(t, 0)
@@ -90,10 +88,10 @@ func (b Bed) create(t *testing.T, want []vpcport.NewPort) []vpcport.Port {
 	t.Helper()
 	out, err := b.Provider.Create(t.Context(), want)
 	if err != nil {
-		t.Fatalf("making %d ports: %v", len(want), err)
+		t.Fatalf("create %d ports: %v", len(want), err)
 	}
 	if len(out) != len(want) {
-		t.Fatalf("asked for %d ports, got %d", len(want), len(out))
+		t.Fatalf("requested %d ports, got %d", len(want), len(out))
 	}
 	for _, p := range out {
 		b.goes(t, p.ID)
@@ -106,7 +104,7 @@ func (b Bed) goes(t *testing.T, id string) {
 	t.Helper()
 	t.Cleanup(func() {
 		if err := b.Provider.Delete(context.Background(), id); err != nil {
-			t.Errorf("deleting port %s after the test: %v", id, err)
+			t.Errorf("delete port %s after the test: %v", id, err)
 		}
 	})
 }
@@ -123,7 +121,7 @@ func (b Bed) plugs(p vpcport.Port) bool {
 	return p.Binding.Result == vpcport.Bound && is == b.Plug
 }
 
-// ids are the IDs of the ports that match a filter, in order.
+// ids returns the IDs of the ports that match a filter, in order.
 func (b Bed) ids(t *testing.T, f vpcport.Filter) []string {
 	t.Helper()
 	if b.Later != nil {
@@ -131,7 +129,7 @@ func (b Bed) ids(t *testing.T, f vpcport.Filter) []string {
 	}
 	ports, err := b.Provider.Ports(t.Context(), f)
 	if err != nil {
-		t.Fatalf("listing %+v: %v", f, err)
+		t.Fatalf("Ports(%+v) = %v", f, err)
 	}
 	return idsOf(ports)
 }
@@ -149,7 +147,7 @@ func idsOf(ports []vpcport.Port) []string {
 func wantClass(t *testing.T, what string, err error, want vpcport.Class) {
 	t.Helper()
 	if err == nil {
-		t.Errorf("%s: no error, want one of class %v", what, want)
+		t.Errorf("%s: no error, want class %v", what, want)
 		return
 	}
 	if got := vpcport.ClassOf(err); got != want {
@@ -157,7 +155,7 @@ func wantClass(t *testing.T, what string, err error, want vpcport.Class) {
 	}
 }
 
-// aMAC is the nth MAC address of a test.
+// aMAC returns the nth MAC address of a test.
 func aMAC(t *testing.T, n int) mac.Addr {
 	t.Helper()
 	return vpcport.DerivedMAC("contract", fmt.Sprintf("%s %d", t.Name(), n), 0)

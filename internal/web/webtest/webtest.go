@@ -1,4 +1,4 @@
-// Package webtest attacks a server of package web as pods could, in virtual time.
+// Package webtest attacks a server of package web as pods could. It uses virtual time.
 package webtest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// Listener is one whose connections a test makes, from any address.
+// Listener is a listener whose connections are made by the test, from any address.
 type Listener struct {
 	at    netip.AddrPort
 	conns chan net.Conn
@@ -56,13 +56,13 @@ func (l *Listener) Close() error {
 // Addr implements net.Listener.
 func (l *Listener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.at) }
 
-// far is the end of a connection that is not the server's.
+// far is the client's end of a connection.
 type far struct {
 	net.Conn
 	ended chan struct{} // closed when the server closes its end
 }
 
-// near is the server's.
+// near is the server's end.
 type near struct {
 	net.Conn
 	from, to netip.AddrPort
@@ -91,25 +91,25 @@ func (l *Listener) dial(ctx context.Context, from netip.Addr) (*far, error) {
 	}
 }
 
-// Server is one that is attacked.
+// Server is the attacked server.
 type Server struct {
 	At netip.Addr
 	// Serve serves until ctx ends.
 	Serve func(ctx context.Context, l net.Listener) error
 	TLS   bool
-	// Slow is the path whose answer takes longest, or is largest.
+	// Slow is the path with the slowest or largest reply.
 	Slow string
-	// Path is of requests that must be answered with 200: posts of Body, if it is set.
+	// Path is for requests that must be answered with 200: POSTs of Body if it is set, else GETs.
 	Path, Body string
-	// Honest are addresses from which requests come meanwhile.
+	// Honest are the addresses of clients that make these requests during an attack.
 	Honest []netip.Addr
 }
 
-// attack is what one connection does until it fails.
+// attack is the behaviour of one connection. do returns when the connection fails.
 type attack struct {
 	do    func(ctx context.Context, c net.Conn, s Server) error
-	both  bool // is for servers with TLS too
-	tls   bool // is for these only
+	both  bool // for servers with and without TLS
+	tls   bool // for servers with TLS only
 	raw   bool // without a handshake
 	http2 bool
 }
@@ -117,22 +117,22 @@ type attack struct {
 const plain = " HTTP/1.1\r\nHost: x\r\n"
 
 var attacks = map[string]attack{
-	"silence":                        say(""),
-	"half a header":                  say("GET SLOW" + plain),
-	"a GET that announces a body":    say("GET SLOW" + plain + "Content-Length: 1000\r\n\r\n"),
-	"a GET that announces a large":   say("GET SLOW" + plain + "Content-Length: 1000000000\r\n\r\n"),
-	"a GET with chunks":              say("GET SLOW" + plain + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"),
-	"a GET that expects to continue": say("GET SLOW" + plain + "Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n"),
-	"a POST without an end":          also(say("POST SLOW" + plain + "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")),
-	"a POST to nowhere":              say("POST /x" + plain + "Transfer-Encoding: chunked\r\n\r\n5\r\n"),
-	"an answer that is not read":     also(say("GET SLOW" + plain + "\r\n")),
-	"a header that drips":            drip("GET SLOW"+plain, "X: x\r\n"),
-	"a body that drips":              drip("POST SLOW"+plain+"Content-Length: 1000000\r\n\r\n", "{"),
-	"requests without a pause":       also(attack{do: flood}),
-	"no handshake":                   {do: say("").do, tls: true, raw: true},
-	"half a handshake":               {do: say("\x16\x03\x01\x02\x00\x01").do, tls: true, raw: true},
-	"nothing after the preface":      frames(func(context.Context, *http2.Framer, streams) error { return nil }),
-	"streams without an end": frames(func(ctx context.Context, f *http2.Framer, begin streams) error {
+	"silence":                       say(""),
+	"half a header":                 say("GET SLOW" + plain),
+	"GET with Content-Length":       say("GET SLOW" + plain + "Content-Length: 1000\r\n\r\n"),
+	"GET with large Content-Length": say("GET SLOW" + plain + "Content-Length: 1000000000\r\n\r\n"),
+	"chunked GET":                   say("GET SLOW" + plain + "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"),
+	"GET with Expect: 100-continue": say("GET SLOW" + plain + "Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n"),
+	"incomplete POST":               also(say("POST SLOW" + plain + "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")),
+	"POST to unknown path":          say("POST /x" + plain + "Transfer-Encoding: chunked\r\n\r\n5\r\n"),
+	"unread reply":                  also(say("GET SLOW" + plain + "\r\n")),
+	"slow header":                   drip("GET SLOW"+plain, "X: x\r\n"),
+	"slow body":                     drip("POST SLOW"+plain+"Content-Length: 1000000\r\n\r\n", "{"),
+	"continuous requests":           also(attack{do: flood}),
+	"no handshake":                  {do: say("").do, tls: true, raw: true},
+	"half a handshake":              {do: say("\x16\x03\x01\x02\x00\x01").do, tls: true, raw: true},
+	"nothing after the preface":     frames(func(context.Context, *http2.Framer, streams) error { return nil }),
+	"incomplete streams": frames(func(ctx context.Context, f *http2.Framer, begin streams) error {
 		for id := uint32(1); id < 99; id += 2 {
 			if err := begin(id, false); err != nil {
 				return err
@@ -140,21 +140,21 @@ var attacks = map[string]attack{
 		}
 		return every(ctx, 100*time.Millisecond, func(uint32) error { return f.WriteData(1, false, []byte("{")) })
 	}),
-	"streams that are reset": frames(func(ctx context.Context, f *http2.Framer, begin streams) error {
+	"reset streams": frames(func(ctx context.Context, f *http2.Framer, begin streams) error {
 		return every(ctx, 50*time.Millisecond, func(i uint32) error {
 			return errors.Join(begin(2*i+1, false), f.WriteRSTStream(2*i+1, http2.ErrCodeCancel))
 		})
 	}),
-	"settings": frames(func(ctx context.Context, f *http2.Framer, _ streams) error {
+	"settings flood": frames(func(ctx context.Context, f *http2.Framer, _ streams) error {
 		return every(ctx, 50*time.Millisecond, func(uint32) error { return f.WriteSettings() })
 	}),
-	"a header in pieces": frames(func(ctx context.Context, f *http2.Framer, _ streams) error {
+	"header in pieces": frames(func(ctx context.Context, f *http2.Framer, _ streams) error {
 		if err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1}); err != nil {
 			return err
 		}
 		return every(ctx, 100*time.Millisecond, func(uint32) error { return f.WriteContinuation(1, false, nil) })
 	}),
-	"answers without a window": frames(func(_ context.Context, f *http2.Framer, begin streams) error {
+	"replies without a window": frames(func(_ context.Context, f *http2.Framer, begin streams) error {
 		err := f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		for id := uint32(1); err == nil && id < 99; id += 2 {
 			err = begin(id, true)
@@ -163,13 +163,13 @@ var attacks = map[string]attack{
 	}),
 }
 
-// also makes an attack one on servers with TLS too, which costs CPU time.
+// also marks an attack as one for all servers. With TLS it costs more CPU time.
 func also(a attack) attack {
 	a.both = true
 	return a
 }
 
-// say writes a text.
+// say returns an attack that writes a text.
 func say(text string) attack {
 	return attack{do: func(_ context.Context, c net.Conn, s Server) error {
 		_, err := io.WriteString(c, strings.ReplaceAll(text, "SLOW", s.Slow))
@@ -177,7 +177,7 @@ func say(text string) attack {
 	}}
 }
 
-// drip writes a text, and then another again and again.
+// drip returns an attack that writes a text, and then another one repeatedly.
 func drip(text, more string) attack {
 	return attack{do: func(ctx context.Context, c net.Conn, s Server) error {
 		if err := say(text).do(ctx, c, s); err != nil {
@@ -190,7 +190,7 @@ func drip(text, more string) attack {
 	}}
 }
 
-// flood reads each answer and asks again.
+// flood reads each reply and repeats the request.
 func flood(ctx context.Context, c net.Conn, s Server) error {
 	in := bufio.NewReader(c)
 	return every(ctx, 50*time.Millisecond, func(uint32) error {
@@ -206,7 +206,7 @@ func flood(ctx context.Context, c net.Conn, s Server) error {
 	})
 }
 
-// every calls f with the number of calls before, until f fails or ctx ends.
+// every calls f with the number of previous calls, until f fails or ctx ends.
 func every(ctx context.Context, pause time.Duration, f func(uint32) error) error {
 	for i := uint32(0); ; i++ {
 		if err := f(i); err != nil {
@@ -220,10 +220,10 @@ func every(ctx context.Context, pause time.Duration, f func(uint32) error) error
 	}
 }
 
-// streams begins one with a POST to Server.Slow; ended, with an empty body.
+// streams starts a stream with a POST to Server.Slow. If ended, the body is empty.
 type streams func(id uint32, ended bool) error
 
-// frames speaks HTTP/2.
+// frames returns an attack with HTTP/2 frames.
 func frames(with func(ctx context.Context, f *http2.Framer, begin streams) error) attack {
 	do := func(ctx context.Context, c net.Conn, s Server) error {
 		go func() { _, _ = io.Copy(io.Discard, c) }()
@@ -248,20 +248,20 @@ func frames(with func(ctx context.Context, f *http2.Framer, begin streams) error
 	return attack{do: do, tls: true, http2: true}
 }
 
-// peers are how many addresses attack, and with how many connections each: as many as there are
-// places, and more.
+// peers are numbers of attacking addresses, fewer and more than a server's connections, and the
+// connections of each.
 var peers = []struct{ addresses, connections int }{{17, web.Connections/17 + 1}, {web.Connections + 8, 1}}
 
 const (
-	begun    = 1500 * time.Millisecond // before requests come
+	begun    = 1500 * time.Millisecond // before the first request
 	requests = 6
-	pause    = 200 * time.Millisecond // between them
-	within   = time.Second            // is each answered
-	again    = time.Second            // an attacker comes whose connection was closed
+	pause    = 200 * time.Millisecond // between requests
+	within   = time.Second            // timeout of a request
+	again    = time.Second            // pause of an attacker whose connection was closed
 )
 
-// Try makes each attack on a new server, from a few addresses and from more than it has places for.
-// Honest clients are answered in time.
+// Try makes each attack on a new server, from few addresses and from more than the server's
+// connections. Requests of honest clients must be answered in time.
 func Try(t *testing.T, fresh func(t *testing.T) Server) {
 	t.Helper()
 	for _, p := range peers {
@@ -278,7 +278,7 @@ func Try(t *testing.T, fresh func(t *testing.T) Server) {
 	}
 }
 
-// bear fails the test if an honest client gets no answer during an attack.
+// bear fails the test if an honest client gets no reply in time during an attack.
 func (s Server) bear(t *testing.T, a attack, addresses, connections int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	l := Listen(s.At)
@@ -304,7 +304,7 @@ func (s Server) bear(t *testing.T, a attack, addresses, connections int) {
 		}}
 		for range requests {
 			if err := s.sound(ctx, client); err != nil {
-				t.Errorf("%s: %v", from, err)
+				t.Errorf("request of %s: %v", from, err)
 			}
 			time.Sleep(pause) //nolint:forbidigo // in a synctest bubble
 		}
@@ -341,7 +341,7 @@ func insecure(protocols ...string) *tls.Config {
 	return &tls.Config{InsecureSkipVerify: true, NextProtos: protocols, CurvePreferences: []tls.CurveID{tls.X25519}} //nolint:gosec // the server is the test's
 }
 
-// attack makes one connection after the other until ctx ends.
+// attack attacks over one connection after the other until ctx ends.
 func (s Server) attack(ctx context.Context, l *Listener, from netip.Addr, a attack) {
 	for {
 		c, err := l.dial(ctx, from)
@@ -366,7 +366,7 @@ func (s Server) attack(ctx context.Context, l *Listener, from netip.Addr, a atta
 			err, on = t.HandshakeContext(one), t
 		}
 		if err == nil {
-			_ = a.do(one, on, s) // it fails when the server ends the connection
+			_ = a.do(one, on, s) // it fails when the server closes the connection
 		}
 		<-one.Done()
 		stop()

@@ -2,8 +2,8 @@ package alcorfake
 
 import "net/netip"
 
-// allocate chooses the addresses of a port: the requested ones or, without a request, one of any subnet
-// of the VPC. It adds them to taken.
+// allocate chooses the addresses of a port and adds them to taken: the requested addresses or, without a
+// request, one address of any subnet of the VPC.
 func (a *api) allocate(network string, want *[]fixedIP, taken map[netip.Addr]bool) ([]FixedIP, *refusal) {
 	if want == nil || len(*want) == 0 {
 		for _, s := range a.networks.subnets {
@@ -32,7 +32,7 @@ func (a *api) allocate(network string, want *[]fixedIP, taken map[netip.Addr]boo
 	return out, nil
 }
 
-// address is the requested address of a subnet, or the first free one.
+// address returns the requested address of a subnet, or the first free one.
 func (a *api) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Addr, *refusal) {
 	if w.IP == nil {
 		if ip, ok := a.ports.free(s, taken); ok {
@@ -40,7 +40,7 @@ func (a *api) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Add
 		}
 		return netip.Addr{}, a.errFull()
 	}
-	ip, _ := netip.ParseAddr(*w.IP) // checked
+	ip, _ := netip.ParseAddr(*w.IP) // validated before
 	switch first, last := span(s.CIDR); {
 	case !s.CIDR.Contains(ip) || ip.Less(first) || last.Less(ip):
 		return ip, a.errOutside()
@@ -50,16 +50,16 @@ func (a *api) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Add
 	return ip, nil
 }
 
-// subnetFor is the subnet of a requested address.
+// subnetFor returns the subnet of a requested address.
 func (a *api) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
 	if w.Subnet != nil {
-		s, ok := a.networks.subnets[*w.Subnet] // the VPC is not compared
+		s, ok := a.networks.subnets[*w.Subnet] // Alcor does not compare the VPC
 		if !ok {
 			return s, errSubnet
 		}
 		return s, nil
 	}
-	ip, _ := netip.ParseAddr(*w.IP) // checked
+	ip, _ := netip.ParseAddr(*w.IP) // validated before
 	for _, s := range a.networks.subnets {
 		if s.Network == network && s.CIDR.Contains(ip) {
 			return s, nil
@@ -68,7 +68,7 @@ func (a *api) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
 	return Subnet{}, a.errOutside()
 }
 
-// free is the first free address of a subnet.
+// free returns the first free address of a subnet.
 func (ps *ports) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	ip, last := span(s.CIDR)
 	for ; !last.Less(ip); ip = ip.Next() {
@@ -79,8 +79,8 @@ func (ps *ports) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// span are the first and the last address for ports: without the subnet's own and the IPv4 broadcast
-// address.
+// span returns the first and last address available to ports, which excludes the subnet address and the
+// IPv4 broadcast address.
 func span(p netip.Prefix) (first, last netip.Addr) {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {

@@ -31,18 +31,18 @@ type AgentOptions struct {
 	Uplink func(vpc, bridge string) error
 }
 
-// Agent is the control agent of a node. For each port that is bound to the node and in use it makes a
-// veth pair. One end, called veth and the first 11 characters of the port's ID, is in the namespace of
+// Agent is the control agent of a node. For each port that is bound to the node and in use, it creates a
+// veth pair. One end, named veth plus the first 11 characters of the port's ID, is in the namespace of
 // the VPC, with the port's MAC address, addresses and gateway; the other end is on the VPC's bridge on
-// the node. Then the port is active. The agent deletes the veth pair with the port, wherever its end is.
-// An agent that starts after a crash keeps the links of the old one.
+// the node. The port then becomes active. When the port is deleted, the agent deletes the veth pair,
+// even if its end has been moved. An agent that starts after a crash adopts the links of its predecessor.
 type Agent struct {
 	cloud  *Cloud
 	o      AgentOptions
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	links    map[string]link // by port; owned by the agent's goroutine, and by Close after it
+	links    map[string]link // by port; owned by the agent's goroutine, and by Close once it has ended
 	networks map[string]bool // VPCs with a namespace and a bridge
 
 	mu  sync.Mutex // guards err
@@ -52,10 +52,10 @@ type Agent struct {
 // link is the link of a port.
 type link struct {
 	peer       string
-	generation int // of the port when it was programmed
+	generation int // of the port at the time of programming
 }
 
-// short is the part of an ID in names of links.
+// short returns the part of an ID that names of links contain.
 func short(id string) string { return id[:min(len(id), 11)] }
 
 func linkName(port string) string     { return "veth" + short(port) }
@@ -91,7 +91,7 @@ func (a *Agent) Crash() {
 	<-a.done
 }
 
-// Err is the agent's first error; nil: none.
+// Err returns the agent's first error, or nil.
 func (a *Agent) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -153,7 +153,7 @@ func (a *Agent) adopt() error {
 	})
 }
 
-// sync adapts the links on the node to the ports.
+// sync reconciles the links on the node with the ports.
 func (a *Agent) sync() {
 	wanted := map[string]Port{}
 	for _, p := range a.cloud.Ports() {
@@ -177,7 +177,7 @@ func (a *Agent) sync() {
 	}
 }
 
-// provide makes the link of a port, unless it exists.
+// provide creates the link of a port, unless it exists.
 func (a *Agent) provide(p Port) error {
 	var subnets map[string]Subnet
 	mtu := 0
@@ -222,10 +222,10 @@ func (a *Agent) provide(p Port) error {
 	return nil
 }
 
-// coming is the name of a link that is not configured yet.
+// coming returns the name of a link that is not configured yet.
 const coming = "alc-coming"
 
-// equip configures a link like its port and then names it: from then on a plugin may move it.
+// equip configures the link of a port and then renames it: from then on a plugin may move it.
 func equip(h *netlink.Handle, p Port, subnets map[string]Subnet) error {
 	l, err := h.LinkByName(coming)
 	if err != nil {
@@ -251,16 +251,16 @@ func equip(h *netlink.Handle, p Port, subnets map[string]Subnet) error {
 		if gw.Is4() {
 			all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		}
-		// Each link needs another metric, because several ports may have the same gateway.
+		// Each link needs a different metric, because several ports may have the same gateway.
 		r := &netlink.Route{Dst: ns.IPNet(all), Gw: gw.AsSlice(), LinkIndex: l.Attrs().Index, Priority: l.Attrs().Index}
 		if err := h.RouteReplace(r); err != nil {
-			return ignoreTaken(fmt.Errorf("route by %s: %w", gw, err))
+			return ignoreTaken(fmt.Errorf("route through %s: %w", gw, err))
 		}
 	}
 	return nil
 }
 
-// ignoreTaken ignores the error for a link that has been moved.
+// ignoreTaken ignores errors for a link that has been moved.
 func ignoreTaken(err error) error {
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENETUNREACH) {
 		return nil
@@ -268,7 +268,7 @@ func ignoreTaken(err error) error {
 	return err
 }
 
-// join makes the namespace and the bridge of a VPC, unless they exist.
+// join creates the namespace and the bridge of a VPC, unless they exist.
 func (a *Agent) join(vpc string) error {
 	if a.networks[vpc] {
 		return nil
@@ -301,7 +301,7 @@ func (a *Agent) join(vpc string) error {
 	return a.o.Uplink(vpc, bridgeName(vpc))
 }
 
-// remove deletes the link of a port by the end on the node.
+// remove deletes the link of a port through its end on the node.
 func (a *Agent) remove(port string) error {
 	peer := a.links[port].peer
 	delete(a.links, port)
@@ -311,12 +311,12 @@ func (a *Agent) remove(port string) error {
 // End describes the link of a port on a node.
 type End struct {
 	Link string // name of the end on the node
-	// Home: the other end is in the VPC's namespace as the agent made it; else it has been moved or
-	// marked.
+	// Home means that the other end is in the VPC's namespace as the agent created it. Otherwise it has been
+	// moved or changed.
 	Home bool
 }
 
-// Ends are the links of the ports on the node, by the port's ID.
+// Ends returns the links of the ports on the node, by port ID.
 func (a *Agent) Ends() (map[string]End, error) {
 	peers := map[string]bool{}
 	err := ns.Netlink(a.o.Netns, func(h *netlink.Handle) error {
@@ -345,7 +345,7 @@ func (a *Agent) Ends() (map[string]End, error) {
 	return ends, nil
 }
 
-// isHome reports whether a port's end is in its VPC's namespace as the agent made it.
+// isHome reports whether a port's end is in its VPC's namespace as the agent created it.
 func (a *Agent) isHome(p Port) (home bool, err error) {
 	err = ns.Netlink(ns.Path(a.vpc(p.Network)), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(linkName(p.ID))

@@ -1,12 +1,12 @@
-// Package alcorfake is Alcor (futurewei-cloud/alcor) over HTTP with its state in memory: the port
-// manager, the parts of the VPC and subnet managers that Berth uses, and the agent of a node, which puts
-// ports into network namespaces of VPCs. It is for tests and the lab. It was written without access to a
-// running Alcor: it does what Alcor's entities, controllers and exceptions declare, with their bugs. It
-// shares no code with what it tests.
+// Package alcorfake is an in-memory Alcor (futurewei-cloud/alcor) over HTTP for tests and the lab: the
+// port manager, the parts of the VPC and subnet managers that Berth uses, and the node agent, which puts
+// ports into network namespaces of VPCs. It was written without access to a running Alcor and follows
+// Alcor's entities, controllers and exceptions, including their bugs. It shares no code with Berth's
+// client.
 //
-// Ports can be listed, made (one or many), changed and deleted; VPCs and subnets can be read. Everything
-// else is set by Go calls. It ignores unknown fields of requests, as Spring's Jackson does; Ignored
-// returns their names.
+// Clients can list, create (one or in bulk), change and delete ports, and read VPCs and subnets.
+// Everything else is set by Go calls. Unknown fields of requests are ignored, as by Spring's Jackson;
+// Ignored returns their names.
 package alcorfake
 
 import (
@@ -24,21 +24,21 @@ import (
 
 // Options configure the managers.
 type Options struct {
-	Clock clock.Clock // the machine's when nil
+	Clock clock.Clock // nil: the machine's
 	// Lower writes statuses in lower case, as old releases do.
 	Lower bool
-	// Networks calls a listing of VPCs networks, as some releases do, in place of vpcs.
+	// Networks names the list of VPCs "networks" instead of "vpcs", as some releases do.
 	Networks bool
-	// Unfiltered ignores queries, as managers do whose database records lack the fields.
+	// Unfiltered ignores query parameters, as managers do whose database records lack the fields.
 	Unfiltered bool
 }
 
 // firstProject is the default project.
 const firstProject = "3dda2801-d675-4688-a63f-dcda8d327f50"
 
-// Cloud is Alcor's managers. Make it with New, then fill it. It is safe for concurrent use.
+// Cloud is Alcor's managers. It starts empty and is safe for concurrent use.
 type Cloud struct {
-	HTTP *httpreply.Front // faults and the log of calls
+	HTTP *httpreply.Front // faults and the call log
 
 	clock    clock.Clock
 	mu       sync.Mutex // guards all below; never held during I/O
@@ -55,11 +55,11 @@ type networks struct {
 	hosts   map[string]Host
 }
 
-// ports are the ports and the watchers of their changes.
+// ports are the ports and the subscriptions to their changes.
 type ports struct {
 	byID     map[string]*Port
-	made     int                    // IDs and MAC addresses so far
-	watchers map[chan struct{}]bool // of room for one
+	made     int                    // number of IDs and MAC addresses issued
+	watchers map[chan struct{}]bool // capacity 1
 }
 
 // api is the REST API of the managers.
@@ -68,10 +68,10 @@ type api struct {
 	clock    clock.Clock
 	networks *networks
 	ports    *ports
-	ignored  []string // names in requests that Alcor does not know
+	ignored  []string // unknown names in requests
 }
 
-// New returns managers without anything in them.
+// New returns managers without any objects.
 func New(o Options) *Cloud {
 	if o.Clock == nil {
 		o.Clock = clock.Real{}
@@ -102,8 +102,7 @@ func New(o Options) *Cloud {
 // ServeHTTP serves the managers below /project, as Alcor's API gateway does.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.HTTP.ServeHTTP(w, r) }
 
-// AddNetwork adds a VPC, or replaces the one with its ID, and returns it with defaults for missing
-// fields.
+// AddNetwork adds or replaces a VPC, and returns it with defaults for missing fields.
 func (c *Cloud) AddNetwork(n Network) Network {
 	c.set(func() {
 		n.ID = cmp.Or(n.ID, c.ports.newID())
@@ -117,7 +116,7 @@ func (c *Cloud) AddNetwork(n Network) Network {
 // RemoveNetwork removes a VPC. Its subnets and ports stay.
 func (c *Cloud) RemoveNetwork(id string) { c.set(func() { delete(c.networks.byID, id) }) }
 
-// AddSubnet adds a subnet, or replaces the one with its ID, and returns it with its ID.
+// AddSubnet adds or replaces a subnet, and returns it with its ID.
 func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	c.set(func() {
 		s.ID = cmp.Or(s.ID, c.ports.newID())
@@ -135,14 +134,14 @@ func (c *Cloud) AddGroup() (id string) {
 	return id
 }
 
-// AddHost registers a node, or replaces it.
+// AddHost registers or replaces a node.
 func (c *Cloud) AddHost(name string, h Host) { c.set(func() { c.networks.hosts[name] = h }) }
 
 // RemoveHost removes a node from the node manager.
 func (c *Cloud) RemoveHost(name string) { c.set(func() { delete(c.networks.hosts, name) }) }
 
-// AddPort adds a port of another client, and returns it with defaults for a missing ID, MAC address or
-// project.
+// AddPort adds a port on behalf of another client, and returns it with defaults for a missing ID, MAC
+// address or project.
 func (c *Cloud) AddPort(p Port) Port {
 	c.set(func() {
 		p.ID = cmp.Or(p.ID, c.ports.newID())
@@ -156,7 +155,7 @@ func (c *Cloud) AddPort(p Port) Port {
 	return p.copied()
 }
 
-// Edit changes a port as another client would. It reports whether the port exists.
+// Edit changes a port as another client would, and reports whether the port exists.
 func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {
 		p := c.ports.byID[id]
@@ -181,7 +180,7 @@ func (c *Cloud) Ports() (out []Port) {
 	return out
 }
 
-// Programmed reports that the agent of the host has programmed a port, or failed to.
+// Programmed records that the agent of the host has programmed a port, or failed to.
 func (c *Cloud) Programmed(port, host string, ok bool) {
 	c.set(func() {
 		p := c.ports.byID[port]
@@ -194,7 +193,7 @@ func (c *Cloud) Programmed(port, host string, ok bool) {
 	})
 }
 
-// Ignored are the unknown fields of requests, such as "port.subnett".
+// Ignored returns the unknown fields of requests, such as "port.subnett".
 func (c *Cloud) Ignored() (out []string) {
 	c.set(func() { out = slices.Clone(c.api.ignored) })
 	return out
@@ -215,25 +214,25 @@ func (ps *ports) drop(id string) {
 // watch returns a channel that receives after ports change, until stop is called.
 func (c *Cloud) watch() (changes <-chan struct{}, stop func()) {
 	w := make(chan struct{}, 1)
-	w <- struct{}{} // for the current state
+	w <- struct{}{} // deliver the current state
 	c.set(func() { c.ports.watchers[w] = true })
 	return w, func() { c.set(func() { delete(c.ports.watchers, w) }) }
 }
 
-// tell notifies the watchers of a change. The lock is held, as in all below.
+// tell notifies the watchers of a change. The caller must hold the lock, as for all methods below.
 func (ps *ports) tell() {
 	for w := range ps.watchers {
 		select {
 		case w <- struct{}{}:
-		default: // notified already
+		default: // notification already pending
 		}
 	}
 }
 
-// newID returns a new UUID that differs from others in its first characters.
+// newID returns a new UUID whose first characters are unique.
 func (ps *ports) newID() string {
 	ps.made++
-	n := uint64(ps.made) * 0x9e3779b97f4a7c15 // spreads neighbours apart (Knuth, multiplicative hashing)
+	n := uint64(ps.made) * 0x9e3779b97f4a7c15 // Knuth's multiplicative hash: consecutive numbers differ in their first characters
 	return fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", n>>32, n>>16&0xffff, n>>4&0xfff, n&0xfff, ps.made)
 }
 
@@ -243,7 +242,7 @@ func (ps *ports) newMAC() string {
 	return fmt.Sprintf("aa:bb:cc:%02x:%02x:%02x", ps.made>>16&0xff, ps.made>>8&0xff, ps.made&0xff)
 }
 
-// macTaken reports whether a port of any VPC has a MAC address, as the MAC manager has one list.
+// macTaken reports whether a port of any VPC has a MAC address: the MAC manager has one list for all VPCs.
 func (ps *ports) macTaken(mac string) bool {
 	for _, p := range ps.byID {
 		if strings.EqualFold(p.MAC, mac) {

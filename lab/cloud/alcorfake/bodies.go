@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// entity is a port in requests and replies (PortEntity). Nil fields are null, which replies omit.
+// entity is a port in requests and replies (PortEntity). Nil fields are null; replies omit them.
 type entity struct {
 	ID       *string    `json:"id,omitempty"`
 	Project  *string    `json:"project_id,omitempty"`
@@ -80,7 +80,7 @@ func decode(body []byte, name string, many bool) (out []*entity, ignored []strin
 
 var macForm = regexp.MustCompile(`^([A-Fa-f0-9]{2}[-,:]){5}[A-Fa-f0-9]{2}$`)
 
-// check does the controller's checks (RestParameterValidator.checkPort).
+// check validates a port as the controller does (RestParameterValidator.checkPort).
 func (b *entity) check() *refusal {
 	if b.MAC != nil && !macForm.MatchString(*b.MAC) {
 		return errMAC

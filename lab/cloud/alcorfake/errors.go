@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// refusal is an exception with a status; its message is the reason of its @ResponseStatus.
+// refusal is an exception with a status. Its message is the reason of its @ResponseStatus.
 type refusal struct {
 	status  int
 	message string
@@ -16,13 +16,13 @@ type refusal struct {
 
 func refuse(status int, message string) *refusal { return &refusal{status, message} }
 
-// within is the port manager's reply to the refusal of another manager: an exception of its HTTP client
-// without a status, which quotes the other's body.
+// within is the port manager's reply when another manager refuses a call: an exception of its HTTP
+// client, without a status, that quotes the other manager's body.
 func (a *api) within(status int, exception, message, path string) *refusal {
 	return refuse(500, fmt.Sprintf("org.springframework.web.client.HttpClientErrorException$%s: %d : [%s]", exception, status, a.spring(status, message, path)))
 }
 
-// The refusals (exceptions of the port manager and of other managers).
+// Exceptions of the port manager and of other managers.
 var (
 	errPort      = refuse(404, "Port not found")
 	errNetwork   = refuse(500, "Get VpcEntity exception")
@@ -32,7 +32,7 @@ var (
 	errNetworkID = refuse(412, "Network id is required")
 	errFixedIPs  = refuse(412, "Fixed ips invalid")
 	errMAC       = refuse(412, "Mac address invalid")
-	// errNull is a NullPointerException, such as for a request without a port.
+	// errNull is a NullPointerException, for example for a request without a port.
 	errNull = refuse(500, "No message available")
 )
 
@@ -75,5 +75,5 @@ func (a *api) refused(r *http.Request, e *refusal) reply {
 	return reply{Status: e.status, Header: map[string]string{"Content-Type": "application/json"}, Body: a.spring(e.status, e.message, r.URL.Path)}
 }
 
-// Fault makes calls fail, see httpreply.
+// Fault makes calls fail; see httpreply.
 type Fault = httpreply.Fault

@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// maxURL is the longest URL that is read, in bytes (server.max-http-header-size is
-	// 16384 in the port manager, and Tomcat's 8192 in others).
+	// maxURL is the maximum length of a URL in bytes (server.max-http-header-size: 16384 in the port manager,
+	// Tomcat's default of 8192 in others).
 	maxURL = 8192
-	// maxBody is the longest request (Tomcat's maxPostSize).
+	// maxBody is the maximum size of a request (Tomcat's maxPostSize).
 	maxBody = 2 << 20
 )
 
-// route answers a call. The lock is held, as in all below.
+// route handles a call. The caller must hold the lock, as for all methods below.
 func (a *api) route(r *http.Request, body []byte) reply {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	if len(parts) < 3 || len(parts) > 4 || parts[0] != "project" {
@@ -32,14 +32,14 @@ func (a *api) route(r *http.Request, body []byte) reply {
 		return a.portManager(r, project, id, body)
 	case "vpcs", "subnets":
 		if r.Method != http.MethodGet {
-			return a.refused(r, refuse(405, "the lab changes ports only"))
+			return a.refused(r, refuse(405, "the lab only changes ports"))
 		}
 		return a.describe(r, project, collection, id)
 	}
 	return a.refused(r, refuse(404, "No message available"))
 }
 
-// portManager answers by the port manager's PortController.
+// portManager handles calls as the port manager's PortController does.
 func (a *api) portManager(r *http.Request, project, id string, body []byte) reply {
 	switch {
 	case r.Method == http.MethodGet && id == "":

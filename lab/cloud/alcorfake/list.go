@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// listed are the ports of all projects that match one value of each field in a query
-// (ControllerUtil.transformUrlPathParams, MapPredicate). Unknown fields are ignored.
+// listed returns the ports of all projects that match one value of each field in a query
+// (ControllerUtil.transformUrlPathParams, MapPredicate). It ignores unknown fields.
 func (a *api) listed(query url.Values) []entity {
 	out := []entity{}
 	for _, id := range slices.Sorted(maps.Keys(a.ports.byID)) {
@@ -33,7 +33,7 @@ func matches(query url.Values, fields map[string]string) bool {
 	return true
 }
 
-// describe replies like the VPC manager and the subnet manager: null for an ID that does not exist.
+// describe replies like the VPC manager and the subnet manager, which return null for an unknown ID.
 func (a *api) describe(r *http.Request, project, collection, id string) reply {
 	var list []map[string]any
 	one := "network"
@@ -67,7 +67,7 @@ func (a *api) describe(r *http.Request, project, collection, id string) reply {
 	}
 }
 
-// describedNetworks are the VPCs of all projects.
+// describedNetworks returns the VPCs of all projects.
 func (a *api) describedNetworks() (out []map[string]any) {
 	for _, id := range slices.Sorted(maps.Keys(a.networks.byID)) {
 		n := a.networks.byID[id]

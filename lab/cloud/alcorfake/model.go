@@ -46,7 +46,7 @@ type Port struct {
 	Status                     string // as in replies; empty: omitted
 	Unsecured                  bool   // port_security_enabled is false
 	Created                    time.Time
-	Generation                 int // how often it was programmed
+	Generation                 int // number of times it was programmed
 }
 
 func (p *Port) copied() Port {
@@ -55,8 +55,8 @@ func (p *Port) copied() Port {
 	return out
 }
 
-// Host is a node of the node manager. Its ID is its name.
+// Host is a node of the node manager. Its name is its ID.
 type Host struct {
-	// Fails makes its agent refuse all ports.
+	// Fails makes the node's agent reject all ports.
 	Fails bool
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// post makes the ports of a request, all or none.
+// post creates all ports of a request, or none.
 func (a *api) post(r *http.Request, project string, bulk bool, body []byte) reply {
 	name := map[bool]string{false: "port", true: "ports"}[bulk]
 	list, ignored, e := decode(body, name, bulk)
@@ -56,7 +56,7 @@ func (a *api) create(project string, list []*entity) ([]*Port, *refusal) {
 
 func (a *api) newPort(project string, b *entity, taken map[netip.Addr]bool) (*Port, *refusal) {
 	if b.Network == nil {
-		return nil, errNull // the bulk request's controller does not look
+		return nil, errNull // the bulk request's controller does not check
 	}
 	if _, ok := a.networks.byID[*b.Network]; !ok {
 		return nil, errNetwork
@@ -83,9 +83,9 @@ func (a *api) newPort(project string, b *entity, taken map[netip.Addr]bool) (*Po
 	return p, nil
 }
 
-// mixUp reproduces two bugs of Alcor. All addresses of a subnet in the request become the last chosen
-// one (FixedIpsProcessor.allocateFixedIpAddress ignores the port), and all ports without a MAC address
-// get the first chosen one (MacProcessor.allocateRandomMacAddressCallback does not count).
+// mixUp reproduces two bugs of Alcor. All addresses of a subnet in the request become the last one chosen
+// (FixedIpsProcessor.allocateFixedIpAddress ignores the port), and all ports without a MAC address get
+// the first one chosen (MacProcessor.allocateRandomMacAddressCallback does not count).
 func (a *api) mixUp(list []*entity, made []*Port) {
 	chosen := map[string]netip.Addr{}
 	mac := ""
@@ -117,7 +117,7 @@ func (a *api) mixUp(list []*entity, made []*Port) {
 	}
 }
 
-// apply changes a port as requested, without its addresses; null leaves a field.
+// apply changes a port as requested, except for its addresses. Null leaves a field unchanged.
 func (a *api) apply(p *Port, b *entity) *refusal {
 	if b.Groups != nil {
 		for _, g := range *b.Groups {
@@ -153,7 +153,7 @@ func (a *api) apply(p *Port, b *entity) *refusal {
 	return nil
 }
 
-// put changes a port of any project. The reply is the request.
+// put changes a port of any project. The reply repeats the request.
 func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	list, ignored, e := decode(body, "port", false)
 	a.ignored = append(a.ignored, ignored...)
@@ -169,7 +169,7 @@ func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	}
 	b := list[0]
 	now := p.copied()
-	if b.Host == nil && p.Host != "" { // Alcor looks up the old host again
+	if b.Host == nil && p.Host != "" { // Alcor looks up the previous host again
 		if _, ok := a.networks.hosts[p.Host]; !ok {
 			return a.refused(r, errNode)
 		}
@@ -182,7 +182,7 @@ func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	return jsonReply(200, map[string]any{"port": b})
 }
 
-// remove deletes a port. Alcor looks up its host.
+// remove deletes a port. Alcor fails if it does not find the port's host.
 func (a *api) remove(id string) *refusal {
 	p := a.ports.byID[id]
 	if p == nil {

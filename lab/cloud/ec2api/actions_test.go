@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// everyAction is an input of each action whose parameters are in order.
+// everyAction returns an input with valid parameters for each action.
 func (r rig) everyAction(eni, attachment string) []any {
 	instance := []string{r.cloud.Instances.ID("node-a")}
 	tags := []types.Tag{{Key: aws.String("k"), Value: aws.String("v")}}
@@ -62,9 +62,9 @@ func (r rig) everyAction(eni, attachment string) []any {
 	}
 }
 
-// Whatever the action: a dry run tells that the call would succeed, one that is
-// not permitted or throttled says so, and none of them changes anything.
-func TestEveryActionThatDoesNotHappen(t *testing.T) {
+// A dry run reports that the call would succeed; a call without permission or over the rate limit fails
+// accordingly. None of them changes anything.
+func TestRefusedActionsHaveNoEffect(t *testing.T) {
 	r := newRig(t, dual())
 	r.cloud.API.SetThrottle(false)
 	e := r.create(awsec2.CreateNetworkInterfaceInput{
@@ -79,24 +79,24 @@ func TestEveryActionThatDoesNotHappen(t *testing.T) {
 		tried = append(tried, actionOf(in))
 	}
 	if slices.Sort(tried); !slices.Equal(tried, ec2api.Actions()) {
-		t.Fatalf("tried are %v, the lab has %v", tried, ec2api.Actions())
+		t.Fatalf("test covers the actions %v, want %v", tried, ec2api.Actions())
 	}
 	before := r.cloud.Snapshot()
 
 	dryRuns := 0
 	for _, in := range all {
-		if !set(in, "DryRun", aws.Bool(true)) { // neither has EC2's own
+		if !set(in, "DryRun", aws.Bool(true)) { // Assign and Unassign have no DryRun in EC2
 			continue
 		}
 		dryRuns++
-		t.Run("dry "+actionOf(in), func(t *testing.T) {
+		t.Run("dry run of "+actionOf(in), func(t *testing.T) {
 			_, err := r.call(in)
 			wantCode(t, err, "DryRunOperation", http.StatusPreconditionFailed)
 		})
 		set(in, "DryRun", (*bool)(nil))
 	}
-	if dryRuns != len(all)-4 { // all but Assign and Unassign
-		t.Errorf("%d of %d actions take DryRun", dryRuns, len(all))
+	if dryRuns != len(all)-4 { // all but the four Assign and Unassign actions
+		t.Errorf("%d of %d actions accept DryRun, want %d", dryRuns, len(all), len(all)-4)
 	}
 	refused := func(how, code string, status int) {
 		for _, in := range all {
@@ -112,21 +112,20 @@ func TestEveryActionThatDoesNotHappen(t *testing.T) {
 	r.cloud.API.SetRateLimit("*", spec.RateLimit{Bucket: 0.5, Refill: 1e-9})
 	refused("throttled", "RequestLimitExceeded", http.StatusServiceUnavailable)
 	after := r.cloud.Snapshot()
-	if before.Time = after.Time; !equalBooks(before, after) {
-		t.Errorf("the books changed:\n%+v\n%+v", before, after)
+	if before.Time = after.Time; !equalSnapshots(before, after) {
+		t.Errorf("refused calls changed the cloud:\nbefore %+v\nafter %+v", before, after)
 	}
 }
 
-func equalBooks(a, b vpc.Snapshot) bool {
+func equalSnapshots(a, b vpc.Snapshot) bool {
 	return a.Seq == b.Seq && len(a.ENIs) == len(b.ENIs) && len(a.Instances) == len(b.Instances) &&
 		slices.EqualFunc(a.ENIs, b.ENIs, func(x, y vpc.ENI) bool {
 			return x.ID == y.ID && x.Description == y.Description && maps.Equal(x.Tags, y.Tags)
 		})
 }
 
-// Each listing hands out its pages without gaps or repetition, and takes no
-// token but its own.
-func TestPagesOfEveryListing(t *testing.T) {
+// The pages of each list have no gaps or duplicates, and a token is valid for its own list only.
+func TestPaginationOfEveryList(t *testing.T) {
 	const rows = 12
 	s := instant()
 	for i := range rows {
@@ -143,14 +142,14 @@ func TestPagesOfEveryListing(t *testing.T) {
 	for vlan := range int32(rows) {
 		r.associate(trunk, *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId, 1+vlan)
 	}
-	var foreign *string // a token of another listing
+	var foreign *string // a token of another list
 	for _, name := range slices.Sorted(maps.Keys(rowIDs)) {
 		t.Run(name, func(t *testing.T) {
-			// page reads one of at most five rows.
+			// page requests one page of at most five rows.
 			page := func(token *string) (ids []string, next *string, err error) {
 				var fs []types.Filter
 				if name == "DescribeTags" {
-					fs = filters("resource-type", "instance") // of one tag each
+					fs = filters("resource-type", "instance") // with one tag each
 				}
 				in := r.input(name, fs)
 				set(in, "MaxResults", aws.Int32(5))
@@ -170,7 +169,7 @@ func TestPagesOfEveryListing(t *testing.T) {
 			for token := (*string)(nil); ; {
 				list, next, err := page(token)
 				if err != nil || len(list) == 0 || len(list) > 5 {
-					t.Fatalf("a page of %d rows, %v", len(list), err)
+					t.Fatalf("page of %d rows, %v; want 1 to 5 rows", len(list), err)
 				}
 				if seen = append(seen, list...); next == nil {
 					break
@@ -178,14 +177,14 @@ func TestPagesOfEveryListing(t *testing.T) {
 				token, foreign = next, next
 			}
 			if !slices.IsSorted(seen) || len(slices.Compact(slices.Clone(seen))) != len(seen) || len(seen) < rows {
-				t.Errorf("%d rows of at least %d: %v", len(seen), rows, seen)
+				t.Errorf("pages hold %d rows, want at least %d, sorted and without duplicates: %v", len(seen), rows, seen)
 			}
 		})
 	}
 }
 
-// Every way to say which addresses a new ENI gets, and its groups.
-func TestCreateWithEveryKindOfAddress(t *testing.T) {
+// CreateNetworkInterface accepts every way to request addresses, together with groups.
+func TestCreateWithEveryAddressParameter(t *testing.T) {
 	s := dual()
 	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{Name: "pods"})
 	r := newRig(t, s)
@@ -195,7 +194,7 @@ func TestCreateWithEveryKindOfAddress(t *testing.T) {
 		in             awsec2.CreateNetworkInterfaceInput
 		v4, p4, v6, p6 int
 	}{
-		{"nothing said", awsec2.CreateNetworkInterfaceInput{}, 1, 0, 0, 0},
+		{"no addresses requested", awsec2.CreateNetworkInterfaceInput{}, 1, 0, 0, 0},
 		{"secondary count", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(3)}, 4, 0, 0, 0},
 		{"secondary addresses", awsec2.CreateNetworkInterfaceInput{PrivateIpAddresses: []types.PrivateIpAddressSpecification{
 			{PrivateIpAddress: aws.String("10.0.1.40"), Primary: aws.Bool(true)}, {PrivateIpAddress: aws.String("10.0.1.41")}, {PrivateIpAddress: aws.String("10.0.1.42")},
@@ -213,7 +212,7 @@ func TestCreateWithEveryKindOfAddress(t *testing.T) {
 			for _, e := range []types.NetworkInterface{made, r.describe(*made.NetworkInterfaceId)} {
 				got := []int{len(e.PrivateIpAddresses), len(e.Ipv4Prefixes), len(e.Ipv6Addresses), len(e.Ipv6Prefixes)}
 				if want := []int{tc.v4, tc.p4, tc.v6, tc.p6}; !slices.Equal(got, want) || len(e.Groups) != 1 || *e.Groups[0].GroupId != pods.ID {
-					t.Errorf("addresses %v, want %v; groups %+v", got, want, e.Groups)
+					t.Errorf("IPv4 addresses, IPv4 prefixes, IPv6 addresses, IPv6 prefixes = %v, want %v; groups = %+v, want the group pods", got, want, e.Groups)
 				}
 			}
 		})
@@ -221,7 +220,7 @@ func TestCreateWithEveryKindOfAddress(t *testing.T) {
 	for _, given := range []string{"10.0.1.40", "10.0.1.42", "10.0.2.50", "2600:1f14:abc:de00::41"} {
 		owner := slices.ContainsFunc(r.cloud.Snapshot().ENIs, func(e vpc.ENI) bool { return e.Owns(netip.MustParseAddr(given)) })
 		if !owner {
-			t.Errorf("nobody owns %s", given)
+			t.Errorf("no ENI has the requested address %s", given)
 		}
 	}
 	if err := r.cloud.Snapshot().Check(); err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// oneOf refuses a call with more than one of several alternatives, such as addresses and a count of
-// addresses.
+// oneOf refuses a call that specifies more than one of several alternatives, such as addresses and a count
+// of addresses.
 func (r *request) oneOf(names ...string) (given int) {
 	for _, n := range names {
 		if r.has(n) {
@@ -20,7 +20,7 @@ func (r *request) oneOf(names ...string) (given int) {
 	return given
 }
 
-// count reads a number of addresses. A zero must be omitted.
+// count reads a number of addresses. An explicit zero is refused.
 func (r *request) count(name string) int {
 	n, given := r.number(name)
 	if given && n == 0 {
@@ -29,14 +29,14 @@ func (r *request) count(name string) int {
 	return n
 }
 
-// countOrNone reads a number of addresses; none reports an explicit zero.
+// countOrNone reads a number of addresses; none reports whether it is an explicit zero.
 func (r *request) countOrNone(name string) (n int, none bool) {
 	n, given := r.number(name)
 	return n, given && n == 0
 }
 
-// addresses reads the requested addresses of a new ENI, for CreateNetworkInterface and RunInstances; at is
-// the prefix of the parameters.
+// addresses reads the requested addresses of a new ENI, for CreateNetworkInterface and RunInstances. The
+// parameters start with the prefix at.
 func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest) {
 	primary = r.addr(at+"PrivateIpAddress", true)
 	primaries := 0

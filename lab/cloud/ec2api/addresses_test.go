@@ -1,7 +1,6 @@
 package ec2api_test
 
 import (
-	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -14,7 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// dual is the default lab with IPv6 and a node of a type without prefixes.
+// dual returns the default spec with IPv6 and with a node whose instance type does not support prefixes.
 func dual() spec.Spec {
 	s := instant()
 	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2600:1f14:abc:de00::/56")}
@@ -45,10 +44,10 @@ func TestIPv4Addresses(t *testing.T) {
 	}
 	want := []string{"10.0.1.10", *byCount[0].PrivateIpAddress, *byCount[1].PrivateIpAddress, "10.0.1.20", "10.0.1.21"}
 	if !slices.Equal(got, want) || *e.PrivateIpAddress != "10.0.1.10" || !*e.PrivateIpAddresses[0].Primary || *e.PrivateIpAddresses[1].Primary {
-		t.Fatalf("addresses %v, want %v", got, want)
+		t.Fatalf("IPv4 addresses = %v, want %v with the first one primary", got, want)
 	}
 	if len(e.Ipv4Prefixes) != 2 || *e.Ipv4Prefixes[0].Ipv4Prefix != *prefix[0].Ipv4Prefix || *e.Ipv4Prefixes[1].Ipv4Prefix != "10.0.2.32/28" {
-		t.Fatalf("prefixes %+v", e.Ipv4Prefixes)
+		t.Fatalf("IPv4 prefixes = %+v, want one chosen by EC2 and 10.0.2.32/28", e.Ipv4Prefixes)
 	}
 
 	for _, in := range []awsec2.UnassignPrivateIpAddressesInput{
@@ -59,7 +58,7 @@ func TestIPv4Addresses(t *testing.T) {
 		r.does(t, &in)
 	}
 	if e := r.describe(*id); len(e.PrivateIpAddresses) != 3 || len(e.Ipv4Prefixes) != 1 {
-		t.Fatalf("left %+v %+v", e.PrivateIpAddresses, e.Ipv4Prefixes)
+		t.Fatalf("after unassignment: addresses %+v, prefixes %+v; want 3 and 1", e.PrivateIpAddresses, e.Ipv4Prefixes)
 	}
 }
 
@@ -75,9 +74,9 @@ func TestReassignment(t *testing.T) {
 	in.AllowReassignment = aws.Bool(true)
 	r.does(t, in)
 	if a, b := r.describe(*from.NetworkInterfaceId), r.describe(*to.NetworkInterfaceId); len(a.PrivateIpAddresses) != 1 || len(b.PrivateIpAddresses) != 2 {
-		t.Fatalf("moved from %+v to %+v", a.PrivateIpAddresses, b.PrivateIpAddresses)
+		t.Fatalf("after reassignment: addresses %+v on the old ENI, %+v on the new one; want 1 and 2", a.PrivateIpAddresses, b.PrivateIpAddresses)
 	}
-	in.PrivateIpAddresses = []string{"10.0.1.10"} // a primary address does not move
+	in.PrivateIpAddresses = []string{"10.0.1.10"} // a primary address cannot move
 	r.refuses(t, "InvalidParameterValue", in)
 }
 
@@ -86,7 +85,7 @@ func TestIPv6Addresses(t *testing.T) {
 	e := r.create(awsec2.CreateNetworkInterfaceInput{Ipv6AddressCount: aws.Int32(1)})
 	id := e.NetworkInterfaceId
 	if len(e.Ipv6Addresses) != 1 {
-		t.Fatalf("created with %+v", e.Ipv6Addresses)
+		t.Fatalf("new ENI has IPv6 addresses %+v, want one", e.Ipv6Addresses)
 	}
 	const given, prefix = "2600:1f14:abc:de00::77", "2600:1f14:abc:de00:5::/80"
 	for _, in := range []awsec2.AssignIpv6AddressesInput{
@@ -95,11 +94,11 @@ func TestIPv6Addresses(t *testing.T) {
 		in.NetworkInterfaceId = id
 		out, err := r.AssignIpv6Addresses(t.Context(), &in)
 		if err != nil || len(out.AssignedIpv6Addresses)+len(out.AssignedIpv6Prefixes) == 0 {
-			t.Fatalf("assigned %+v, %v", out, err)
+			t.Fatalf("AssignIpv6Addresses() = %+v, %v; want an address or prefix", out, err)
 		}
 	}
 	if e := r.describe(*id); len(e.Ipv6Addresses) != 4 || len(e.Ipv6Prefixes) != 2 {
-		t.Fatalf("addresses %+v, prefixes %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
+		t.Fatalf("IPv6 addresses %+v, prefixes %+v; want 4 and 2", e.Ipv6Addresses, e.Ipv6Prefixes)
 	}
 	other := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	r.refuses(t, "InvalidIPAddress.InUse", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: other, Ipv6Addresses: []string{given}})
@@ -108,16 +107,16 @@ func TestIPv6Addresses(t *testing.T) {
 		in.NetworkInterfaceId = id
 		out, err := r.UnassignIpv6Addresses(t.Context(), &in)
 		if err != nil || len(out.UnassignedIpv6Addresses)+len(out.UnassignedIpv6Prefixes) != 1 {
-			t.Fatalf("unassigned %+v, %v", out, err)
+			t.Fatalf("UnassignIpv6Addresses() = %+v, %v; want one address or prefix", out, err)
 		}
 	}
 	if e := r.describe(*id); len(e.Ipv6Addresses) != 3 || len(e.Ipv6Prefixes) != 1 {
-		t.Fatalf("left %+v, %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
+		t.Fatalf("after unassignment: IPv6 addresses %+v, prefixes %+v; want 3 and 1", e.Ipv6Addresses, e.Ipv6Prefixes)
 	}
 }
 
-// Of a subnet that assigns IPv6 addresses a new ENI has one, and so has an instance, unless
-// the call says what they get.
+// In a subnet that assigns IPv6 addresses on creation, a new ENI or instance gets one, unless the request
+// specifies its IPv6 addresses.
 func TestIPv6OnCreation(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Subnets[0].AssignIPv6, s.VPCs[0].EgressOnlyIPv6 = true, true
@@ -127,34 +126,34 @@ func TestIPv6OnCreation(t *testing.T) {
 		in                  awsec2.CreateNetworkInterfaceInput
 		addresses, prefixes int
 	}{
-		{"nothing said", awsec2.CreateNetworkInterfaceInput{}, 1, 0},
-		{"IPv4 said", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(2)}, 1, 0},
+		{"no addresses requested", awsec2.CreateNetworkInterfaceInput{}, 1, 0},
+		{"IPv4 count", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(2)}, 1, 0},
 		{"none", awsec2.CreateNetworkInterfaceInput{Ipv6AddressCount: aws.Int32(0)}, 0, 0},
-		{"a count beside one of IPv4", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(2), Ipv6AddressCount: aws.Int32(3)}, 3, 0},
-		{"a prefix beside one of IPv4", awsec2.CreateNetworkInterfaceInput{Ipv4PrefixCount: aws.Int32(1), Ipv6PrefixCount: aws.Int32(1)}, 0, 1},
+		{"IPv4 and IPv6 counts", awsec2.CreateNetworkInterfaceInput{SecondaryPrivateIpAddressCount: aws.Int32(2), Ipv6AddressCount: aws.Int32(3)}, 3, 0},
+		{"IPv4 and IPv6 prefixes", awsec2.CreateNetworkInterfaceInput{Ipv4PrefixCount: aws.Int32(1), Ipv6PrefixCount: aws.Int32(1)}, 0, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			e := r.describe(*r.create(tc.in).NetworkInterfaceId)
 			if len(e.Ipv6Addresses) != tc.addresses || len(e.Ipv6Prefixes) != tc.prefixes {
-				t.Errorf("addresses %+v, prefixes %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
+				t.Errorf("IPv6 addresses %+v, prefixes %+v; want %d and %d", e.Ipv6Addresses, e.Ipv6Prefixes, tc.addresses, tc.prefixes)
 			}
 		})
 	}
-	books := r.cloud.Snapshot()
-	node, _ := books.Instance("node-a")
-	if e := books.InstanceENIs(node.ID)[0]; len(e.IPv6) != 1 {
-		t.Errorf("an instance has %v", e.IPv6)
+	snapshot := r.cloud.Snapshot()
+	node, _ := snapshot.Instance("node-a")
+	if e := snapshot.InstanceENIs(node.ID)[0]; len(e.IPv6) != 1 {
+		t.Errorf("instance has IPv6 addresses %v, want one", e.IPv6)
 	}
 	subnets, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{r.subnet("a")}})
 	ok(t, err)
 	if n := subnets.Subnets[0]; !*n.AssignIpv6AddressOnCreation || len(n.Ipv6CidrBlockAssociationSet) != 1 || n.Ipv6CidrBlockAssociationSet[0].Ipv6CidrBlockState.State != types.SubnetCidrBlockStateCodeAssociated {
-		t.Errorf("the subnet is %+v", n)
+		t.Errorf("subnet = %+v, want an associated IPv6 block and assignment on creation", n)
 	}
 	tables, err := r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{Filters: filters("route.egress-only-internet-gateway-id", "eigw-*")})
 	ok(t, err)
 	i := slices.IndexFunc(tables.RouteTables[0].Routes, func(o types.Route) bool { return aws.ToString(o.DestinationIpv6CidrBlock) == "::/0" })
 	if o := tables.RouteTables[0].Routes[i]; o.EgressOnlyInternetGatewayId == nil || o.GatewayId != nil {
-		t.Errorf("IPv6 leaves by %+v", o)
+		t.Errorf("IPv6 default route = %+v, want an egress-only internet gateway", o)
 	}
 	if err := r.cloud.Snapshot().Check(); err != nil {
 		t.Error(err)
@@ -165,10 +164,10 @@ func TestAssignErrors(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
 	r := newRig(t, s)
-	books := r.cloud.Snapshot()
+	snapshot := r.cloud.Snapshot()
 	primary := func(name string) string {
-		i, _ := books.Instance(name)
-		return books.InstanceENIs(i.ID)[0].ID
+		i, _ := snapshot.Instance(name)
+		return snapshot.InstanceENIs(i.ID)[0].ID
 	}
 	node, old := primary("node-a"), primary("old")
 	tiny := *r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("tiny"))}).NetworkInterfaceId
@@ -181,21 +180,21 @@ func TestAssignErrors(t *testing.T) {
 	}{
 		{"unknown ENI", "eni-0123456789abcdef0", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceID.NotFound"},
 		{"malformed ENI", "eni-x", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceId.Malformed"},
-		{"nothing asked for", node, awsec2.AssignPrivateIpAddressesInput{}, "MissingParameter"},
-		{"two ways", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1), Ipv4PrefixCount: aws.Int32(1)}, "InvalidParameterCombination"},
+		{"no address requested", node, awsec2.AssignPrivateIpAddressesInput{}, "MissingParameter"},
+		{"address count and prefix count", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1), Ipv4PrefixCount: aws.Int32(1)}, "InvalidParameterCombination"},
 		{"zero", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(0)}, "InvalidParameterValue"},
-		{"more than the type takes", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(10)}, "PrivateIpAddressLimitExceeded"},
-		{"more prefixes than the type takes", node, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(10)}, "PrivateIpAddressLimitExceeded"},
-		{"prefix on Xen", old, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}, "UnsupportedOperation"},
+		{"more addresses than the type supports", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(10)}, "PrivateIpAddressLimitExceeded"},
+		{"more prefixes than the type supports", node, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(10)}, "PrivateIpAddressLimitExceeded"},
+		{"prefix on a Xen type", old, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}, "UnsupportedOperation"},
 		{"reserved", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.0.3"}}, "InvalidParameterValue"},
 		{"broadcast", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.3.255"}}, "InvalidParameterValue"},
-		{"out of the subnet", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.4.9"}}, "InvalidParameterValue"},
-		{"no address", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"ten"}}, "InvalidParameterValue"},
-		{"prefix unaligned", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.8/28"}}, "InvalidParameterValue"},
-		{"prefix of another size", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.0/27"}}, "InvalidParameterValue"},
+		{"address outside the subnet", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.4.9"}}, "InvalidParameterValue"},
+		{"invalid address", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"ten"}}, "InvalidParameterValue"},
+		{"unaligned prefix", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.8/28"}}, "InvalidParameterValue"},
+		{"prefix of the wrong size", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.0/27"}}, "InvalidParameterValue"},
 		{"prefix with reserved addresses", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.0.0/28"}}, "InvalidParameterValue"},
-		{"subnet full", tiny, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(11)}, "InsufficientFreeAddressesInSubnet"},
-		{"no block", tiny, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}, "InsufficientCidrBlocks"},
+		{"full subnet", tiny, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(11)}, "InsufficientFreeAddressesInSubnet"},
+		{"no free prefix block", tiny, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}, "InsufficientCidrBlocks"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.in.NetworkInterfaceId = &tc.eni
@@ -206,9 +205,9 @@ func TestAssignErrors(t *testing.T) {
 		name, eni string
 		in        awsec2.UnassignPrivateIpAddressesInput
 	}{
-		{"not there", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.1.77"}}},
-		{"prefix not there", node, awsec2.UnassignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.64/28"}}},
-		{"of another ENI", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{books.InstanceENIs(books.Instances[2].ID)[0].Primary.String()}}},
+		{"address not assigned", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.1.77"}}},
+		{"prefix not assigned", node, awsec2.UnassignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.64/28"}}},
+		{"address of another ENI", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{snapshot.InstanceENIs(snapshot.Instances[2].ID)[0].Primary.String()}}},
 		{"primary", tiny, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{*r.describe(tiny).PrivateIpAddress}}},
 	} {
 		t.Run("unassign "+tc.name, func(t *testing.T) {
@@ -225,14 +224,14 @@ func TestAssignErrors(t *testing.T) {
 	r.refuses(t, "MissingParameter", &awsec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &node})
 }
 
-// A subnet with room enough but no free aligned block refuses prefixes, and
-// recovers when one block empties.
+// A subnet with enough free addresses but no free aligned block cannot provide prefixes until a block
+// becomes free.
 func TestFragmentation(t *testing.T) {
 	s := instant()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "small", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/26")})
 	r := newRig(t, s)
 	var enis []string
-	for _, ip := range []string{"10.0.8.20", "10.0.8.40"} { // one address in each of the two whole blocks
+	for _, ip := range []string{"10.0.8.20", "10.0.8.40"} { // one address in each of the two free blocks
 		e := r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("small")), PrivateIpAddress: aws.String(ip)})
 		enis = append(enis, *e.NetworkInterfaceId)
 	}
@@ -242,21 +241,21 @@ func TestFragmentation(t *testing.T) {
 		return *out.Subnets[0].AvailableIpAddressCount
 	}
 	if free() != 64-5-2 {
-		t.Fatalf("%d free", free())
+		t.Fatalf("%d free addresses, want %d", free(), 64-5-2)
 	}
 	ask := &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &enis[0], Ipv4PrefixCount: aws.Int32(1)}
 	r.refuses(t, "InsufficientCidrBlocks", ask)
 	if free() != 64-5-2 {
-		t.Fatalf("a refused call took addresses: %d free", free())
+		t.Fatalf("%d free addresses after a refused call, want %d", free(), 64-5-2)
 	}
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &enis[1]})
 	out, err := r.AssignPrivateIpAddresses(t.Context(), ask)
 	if err != nil || *out.AssignedIpv4Prefixes[0].Ipv4Prefix != "10.0.8.32/28" || free() != 64-5-1-16 {
-		t.Fatalf("%+v, %v, %d free", out, err, free())
+		t.Fatalf("AssignPrivateIpAddresses() = %+v, %v with %d free addresses; want prefix 10.0.8.32/28 and %d", out, err, free(), 64-5-1-16)
 	}
 }
 
-// A prefix takes one slot of the ENI's addresses: an m5.large ENI has ten.
+// A prefix counts as one address towards the limit of an ENI, which is ten on an m5.large.
 func TestPrefixTakesOneSlot(t *testing.T) {
 	r := newRig(t, instant())
 	e := r.create(awsec2.CreateNetworkInterfaceInput{Ipv4PrefixCount: aws.Int32(5)})
@@ -268,7 +267,7 @@ func TestPrefixTakesOneSlot(t *testing.T) {
 		if want != "" {
 			wantCode(t, err, want, http.StatusBadRequest)
 		} else if err != nil {
-			t.Fatal(fmt.Errorf("four addresses beside five prefixes: %w", err))
+			t.Fatalf("assign four addresses to an ENI with five prefixes: %v", err)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func TestSignatures(t *testing.T) {
 	wantCode(t, describeSubnets(t, elsewhere), "AuthFailure", http.StatusUnauthorized)
 }
 
-// A signature covers the body: a byte changed on the way is noticed.
+// A signature covers the body: the API detects a changed byte.
 func TestTamperedBody(t *testing.T) {
 	r := newRig(t, instant())
 	tamper := &http.Client{Transport: tamperer{}}
@@ -79,7 +79,7 @@ func TestRoleCredentials(t *testing.T) {
 	fake.Advance(time.Minute)
 	wantCode(t, describeSubnets(t, role), "RequestExpired", http.StatusBadRequest)
 	if err := describeSubnets(t, roleClient(t, r.cloud, "node-a")); err != nil {
-		t.Fatalf("with new credentials: %v", err)
+		t.Fatalf("call with renewed credentials: %v", err)
 	}
 }
 
@@ -87,7 +87,7 @@ func roleClient(t *testing.T, cloud *endpoints.Cloud, instance string) *awsec2.C
 	t.Helper()
 	_, k, ok := cloud.Keys.RoleCredentials(cloud.Instances.ID(instance))
 	if !ok {
-		t.Fatal("no role")
+		t.Fatalf("instance %s has no role credentials", instance)
 	}
 	return client(cloud, credentials.NewStaticCredentialsProvider(k.ID, k.Secret, k.Token), 1)
 }
@@ -118,6 +118,6 @@ func TestDryRun(t *testing.T) {
 	_, err = r.CreateNetworkInterface(t.Context(), dry)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	if n := len(r.cloud.Snapshot().ENIs); n != 2 {
-		t.Fatalf("%d ENIs; a dry run made some", n)
+		t.Fatalf("%d ENIs after a dry run, want 2", n)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Many concurrent clients, with lost replies and requests, leave a consistent state.
-func TestCrowd(t *testing.T) {
+// The cloud stays consistent while many clients call it concurrently and requests and replies get lost.
+func TestConcurrentClients(t *testing.T) {
 	const clients, rounds = 8, 15
 	s := instant()
 	s.Throttle = "none"
@@ -48,7 +48,7 @@ func TestCrowd(t *testing.T) {
 	}
 	calls := r.cloud.API.Stats()
 	if got := calls["CreateNetworkInterface"]; got.Count != clients*rounds || got.LostReplies == 0 || got.Errors["InternalError"] == 0 {
-		t.Errorf("counted %+v", got)
+		t.Errorf("CreateNetworkInterface stats = %+v, want %d calls with lost replies and InternalErrors", got, clients*rounds)
 	}
 	logged := map[string]int{}
 	for _, rec := range r.cloud.API.CallLog() {
@@ -56,7 +56,7 @@ func TestCrowd(t *testing.T) {
 	}
 	for action, n := range calls {
 		if logged[action] != n.Count {
-			t.Errorf("%s: %d calls in the log, %d counted", action, logged[action], n.Count)
+			t.Errorf("%s: log has %d calls, stats have %d", action, logged[action], n.Count)
 		}
 	}
 }

@@ -25,11 +25,11 @@ func describeENIs(r *request) (any, error) {
 	}{each(list, n.eni), next}, err
 }
 
-// maxUnpaginated is the maximum number of ENIs for DescribeNetworkInterfaces without pages. EC2 documents
-// "a large number" (API Reference); the lab uses the maximum page size.
+// maxUnpaginated is the maximum number of ENIs for DescribeNetworkInterfaces without pagination. EC2 only
+// documents "a large number" (API Reference); the lab uses the maximum page size.
 const maxUnpaginated = 1000
 
-// bounded refuses a listing of too many ENIs without IDs, pages or an indexed filter.
+// bounded refuses to list too many ENIs without IDs, pagination or an indexed filter.
 func bounded(ids []string, fs []filter, p page, view vpc.View) error {
 	indexed := []string{"group-id", "mac-address", "private-dns-name", "private-ip-address", "subnet-id", "vpc-id"}
 	for _, f := range fs {
@@ -43,7 +43,7 @@ func bounded(ids []string, fs []filter, p page, view vpc.View) error {
 	return vpc.Errorf("OperationNotPermitted", "There are too many network interfaces for one reply: use pagination, or one of the filters %s.", strings.Join(indexed, ", "))
 }
 
-// candidates are the ENIs of the instances in a filter without wildcards, or else all ENIs.
+// candidates returns the ENIs of the instances that a filter without wildcards names, or else all ENIs.
 func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 	for _, f := range fs {
 		if f.name != "attachment.instance-id" || strings.ContainsAny(strings.Join(f.values, ""), `*?\`) {
@@ -59,7 +59,7 @@ func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 	return view.ENIs()
 }
 
-// tagSpecification reads the tags for new resources, by resource type.
+// tagSpecification reads the tags of new resources, by resource type.
 func (r *request) tagSpecification(kinds ...string) map[string]vpc.Tags {
 	out := map[string]vpc.Tags{}
 	for _, p := range r.each("TagSpecification") {
@@ -237,7 +237,7 @@ func trunkAssociation(a *vpc.Association) trunkAssociationXML {
 func associateTrunk(r *request) (any, error) {
 	q := vpc.AssociateRequest{BranchID: r.need("BranchInterfaceId"), TrunkID: r.need("TrunkInterfaceId"), ClientToken: r.clientToken()}
 	if _, gre := r.number("GreKey"); gre {
-		r.fail(vpc.Errorf("UnsupportedOperation", "The lab has no branch interfaces of the protocol GRE, which GreKey asks for."))
+		r.fail(vpc.Errorf("UnsupportedOperation", "The lab does not support branch interfaces with the GRE protocol (GreKey)."))
 	}
 	r.need("VlanId")
 	q.VLAN, _ = r.number("VlanId")

@@ -18,7 +18,7 @@ func tagSpec(kind types.ResourceType, key, value string) []types.TagSpecificatio
 	return []types.TagSpecification{{ResourceType: kind, Tags: []types.Tag{{Key: &key, Value: &value}}}}
 }
 
-func TestLifeOfAnENI(t *testing.T) {
+func TestENILifecycle(t *testing.T) {
 	r := newRig(t, instant())
 	e := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("spare"), SecondaryPrivateIpAddressCount: aws.Int32(3),
@@ -27,24 +27,24 @@ func TestLifeOfAnENI(t *testing.T) {
 		}},
 	})
 	if e.Status != "pending" || len(e.PrivateIpAddresses) != 4 || len(e.TagSet) != 1 {
-		t.Fatalf("created %+v", e)
+		t.Fatalf("new ENI = %+v, want pending with four addresses and one tag", e)
 	}
 	attachment := r.attach(*e.NetworkInterfaceId, "node-a", 1)
 	got := r.describe(*e.NetworkInterfaceId)
 	if got.Status != types.NetworkInterfaceStatusInUse || *got.Attachment.AttachmentId != attachment || *got.Attachment.DeviceIndex != 1 ||
 		got.Attachment.Status != types.AttachmentStatusAttached || *got.Attachment.DeleteOnTermination || *got.Description != "spare" {
-		t.Fatalf("attached %+v", got)
+		t.Fatalf("attached ENI = %+v, want in-use at device index 1", got)
 	}
 	_, err := r.ModifyNetworkInterfaceAttribute(t.Context(), &awsec2.ModifyNetworkInterfaceAttributeInput{
 		NetworkInterfaceId: e.NetworkInterfaceId,
 		Attachment:         &types.NetworkInterfaceAttachmentChanges{AttachmentId: &attachment, DeleteOnTermination: aws.Bool(true)},
 	})
 	if err != nil || !*r.describe(*e.NetworkInterfaceId).Attachment.DeleteOnTermination {
-		t.Fatalf("DeleteOnTermination is not set: %v", err)
+		t.Fatalf("DeleteOnTermination is not set (error: %v)", err)
 	}
 	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
 	if got := r.describe(*e.NetworkInterfaceId); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
-		t.Fatalf("detached %+v", got)
+		t.Fatalf("detached ENI = %+v, want available", got)
 	}
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
@@ -68,18 +68,18 @@ func TestCreateErrors(t *testing.T) {
 		in   awsec2.CreateNetworkInterfaceInput
 		code string
 	}{
-		{"subnet unknown", awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-0123456789abcdef0")}, "InvalidSubnetID.NotFound"},
-		{"subnet malformed", awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-a")}, "InvalidSubnetID.Malformed"},
-		{"group unknown", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, Groups: []string{"sg-0123456789abcdef0"}}, "InvalidSecurityGroupID.NotFound"},
+		{"unknown subnet", awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-0123456789abcdef0")}, "InvalidSubnetID.NotFound"},
+		{"malformed subnet ID", awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-a")}, "InvalidSubnetID.Malformed"},
+		{"unknown group", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, Groups: []string{"sg-0123456789abcdef0"}}, "InvalidSecurityGroupID.NotFound"},
 		{"group of another VPC", awsec2.CreateNetworkInterfaceInput{SubnetId: &home, Groups: []string{foreign}}, "InvalidParameter"},
 		{"address in use", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, PrivateIpAddress: aws.String("10.0.1.10")}, "InvalidIPAddress.InUse"},
-		{"address reserved", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, PrivateIpAddress: aws.String("10.0.0.1")}, "InvalidParameterValue"},
-		{"subnet full", awsec2.CreateNetworkInterfaceInput{SubnetId: &tiny, SecondaryPrivateIpAddressCount: aws.Int32(11)}, "InsufficientFreeAddressesInSubnet"},
-		{"no block", awsec2.CreateNetworkInterfaceInput{SubnetId: &tiny, Ipv4PrefixCount: aws.Int32(1)}, "InsufficientCidrBlocks"},
+		{"reserved address", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, PrivateIpAddress: aws.String("10.0.0.1")}, "InvalidParameterValue"},
+		{"full subnet", awsec2.CreateNetworkInterfaceInput{SubnetId: &tiny, SecondaryPrivateIpAddressCount: aws.Int32(11)}, "InsufficientFreeAddressesInSubnet"},
+		{"no free prefix block", awsec2.CreateNetworkInterfaceInput{SubnetId: &tiny, Ipv4PrefixCount: aws.Int32(1)}, "InsufficientCidrBlocks"},
 		{"addresses and prefixes", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, SecondaryPrivateIpAddressCount: aws.Int32(1), Ipv4PrefixCount: aws.Int32(1)}, "InvalidParameterCombination"},
-		{"tag of another kind", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, TagSpecifications: tagSpec(types.ResourceTypeInstance, "k", "v")}, "InvalidParameterValue"},
-		{"tag reserved", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, TagSpecifications: tagSpec(types.ResourceTypeNetworkInterface, "aws:k", "v")}, "InvalidParameterValue"},
-		{"not in the lab", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, EnablePrimaryIpv6: aws.Bool(true)}, "UnknownParameter"},
+		{"tags for another resource type", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, TagSpecifications: tagSpec(types.ResourceTypeInstance, "k", "v")}, "InvalidParameterValue"},
+		{"reserved tag", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, TagSpecifications: tagSpec(types.ResourceTypeNetworkInterface, "aws:k", "v")}, "InvalidParameterValue"},
+		{"unsupported by the lab", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, EnablePrimaryIpv6: aws.Bool(true)}, "UnknownParameter"},
 		{"quota", awsec2.CreateNetworkInterfaceInput{SubnetId: &a}, "NetworkInterfaceLimitExceeded"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -96,13 +96,13 @@ func TestClientToken(t *testing.T) {
 	in := awsec2.CreateNetworkInterfaceInput{ClientToken: aws.String("once"), SecondaryPrivateIpAddressCount: aws.Int32(2)}
 	first, again := r.create(in), r.create(in)
 	if *first.NetworkInterfaceId != *again.NetworkInterfaceId {
-		t.Fatalf("the same token made %s and %s", *first.NetworkInterfaceId, *again.NetworkInterfaceId)
+		t.Fatalf("calls with the same token created %s and %s", *first.NetworkInterfaceId, *again.NetworkInterfaceId)
 	}
 	in.SecondaryPrivateIpAddressCount = aws.Int32(3)
 	in.SubnetId = aws.String(r.subnet("a"))
 	r.refuses(t, "IdempotentParameterMismatch", &in)
 	if n := len(r.cloud.Snapshot().ENIs); n != 3 {
-		t.Fatalf("%d ENIs, want the nodes' two and one", n)
+		t.Fatalf("%d ENIs, want 3: two of the nodes and one new", n)
 	}
 }
 
@@ -123,15 +123,15 @@ func TestAttachErrors(t *testing.T) {
 		device, card        int32
 		code                string
 	}{
-		{"ENI unknown", "eni-0123456789abcdef0", id("node-a"), 2, 0, "InvalidNetworkInterfaceID.NotFound"},
-		{"instance unknown", free, "i-0123456789abcdef0", 2, 0, "InvalidInstanceID.NotFound"},
-		{"instance malformed", free, "node-a", 2, 0, "InvalidInstanceID.Malformed"},
-		{"in use", used, id("node-a"), 2, 0, "InvalidNetworkInterface.InUse"},
-		{"device index taken", free, id("node-a"), 1, 0, "InvalidParameterValue"},
-		{"no such card", free, id("node-a"), 2, 1, "InvalidParameterValue"},
-		{"another zone", free, id("node-b"), 1, 0, "InvalidParameterCombination"},
+		{"unknown ENI", "eni-0123456789abcdef0", id("node-a"), 2, 0, "InvalidNetworkInterfaceID.NotFound"},
+		{"unknown instance", free, "i-0123456789abcdef0", 2, 0, "InvalidInstanceID.NotFound"},
+		{"malformed instance ID", free, "node-a", 2, 0, "InvalidInstanceID.Malformed"},
+		{"ENI in use", used, id("node-a"), 2, 0, "InvalidNetworkInterface.InUse"},
+		{"device index in use", free, id("node-a"), 1, 0, "InvalidParameterValue"},
+		{"no such network card", free, id("node-a"), 2, 1, "InvalidParameterValue"},
+		{"another availability zone", free, id("node-b"), 1, 0, "InvalidParameterCombination"},
 		{"terminated", free, gone.ID, 1, 0, "IncorrectInstanceState"},
-		{"prefixes on Xen", prefixed, id("old"), 1, 0, "UnsupportedOperation"},
+		{"prefixes on a Xen type", prefixed, id("old"), 1, 0, "UnsupportedOperation"},
 		{"too many addresses", full, id("node-a"), 2, 0, "PrivateIpAddressLimitExceeded"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -141,7 +141,7 @@ func TestAttachErrors(t *testing.T) {
 			wantCode(t, err, tc.code, http.StatusBadRequest)
 		})
 	}
-	r.attach(free, "node-a", 2) // an m5.large takes three
+	r.attach(free, "node-a", 2) // an m5.large supports three ENIs
 	more := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	_, err := r.AttachNetworkInterface(t.Context(), &awsec2.AttachNetworkInterfaceInput{
 		NetworkInterfaceId: more, InstanceId: aws.String(id("node-a")), DeviceIndex: aws.Int32(3),
@@ -151,8 +151,8 @@ func TestAttachErrors(t *testing.T) {
 
 func TestDetachAndDeleteErrors(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.cloud.Snapshot()
-	primary := books.InstanceENIs(r.cloud.Instances.ID("node-a"))[0]
+	snapshot := r.cloud.Snapshot()
+	primary := snapshot.InstanceENIs(r.cloud.Instances.ID("node-a"))[0]
 	r.refuses(t, "OperationNotPermitted", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &primary.Attachment.ID})
 	r.refuses(t, "InvalidAttachmentID.NotFound", &awsec2.DetachNetworkInterfaceInput{AttachmentId: aws.String("eni-attach-0123456789abcdef0")})
 	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &primary.ID})
@@ -175,7 +175,7 @@ func TestModify(t *testing.T) {
 	}
 	e := r.describe(*id)
 	if len(e.Groups) != 1 || *e.Groups[0].GroupName != "pods" || *e.Description != "renamed" || *e.SourceDestCheck {
-		t.Fatalf("modified to %+v", e)
+		t.Fatalf("modified ENI = %+v, want the group pods, the new description and no source/destination check", e)
 	}
 	for code, in := range map[string]awsec2.ModifyNetworkInterfaceAttributeInput{
 		"InvalidSecurityGroupID.NotFound": {Groups: []string{"sg-0123456789abcdef0"}},

@@ -17,12 +17,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// wantNoReply checks that a call ended without any HTTP response.
+// wantNoReply checks that a call ended without an HTTP response.
 func wantNoReply(t *testing.T, err error) {
 	t.Helper()
 	var api smithy.APIError
 	if err == nil || errors.As(err, &api) {
-		t.Fatalf("got %v, want a connection that ends", err)
+		t.Fatalf("call ended with %v, want a closed connection", err)
 	}
 }
 
@@ -46,17 +46,17 @@ func TestThrottling(t *testing.T) {
 	}
 	burst(3)
 	if err := describeSubnets(t, r.Client); err != nil {
-		t.Fatalf("another action has a bucket of its own: %v", err)
+		t.Fatalf("another action shares the bucket: %v", err)
 	}
 	fake.Advance(time.Second)
 	burst(2)
 	got := r.cloud.API.Stats()["CreateNetworkInterface"]
 	if got.Count != 7 || got.Errors["RequestLimitExceeded"] != 2 {
-		t.Fatalf("counted %+v", got)
+		t.Fatalf("CreateNetworkInterface stats = %+v, want 7 calls with 2 throttled", got)
 	}
 }
 
-// The documented buckets: 50 for describe calls with neither filters nor pages, 100 for others.
+// The documented buckets hold 50 calls for describe calls without filters and pages, and 100 for others.
 func TestDocumentedBuckets(t *testing.T) {
 	r := newRig(t, instant(), vpc.WithClock(clock.NewFake(time.Now())))
 	n := 0
@@ -79,20 +79,20 @@ func TestDocumentedBuckets(t *testing.T) {
 	}
 }
 
-// A reply that is lost after the effect: the SDK repeats the call with the same
-// client token and gets the one ENI that the first call made.
+// When a reply is lost after the call took effect, the SDK repeats the call with the same client token
+// and gets the ENI that the first call created.
 func TestLostReply(t *testing.T) {
 	r := newRig(t, instant())
 	inject(t, r, spec.Fault{Action: "CreateNetworkInterface", Kind: "lostReply", Count: 1})
 	retrying := client(r.cloud, static(r.cloud), 3)
 	out, err := retrying.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
 	ok(t, err)
-	books := r.cloud.Snapshot()
-	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
-		t.Fatalf("%d ENIs, want the nodes' two and exactly one", len(books.ENIs))
+	snapshot := r.cloud.Snapshot()
+	if _, ok := snapshot.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(snapshot.ENIs) != 3 {
+		t.Fatalf("%d ENIs, want 3: two of the nodes and one new", len(snapshot.ENIs))
 	}
 	if got := r.cloud.API.Stats()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
-		t.Fatalf("counted %+v", got)
+		t.Fatalf("CreateNetworkInterface stats = %+v, want 2 calls with one lost reply", got)
 	}
 }
 
@@ -104,16 +104,16 @@ func TestLostReplyHasEffectLostRequestHasNone(t *testing.T) {
 	_, err := r.AssignPrivateIpAddresses(t.Context(), in)
 	wantNoReply(t, err)
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 1 {
-		t.Fatalf("a lost request assigned %+v", e.PrivateIpAddresses)
+		t.Fatalf("ENI has addresses %+v after a lost request, want one", e.PrivateIpAddresses)
 	}
 	inject(t, r, spec.Fault{Action: "Assign*", Kind: "lostReply", Count: 1})
 	_, err = r.AssignPrivateIpAddresses(t.Context(), in)
 	wantNoReply(t, err)
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 2 {
-		t.Fatalf("a lost reply left %+v", e.PrivateIpAddresses)
+		t.Fatalf("ENI has addresses %+v after a lost reply, want two", e.PrivateIpAddresses)
 	}
 	if got := r.cloud.API.Stats()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
-		t.Fatalf("counted %+v", got)
+		t.Fatalf("AssignPrivateIpAddresses stats = %+v, want a lost request and a lost reply", got)
 	}
 }
 
@@ -141,12 +141,12 @@ func TestFaults(t *testing.T) {
 		wantCode(t, err, "RequestLimitExceeded", http.StatusServiceUnavailable)
 	}
 	if met := r.cloud.API.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
-		t.Errorf("counted %v", met)
+		t.Errorf("FaultsMet() = %v, want 2 errors and 3 throttled calls", met)
 	}
 	r.cloud.API.ClearFaults()
 	r.does(t, &awsec2.DescribeVpcsInput{})
 	if _, err := r.cloud.API.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
-		t.Fatal("an unknown kind of fault is accepted")
+		t.Fatal("unknown fault kind is accepted")
 	}
 }
 
@@ -161,13 +161,13 @@ func TestLatency(t *testing.T) {
 	ok(t, <-ended)
 }
 
-// arrive returns once a call waits for the clock, which is when it has arrived.
+// arrive waits until a call waits for the clock, which means that the API has received it.
 func arrive(t *testing.T, fake *clock.Fake, ended <-chan error) {
 	t.Helper()
 	for fake.Waiting() == 0 {
 		select {
 		case err := <-ended:
-			t.Fatalf("the call did not wait: %v", err)
+			t.Fatalf("call ended before its latency passed: %v", err)
 		default:
 			runtime.Gosched()
 		}
@@ -181,7 +181,7 @@ func TestOutage(t *testing.T) {
 	r.cloud.API.Outage(false)
 	ok(t, describeSubnets(t, r.Client))
 	if got := r.cloud.API.Stats()["DescribeSubnets"]; got.Count != 1 {
-		t.Fatalf("counted %+v; a call during an outage does not arrive", got)
+		t.Fatalf("DescribeSubnets stats = %+v, want one call: calls during an outage do not arrive", got)
 	}
 }
 
@@ -193,22 +193,22 @@ func TestEventualConsistency(t *testing.T) {
 	id := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	byID := &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}}
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", byID)
-	r.attach(id, "node-a", 1) // changes see it all the same
+	r.attach(id, "node-a", 1) // writes are not subject to the delay
 	fake.Advance(2 * time.Second)
 	if e := r.describe(id); e.Status != "in-use" {
-		t.Fatalf("described as %s", e.Status)
+		t.Fatalf("status = %s, want in-use", e.Status)
 	}
 	r.does(t, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 1 {
-		t.Fatalf("described with %+v at once", e.PrivateIpAddresses)
+		t.Fatalf("ENI is described with addresses %+v immediately after the assignment, want one", e.PrivateIpAddresses)
 	}
 	fake.Advance(1999 * time.Millisecond)
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 1 {
-		t.Fatal("described too early")
+		t.Fatal("assignment is visible before the consistency delay")
 	}
 	fake.Advance(time.Millisecond)
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 2 {
-		t.Fatal("not described after the delay")
+		t.Fatal("assignment is not visible after the consistency delay")
 	}
 }
 
@@ -223,7 +223,7 @@ func TestConsistencyOfWrites(t *testing.T) {
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 }
 
-func TestAttachTakesTime(t *testing.T) {
+func TestAttachmentTransitions(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	s := instant()
 	s.Delays = spec.Delays{Attach: spec.Duration(2 * time.Second), Link: spec.Duration(3 * time.Second), Detach: spec.Duration(time.Second)}
@@ -231,24 +231,23 @@ func TestAttachTakesTime(t *testing.T) {
 	id := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	attachment := r.attach(id, "node-a", 1)
 	if e := r.describe(id); e.Attachment.Status != "attaching" || e.Status != "in-use" {
-		t.Fatalf("%s, %s", e.Status, e.Attachment.Status)
+		t.Fatalf("status %s with attachment %s, want in-use with attaching", e.Status, e.Attachment.Status)
 	}
 	r.refuses(t, "IncorrectState", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
 	fake.Advance(2 * time.Second)
 	if e := r.describe(id); e.Attachment.Status != "attached" {
-		t.Fatal(e.Attachment.Status)
+		t.Fatalf("attachment status = %s, want attached", e.Attachment.Status)
 	}
 	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: aws.Bool(true)})
 	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 	fake.Advance(time.Second)
 	if e := r.describe(id); e.Status != "available" {
-		t.Fatal(e.Status)
+		t.Fatalf("status after detachment = %s, want available", e.Status)
 	}
 }
 
-// An ENI can be attached to an instance that runs or is stopped, not to one
-// that is on its way.
-func TestAttachWaitsForTheInstance(t *testing.T) {
+// An ENI can be attached to a running or stopped instance, but not to one in transition.
+func TestAttachRequiresSettledInstance(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	s := instant()
 	s.Delays = spec.Delays{Launch: spec.Duration(time.Minute), Stop: spec.Duration(time.Minute)}
@@ -258,7 +257,7 @@ func TestAttachWaitsForTheInstance(t *testing.T) {
 		ImageId: aws.String("ami-0123456789abcdef0"), SubnetId: aws.String(r.subnet("a")), MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
 	})
 	if err != nil || out.Instances[0].State.Name != "pending" {
-		t.Fatalf("%+v, %v", out, err)
+		t.Fatalf("RunInstances() = %+v, %v; want a pending instance", out, err)
 	}
 	instance := []string{*out.Instances[0].InstanceId}
 	try := func() error {
@@ -276,8 +275,8 @@ func TestAttachWaitsForTheInstance(t *testing.T) {
 	}
 }
 
-// A client that gives up takes nothing back: the call has its effect later.
-func TestClientGivesUp(t *testing.T) {
+// A call takes effect even if the client gives up before.
+func TestCallOutlivesClient(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	r := newRig(t, instant(), vpc.WithClock(fake))
 	id := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
@@ -295,10 +294,10 @@ func TestClientGivesUp(t *testing.T) {
 	cancel()
 	wantNoReply(t, <-ended)
 	if e := r.describe(*id); len(e.PrivateIpAddresses) != 1 {
-		t.Fatal("the call did not wait")
+		t.Fatal("call took effect before its latency passed")
 	}
 	fake.Advance(time.Hour)
 	if e := <-changed; e.Kind != vpc.AddressesChanged || len(e.ENI.Secondary) != 1 {
-		t.Fatalf("%+v", e)
+		t.Fatalf("event = %+v, want an address assignment", e)
 	}
 }

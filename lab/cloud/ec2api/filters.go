@@ -10,31 +10,31 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// values returns the values of a resource that a filter compares. The filter matches if one of them does.
+// values returns the values of a resource that a filter compares. One matching value suffices.
 type values[T any] func(*T) []string
 
 // attributes finds the values of a filter for a kind of resource; ok is false for an unknown filter.
 type attributes[T any] func(name string) (v values[T], ok bool)
 
-// filterSet has the filters of a describe action in the API reference. Filters on properties that the lab
-// does not have, such as a type's memory, are left out and so refused.
+// filterSet describes the filters of a describe action in the API reference. Filters on properties that the
+// lab lacks, such as a type's memory, are omitted and therefore refused.
 type filterSet struct {
-	// Named are the filters with the names of elements of the reply: attachment.attach-time is for
+	// Named are the filters whose names follow the elements of the reply: attachment.attach-time is
 	// attachment>attachTime.
 	named string
-	// Within are the elements for first parts of filters with other names.
+	// Within maps the first parts of other filter names to elements.
 	within map[string]string
-	// At are the elements of all other filters. Fields that are not in replies have the name of an
-	// element in their tag "filter".
+	// At maps all other filters to elements. Fields that are not in replies have the name of an element in
+	// their tag "filter".
 	at map[string]string
 	// Fixed are the values of filters that are the same for all resources.
 	fixed map[string]string
 	// Absent are filters on properties that no resource of a lab has, such as public addresses and
-	// volumes: they match nothing.
+	// volumes. They match nothing.
 	absent string
 }
 
-// path is the path of a filter's element; ok is false without one.
+// path returns the path of a filter's element; ok is false if there is none.
 func (s filterSet) path(name string) (path []string, ok bool) {
 	if at, ok := s.at[name]; ok {
 		return strings.Split(at, ">"), true
@@ -54,7 +54,7 @@ func (s filterSet) path(name string) (path []string, ok bool) {
 	return path, true
 }
 
-// camelCase converts a word of a filter to that of an element: attach-time to attachTime.
+// camelCase converts a word of a filter name to that of an element: attach-time to attachTime.
 func camelCase(word string) string {
 	words := strings.Split(word, "-")
 	for i, w := range words[1:] {
@@ -63,7 +63,7 @@ func camelCase(word string) string {
 	return strings.Join(words, "")
 }
 
-// filtering returns the attributes of a set of filters. Row converts a resource for replies. Tags is nil
+// filtering returns the attributes of a set of filters. row converts a resource for replies. tags is nil
 // for resources without tags.
 func filtering[T, X any](s filterSet, row func(*T) X, tags func(*T) vpc.Tags) attributes[T] {
 	return func(name string) (values[T], bool) {
@@ -85,7 +85,7 @@ func filtering[T, X any](s filterSet, row func(*T) X, tags func(*T) vpc.Tags) at
 	}
 }
 
-// tagFilter returns the values of a filter on tags: tag:KEY, tag-key or tag-value.
+// tagFilter returns the values of a tag filter: tag:KEY, tag-key or tag-value.
 func tagFilter[T any](name string, tags func(*T) vpc.Tags) (values[T], bool) {
 	key, ofKey := strings.CutPrefix(name, "tag:")
 	switch {
@@ -105,8 +105,8 @@ func tagFilter[T any](name string, tags func(*T) vpc.Tags) (values[T], bool) {
 	return nil, false
 }
 
-// reader returns a function that reads the texts at a path of elements in a value of a type, without empty
-// ones. It is nil if the type has no such elements.
+// reader returns a function that reads the non-empty texts at a path of elements in a value of the type, or
+// nil if the type has no such elements.
 func reader(t reflect.Type, path []string) func(reflect.Value) []string {
 	switch t.Kind() {
 	case reflect.Pointer:

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// documented are the filters of each describe action that the API reference
-// lists; those behind a bar are about what the lab does not know, and are refused.
+// documented are the filters of each describe action in the API reference. The lab refuses those after
+// the bar, because it does not model their properties.
 var documented = map[string]string{
 	"DescribeInstances": `affinity architecture availability-zone availability-zone-id block-device-mapping.attach-time
 		block-device-mapping.delete-on-termination block-device-mapping.device-name block-device-mapping.status
@@ -109,19 +109,19 @@ func TestDocumentedFilters(t *testing.T) {
 		known, unknown, _ := strings.Cut(list, "|")
 		for _, name := range strings.Fields(known) {
 			if got := r.query(action, "Filter.1.Name", name, "Filter.1.Value.1", "*"); got.Status != http.StatusOK {
-				t.Errorf("%s by %s: %+v", action, name, got)
+				t.Errorf("%s with filter %s: %+v, want success", action, name, got)
 			}
 		}
 		for _, name := range append(strings.Fields(unknown), "colour") {
 			if got := r.query(action, "Filter.1.Name", name, "Filter.1.Value.1", "*"); got.Code != "InvalidParameterValue" {
-				t.Errorf("%s by %s, which the lab knows nothing of: %+v", action, name, got)
+				t.Errorf("%s with unsupported filter %s: %+v, want InvalidParameterValue", action, name, got)
 			}
 		}
 	}
 }
 
-// What is filtered by finds the one instance, and something else none.
-func TestFilterInstancesByTheirENIs(t *testing.T) {
+// Filters on ENI properties find the one matching instance.
+func TestFilterInstancesByENI(t *testing.T) {
 	s := dual()
 	s.Throttle = "none"
 	s.Instances = []spec.Instance{
@@ -132,12 +132,12 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 		{Name: "two", Type: "t2.medium", Subnet: "b"},
 	}
 	r := newRig(t, s)
-	books := r.cloud.Snapshot()
+	snapshot := r.cloud.Snapshot()
 	id := r.cloud.Instances.ID("one")
-	enis := books.InstanceENIs(id)
+	enis := snapshot.InstanceENIs(id)
 	zone := r.cloud.ZoneIDs()["lab-1a"]
 	if zone != "lab1-az1" {
-		t.Fatalf("lab-1a is %s", zone)
+		t.Fatalf("zone ID of lab-1a = %s, want lab1-az1", zone)
 	}
 	for _, f := range [][2]string{
 		{"availability-zone-id", zone}, {"hypervisor", "nitro"}, {"iam-instance-profile.arn", "*:instance-profile/node"}, {"ipv6-address", enis[0].IPv6[0].String()},
@@ -148,20 +148,20 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 		{"network-interface.network-interface-id", enis[1].ID}, {"network-interface.ipv6-address", enis[0].IPv6[0].String()},
 	} {
 		if got, err := r.find("DescribeInstances", filters(f[0], f[1])); err != nil || !slices.Equal(got, []string{id}) {
-			t.Errorf("by %s=%s: %v, %v, want %s", f[0], f[1], got, err, id)
+			t.Errorf("instances with %s=%s: %v, %v; want %s", f[0], f[1], got, err, id)
 		}
 		if got, err := r.find("DescribeInstances", filters(f[0], f[1]+"-not")); err != nil || len(got) != 0 {
-			t.Errorf("by another %s: %v, %v", f[0], got, err)
+			t.Errorf("instances with another %s: %v, %v; want none", f[0], got, err)
 		}
 	}
-	// Of an instance's addresses private-ip-address sees the primary one, of an ENI's each.
+	// For instances, private-ip-address covers only the primary address; for ENIs, all addresses.
 	second := enis[0].Secondary[0].String()
 	if got, err := r.find("DescribeInstances", filters("private-ip-address", second)); err != nil || len(got) != 0 {
-		t.Errorf("instances by a secondary address: %v, %v", got, err)
+		t.Errorf("instances with a secondary address: %v, %v; want none", got, err)
 	}
 	one, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: filters("private-ip-address", second)})
 	if err != nil || len(one.NetworkInterfaces) != 1 || *one.NetworkInterfaces[0].AvailabilityZoneId != zone {
-		t.Errorf("ENIs by a secondary address: %+v, %v", one, err)
+		t.Errorf("ENIs with a secondary address: %+v, %v; want one in zone %s", one, err, zone)
 	}
 }
 
@@ -171,17 +171,17 @@ func TestInstanceStatus(t *testing.T) {
 	ok(t, r.cloud.Instances.Stop("node-b"))
 	out, err := r.DescribeInstanceStatus(t.Context(), &awsec2.DescribeInstanceStatusInput{})
 	if err != nil || len(out.InstanceStatuses) != 1 {
-		t.Fatalf("%+v, %v; want the one that runs", out, err)
+		t.Fatalf("DescribeInstanceStatus() = %+v, %v; want only the running instance", out, err)
 	}
 	if s := out.InstanceStatuses[0]; *s.InstanceId != a || s.InstanceStatus.Status != "ok" || s.SystemStatus.Details[0].Status != "passed" ||
 		*s.AvailabilityZoneId != "lab1-az1" || s.InstanceState.Name != "running" {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want passed checks of a running instance", s)
 	}
 	out, err = r.DescribeInstanceStatus(t.Context(), &awsec2.DescribeInstanceStatusInput{
 		IncludeAllInstances: aws.Bool(true), Filters: filters("instance-status.status", "not-applicable"),
 	})
 	if err != nil || len(out.InstanceStatuses) != 1 || out.InstanceStatuses[0].InstanceState.Name != "stopped" {
-		t.Errorf("%+v, %v; want the stopped one", out, err)
+		t.Errorf("DescribeInstanceStatus() with filters = %+v, %v; want the stopped instance", out, err)
 	}
 	r.refuses(t, "InvalidInstanceID.NotFound", &awsec2.DescribeInstanceStatusInput{InstanceIds: []string{"i-0123456789abcdef0"}})
 }
@@ -190,19 +190,19 @@ func TestAvailabilityZones(t *testing.T) {
 	r := newRig(t, instant())
 	out, err := r.DescribeAvailabilityZones(t.Context(), &awsec2.DescribeAvailabilityZonesInput{})
 	if err != nil || len(out.AvailabilityZones) != 2 {
-		t.Fatalf("%+v, %v", out, err)
+		t.Fatalf("DescribeAvailabilityZones() = %+v, %v; want two zones", out, err)
 	}
 	if z := out.AvailabilityZones[1]; *z.ZoneName != "lab-1b" || *z.ZoneId != "lab1-az2" || z.State != "available" || *z.RegionName != "lab-1" || *z.ZoneType != "availability-zone" {
-		t.Errorf("%+v", z)
+		t.Errorf("zone = %+v, want lab-1b", z)
 	}
 	out, err = r.DescribeAvailabilityZones(t.Context(), &awsec2.DescribeAvailabilityZonesInput{ZoneIds: []string{"lab1-az1"}, Filters: filters("state", "available")})
 	if err != nil || len(out.AvailabilityZones) != 1 || *out.AvailabilityZones[0].ZoneName != "lab-1a" {
-		t.Errorf("%+v, %v", out, err)
+		t.Errorf("DescribeAvailabilityZones(lab1-az1) = %+v, %v; want lab-1a", out, err)
 	}
 	r.refuses(t, "InvalidParameterValue", &awsec2.DescribeAvailabilityZonesInput{ZoneNames: []string{"lab-1z"}})
 	subnets, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: filters("availability-zone-id", "lab1-az2")})
 	if err != nil || len(subnets.Subnets) != 1 || *subnets.Subnets[0].AvailabilityZoneId != "lab1-az2" {
-		t.Errorf("%+v, %v", subnets, err)
+		t.Errorf("subnets in lab1-az2 = %+v, %v; want one", subnets, err)
 	}
 }
 
@@ -217,16 +217,16 @@ func TestNetworkInterfaceAttribute(t *testing.T) {
 		return out
 	}
 	if o := get("description"); *o.Description.Value != "spare" || o.SourceDestCheck != nil || o.Attachment != nil || *o.NetworkInterfaceId != *e.NetworkInterfaceId {
-		t.Errorf("%+v", o)
+		t.Errorf("attribute description = %+v, want spare and no other attribute", o)
 	}
 	if o := get("sourceDestCheck"); !*o.SourceDestCheck.Value || o.Description != nil {
-		t.Errorf("%+v", o)
+		t.Errorf("attribute sourceDestCheck = %+v, want true and no other attribute", o)
 	}
 	if o := get("groupSet"); len(o.Groups) != 1 || *o.Groups[0].GroupName != "default" {
-		t.Errorf("%+v", o)
+		t.Errorf("attribute groupSet = %+v, want the default group", o)
 	}
 	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.cloud.Instances.ID("node-a") {
-		t.Errorf("%+v", o)
+		t.Errorf("attribute attachment = %+v, want device index 1 of node-a", o)
 	}
 	r.wantRefusal(r.query("DescribeNetworkInterfaceAttribute", "NetworkInterfaceId", *e.NetworkInterfaceId, "Attribute", "colour"), "InvalidParameterValue", http.StatusBadRequest)
 	r.wantRefusal(r.query("DescribeNetworkInterfaceAttribute", "NetworkInterfaceId", *e.NetworkInterfaceId), "MissingParameter", http.StatusBadRequest)

@@ -24,7 +24,7 @@ var eniFilters = filterSet{
 }
 
 // instanceENIFilters are the filters of DescribeInstances on the ENIs of an instance that
-// DescribeNetworkInterfaces does not have, without the prefix "network-interface.".
+// DescribeNetworkInterfaces lacks, without the prefix "network-interface.".
 var instanceENIFilters = filterSet{
 	named: `addresses.private-dns-name attachment.network-card-index ipv4-prefixes.ipv4-prefix ipv6-prefixes.ipv6-prefix`,
 	within: map[string]string{
@@ -60,8 +60,8 @@ var instanceFilters = filterSet{
 		spot-instance-request-id state-reason-code state-reason-message`,
 }
 
-// instanceFiltering returns the attributes for DescribeInstances. The function enis lists the ENIs of an
-// instance; v1 is set if the metadata service accepts requests without a token.
+// instanceFiltering returns the attributes for DescribeInstances. enis lists the ENIs of an instance; v1
+// is set if the metadata service accepts requests without a token.
 func (n names) instanceFiltering(enis func(instanceID string) []*vpc.ENI, v1 bool) attributes[vpc.Instance] {
 	row := func(i *vpc.Instance) instanceXML { return n.instance(i, enis(i.ID), v1) }
 	ofInstance := filtering(instanceFilters, row, func(i *vpc.Instance) vpc.Tags { return i.Tags })
@@ -91,7 +91,7 @@ func (n names) eniFiltering() attributes[vpc.ENI] {
 	return filtering(eniFilters, n.eni, func(e *vpc.ENI) vpc.Tags { return e.Tags })
 }
 
-// hypervisor is the hypervisor of a type in DescribeInstances, which has Nitro for bare metal.
+// hypervisor returns the hypervisor of a type in DescribeInstances, which reports Nitro for bare metal.
 func hypervisor(instanceType string) string {
 	e, ok := limits.Find(instanceType)
 	if ok && e.Hypervisor == limits.BareMetal {
@@ -100,16 +100,16 @@ func hypervisor(instanceType string) string {
 	return e.Hypervisor
 }
 
-// typeFilters are the filters of DescribeInstanceTypes on properties of the network, which are all that the
-// lab has.
+// typeFilters are the filters of DescribeInstanceTypes on network properties, the only ones that the lab
+// models.
 var typeFilters = filterSet{
 	named: `bare-metal current-generation hypervisor instance-type network-info.ipv4-addresses-per-interface
 		network-info.ipv6-addresses-per-interface network-info.ipv6-supported network-info.maximum-network-cards
 		network-info.maximum-network-interfaces`,
 }
 
-// trunkFilters are the filters of DescribeTrunkInterfaceAssociations. The one for a trunk is not in the API
-// reference, but the Amazon VPC resource controller and Titus use it.
+// trunkFilters are the filters of DescribeTrunkInterfaceAssociations. The API reference does not document
+// the filter on the trunk, but the Amazon VPC resource controller and Titus use it.
 var trunkFilters = filterSet{
 	named:  `interface-protocol`,
 	at:     map[string]string{"trunk-interface-association.trunk-interface-id": "trunkInterfaceId"},

@@ -1,7 +1,6 @@
-// Package ec2api serves a vpc.Cloud as the EC2 Query API: signed form posts in,
-// XML out, with EC2's parameters, errors, filters and pages (Amazon EC2 API
-// Reference, version 2016-11-15). Any AWS SDK or the aws command can use it
-// through an endpoint URL.
+// Package ec2api serves a vpc.Cloud as the EC2 Query API (Amazon EC2 API Reference, version 2016-11-15):
+// signed form posts and XML replies, with EC2's parameters, errors, filters and pagination. Any AWS SDK
+// and the aws command can use it through an endpoint URL.
 //
 // It refuses unknown parameters with UnknownParameter, so that clients notice that they have no effect.
 package ec2api
@@ -41,13 +40,14 @@ const maxBody = 256 << 10
 type handler struct {
 	cloud   *vpc.Cloud
 	actions map[string]action
-	next    atomic.Uint64 // request number
+	next    atomic.Uint64 // number of the last request
 }
 
 // Handler serves the EC2 Query API of a cloud at every path.
 func Handler(cloud *vpc.Cloud) http.Handler { return &handler{cloud: cloud, actions: actions()} }
 
-// ServeHTTP serves one call: authenticate, admit (throttling, faults, permissions), run, reply.
+// ServeHTTP serves one call: it authenticates the caller, applies throttling, faults and permissions, runs
+// the action and replies.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.cloud.API.Down() {
 		httpreply.HangUp(w)
@@ -89,7 +89,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// unread is the error for an unreadable request body.
+// unread returns the error for an unreadable request body.
 func unread(err error) *vpc.Error {
 	switch tooLarge, slow := (*http.MaxBytesError)(nil), net.Error(nil); {
 	case errors.As(err, &tooLarge):
@@ -110,7 +110,7 @@ type request struct {
 	dryRun bool
 }
 
-// read parses and authenticates a call. With an error, the request has what was parsed.
+// read parses and authenticates a call. On error, the request contains what has been parsed.
 func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 	req := &request{cloud: h.cloud, call: vpc.Call{Action: "(none)"}}
 	form, err := url.ParseQuery(string(body))
@@ -144,7 +144,7 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 	return req, req.check()
 }
 
-// check does the checks that are common to all actions.
+// check performs the checks that all actions have in common.
 func (r *request) check() *vpc.Error {
 	switch r.values["Version"] {
 	case apiVersion:
@@ -159,7 +159,7 @@ func (r *request) check() *vpc.Error {
 	return r.err
 }
 
-// ready ends the reading of parameters: it returns the first error, an error for an unknown parameter, or
+// ready ends the reading of parameters. It returns the first error, an error for an unknown parameter, or
 // the result of a dry run.
 func (r *request) ready() error {
 	if r.err != nil {
@@ -175,8 +175,8 @@ func (r *request) ready() error {
 	return nil
 }
 
-// wait waits for d by the cloud's clock; false if the lab is closed before. As with EC2, a call proceeds
-// even if the client gives up.
+// wait waits for d on the cloud's clock, and returns false if the lab closes first. As with EC2, a call
+// proceeds even if the client gives up.
 func (h *handler) wait(d time.Duration) bool {
 	if d <= 0 {
 		return true
@@ -189,7 +189,7 @@ func (h *handler) wait(d time.Duration) bool {
 	}
 }
 
-// requestID makes the ID of a reply.
+// requestID returns a new request ID for a reply.
 func (h *handler) requestID() string {
 	n := h.next.Add(1)
 	return fmt.Sprintf("%08x-1ab0-4ec2-8001-%012x", uint32(n), n)
@@ -249,7 +249,7 @@ func Refusal(_ int, why string) (string, []byte) {
 	return mediaType, b
 }
 
-// action reads its parameters, calls ready, and then uses the cloud. It returns the reply, for XML.
+// action reads its parameters, calls ready, uses the cloud and returns the reply for XML.
 type action func(*request) (any, error)
 
 // Actions lists the names of all supported actions.

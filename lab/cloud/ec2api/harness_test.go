@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// rig is a served cloud and an official SDK client of it that does not retry.
+// rig is a served cloud with an official SDK client that does not retry.
 type rig struct {
 	*testing.T
 	cloud *endpoints.Cloud
@@ -52,7 +52,7 @@ func static(cloud *endpoints.Cloud) aws.CredentialsProvider {
 	return credentials.NewStaticCredentialsProvider(k.AccessKeyID, k.SecretAccessKey, "")
 }
 
-// instant is the default spec without delays and lag.
+// instant returns the default spec without delays and eventual consistency.
 func instant() spec.Spec {
 	s := spec.Default()
 	s.Delays, s.Consistency = spec.Delays{}, spec.Consistency{}
@@ -65,10 +65,10 @@ func wantCode(t *testing.T, err error, code string, status int) {
 	var api smithy.APIError
 	var resp *smithyhttp.ResponseError
 	if !errors.As(err, &api) || !errors.As(err, &resp) {
-		t.Fatalf("got %v, want %s", err, code)
+		t.Fatalf("error = %v, want an API error with code %s", err, code)
 	}
 	if api.ErrorCode() != code || resp.HTTPStatusCode() != status {
-		t.Fatalf("got %d %s (%s), want %d %s", resp.HTTPStatusCode(), api.ErrorCode(), api.ErrorMessage(), status, code)
+		t.Fatalf("error = %d %s (%s), want %d %s", resp.HTTPStatusCode(), api.ErrorCode(), api.ErrorMessage(), status, code)
 	}
 }
 
@@ -76,7 +76,7 @@ func (r rig) subnet(name string) string {
 	r.Helper()
 	s, ok := r.cloud.Snapshot().Subnet(name)
 	if !ok {
-		r.Fatalf("no subnet %s", name)
+		r.Fatalf("subnet %s not found", name)
 	}
 	return s.ID
 }
@@ -108,12 +108,12 @@ func (r rig) describe(eni string) types.NetworkInterface {
 	r.Helper()
 	out, err := r.DescribeNetworkInterfaces(r.Context(), &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{eni}})
 	if err != nil || len(out.NetworkInterfaces) != 1 {
-		r.Fatalf("describe %s: %d, %v", eni, len(out.NetworkInterfaces), err)
+		r.Fatalf("describe ENI %s: %d found, %v", eni, len(out.NetworkInterfaces), err)
 	}
 	return out.NetworkInterfaces[0]
 }
 
-// call makes the call that an SDK's input is for.
+// call makes the call that an SDK's input belongs to.
 func (r rig) call(in any) (out reflect.Value, err error) {
 	results := reflect.ValueOf(r.Client).MethodByName(actionOf(in)).Call([]reflect.Value{reflect.ValueOf(r.Context()), reflect.ValueOf(in)})
 	err, _ = results[1].Interface().(error)
@@ -122,28 +122,28 @@ func (r rig) call(in any) (out reflect.Value, err error) {
 
 func actionOf(in any) string { return strings.TrimSuffix(reflect.TypeOf(in).Elem().Name(), "Input") }
 
-// does makes a call that succeeds.
+// does makes a call that must succeed.
 func (r rig) does(t *testing.T, in any) {
 	t.Helper()
 	_, err := r.call(in)
 	ok(t, err)
 }
 
-// refuses makes a call that is answered with a code, and HTTP status 400.
+// refuses makes a call that must fail with an error code and HTTP status 400.
 func (r rig) refuses(t *testing.T, code string, in any) {
 	t.Helper()
 	_, err := r.call(in)
 	wantCode(t, err, code, http.StatusBadRequest)
 }
 
-// input is the SDK's empty input of a describe action, with these filters.
+// input returns the SDK's empty input of a describe action with the filters.
 func (r rig) input(action string, fs []types.Filter) any {
 	in := reflect.New(reflect.ValueOf(r.Client).MethodByName(action).Type().In(1).Elem())
 	in.Elem().FieldByName("Filters").Set(reflect.ValueOf(fs))
 	return in.Interface()
 }
 
-// rowIDs are where an output of a describe action has the IDs of its rows.
+// rowIDs are the paths of the row IDs in the output of describe actions.
 var rowIDs = map[string]string{
 	"DescribeInstances": "Reservations.Instances.InstanceId", "DescribeNetworkInterfaces": "NetworkInterfaces.NetworkInterfaceId",
 	"DescribeRouteTables": "RouteTables.RouteTableId", "DescribeSecurityGroups": "SecurityGroups.GroupId",
@@ -151,7 +151,7 @@ var rowIDs = map[string]string{
 	"DescribeTrunkInterfaceAssociations": "InterfaceAssociations.AssociationId",
 }
 
-// find lists the IDs that a describe action shows for filters.
+// find lists the IDs that a describe action returns for the filters.
 func (r rig) find(action string, fs []types.Filter) ([]string, error) {
 	out, err := r.call(r.input(action, fs))
 	if err != nil {
@@ -160,7 +160,7 @@ func (r rig) find(action string, fs []types.Filter) ([]string, error) {
 	return texts(out, rowIDs[action]), nil
 }
 
-// set sets a field of an input; false when it has none of that name.
+// set sets a field of an input, and returns false if the input has no such field.
 func set(in any, field string, value any) bool {
 	f := reflect.ValueOf(in).Elem().FieldByName(field)
 	if f.IsValid() {
@@ -169,7 +169,7 @@ func set(in any, field string, value any) bool {
 	return f.IsValid()
 }
 
-// texts are the texts in an output at a path of fields, such as "Subnets.SubnetId".
+// texts returns the texts in an output at a path of fields, such as "Subnets.SubnetId".
 func texts(out reflect.Value, path string) (list []string) {
 	switch out = reflect.Indirect(out); out.Kind() {
 	case reflect.Slice:

@@ -19,7 +19,7 @@ func describeInstances(r *request) (any, error) {
 	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDS.V1()), next}, err
 }
 
-// runInstances launches instances. The lab ignores the image, and decides itself what runs on them.
+// runInstances launches instances. The lab ignores the image and decides itself what runs on them.
 func runInstances(r *request) (any, error) {
 	q := vpc.LaunchRequest{
 		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.clientToken(),
@@ -62,7 +62,7 @@ func runInstances(r *request) (any, error) {
 	return r.names().reservations(launched, enis, r.cloud.IMDS.V1())[0], nil
 }
 
-// launchAddresses reads addresses from the call or from its one interface.
+// launchAddresses reads addresses from the call or from its only interface.
 func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	if at != "" {
 		return r.addresses(at)

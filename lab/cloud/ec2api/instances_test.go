@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-func TestLifeOfAnInstance(t *testing.T) {
+func TestInstanceLifecycle(t *testing.T) {
 	r := newRig(t, instant())
 	in := &awsec2.RunInstancesInput{
 		ImageId: aws.String("ami-0123456789abcdef0"), InstanceType: "t3.small", MinCount: aws.Int32(2), MaxCount: aws.Int32(2),
@@ -20,11 +20,11 @@ func TestLifeOfAnInstance(t *testing.T) {
 	}
 	first, err := r.RunInstances(t.Context(), in)
 	if err != nil || len(first.Instances) != 2 || len(first.Instances[0].NetworkInterfaces) != 1 {
-		t.Fatalf("%+v, %v", first, err)
+		t.Fatalf("RunInstances() = %+v, %v; want two instances with one ENI each", first, err)
 	}
 	again, err := r.RunInstances(t.Context(), in)
 	if err != nil || *again.Instances[0].InstanceId != *first.Instances[0].InstanceId {
-		t.Fatalf("the same token: %+v, %v", again, err)
+		t.Fatalf("RunInstances() with the same token = %+v, %v; want the same instances", again, err)
 	}
 	id := *first.Instances[0].InstanceId
 	state := func() types.Instance {
@@ -34,29 +34,29 @@ func TestLifeOfAnInstance(t *testing.T) {
 		return out.Reservations[0].Instances[0]
 	}
 	if i := state(); i.State.Name != "running" || i.InstanceType != "t3.small" || *i.Placement.AvailabilityZone != "lab-1a" || *i.Tags[0].Value != "worker" {
-		t.Fatalf("launched %+v", i)
+		t.Fatalf("new instance = %+v, want running with its type, zone and tag", i)
 	}
 	kept := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	r.attachID(kept, id, 1)
 	if i := state(); len(i.NetworkInterfaces) != 2 || *i.NetworkInterfaces[1].NetworkInterfaceId != kept {
-		t.Fatalf("interfaces %+v", i.NetworkInterfaces)
+		t.Fatalf("interfaces = %+v, want the attached ENI second", i.NetworkInterfaces)
 	}
 	ids := []string{id}
 	if out, err := r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: ids}); err != nil || out.StoppingInstances[0].PreviousState.Name != "running" {
-		t.Fatalf("%+v, %v", out, err)
+		t.Fatalf("StopInstances() = %+v, %v; want previous state running", out, err)
 	}
 	if i := state(); i.State.Name != "stopped" || len(i.NetworkInterfaces) != 2 {
-		t.Fatalf("stopped %+v", i)
+		t.Fatalf("stopped instance = %+v, want state stopped with both ENIs", i)
 	}
 	if _, err := r.StartInstances(t.Context(), &awsec2.StartInstancesInput{InstanceIds: ids}); err != nil || state().State.Name != "running" {
-		t.Fatalf("started %+v, %v", state().State, err)
+		t.Fatalf("state after start = %+v, %v; want running", state().State, err)
 	}
 	primary := *state().NetworkInterfaces[0].NetworkInterfaceId
 	if _, err := r.TerminateInstances(t.Context(), &awsec2.TerminateInstancesInput{InstanceIds: ids}); err != nil || state().State.Name != "terminated" {
-		t.Fatalf("terminated %+v, %v", state().State, err)
+		t.Fatalf("state after termination = %+v, %v; want terminated", state().State, err)
 	}
 	if e := r.describe(kept); e.Status != "available" {
-		t.Fatalf("the ENI without DeleteOnTermination is %s", e.Status)
+		t.Fatalf("ENI without DeleteOnTermination is %s, want available", e.Status)
 	}
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{primary}})
 	r.refuses(t, "IncorrectInstanceState", &awsec2.StartInstancesInput{InstanceIds: ids})
@@ -94,24 +94,24 @@ func TestRunInstancesErrors(t *testing.T) {
 			SubnetId: aws.String(r.subnet("a")),
 		}
 		change(in)
-		if *in.MaxCount == 1000 { // the first 900 fill the subnet but for what is left to the rest
+		if *in.MaxCount == 1000 { // the first 900 nearly fill the subnet
 			if _, err := r.cloud.Instances.Run(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		before := len(r.cloud.Snapshot().ENIs)
 		r.refuses(t, code, in)
-		if books := r.cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
-			t.Fatalf("%s left %d ENIs of %d: %v", code, len(books.ENIs), before, books.Check())
+		if snapshot := r.cloud.Snapshot(); len(snapshot.ENIs) != before || snapshot.Check() != nil {
+			t.Fatalf("after %s: %d ENIs, want %d; consistency: %v", code, len(snapshot.ENIs), before, snapshot.Check())
 		}
 	}
 }
 
 func TestFilterInstances(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.cloud.Snapshot()
-	a, _ := books.Instance("node-a")
-	address := books.InstanceENIs(a.ID)[0].Primary.String()
+	snapshot := r.cloud.Snapshot()
+	a, _ := snapshot.Instance("node-a")
+	address := snapshot.InstanceENIs(a.ID)[0].Primary.String()
 	for name, fs := range map[string][]types.Filter{
 		"name":              filters("tag:Name", "node-a"),
 		"state and zone":    filters("instance-state-name", "running", "availability-zone", "lab-1a"),
@@ -121,7 +121,7 @@ func TestFilterInstances(t *testing.T) {
 		"ID with wildcards": filters("instance-id", a.ID[:8]+"*"),
 	} {
 		if got, err := r.find("DescribeInstances", fs); err != nil || !slices.Equal(got, []string{a.ID}) {
-			t.Errorf("%s: %v, %v", name, got, err)
+			t.Errorf("instances by %s = %v, %v; want %s", name, got, err, a.ID)
 		}
 	}
 	for code, id := range map[string]string{"InvalidInstanceID.NotFound": "i-0123456789abcdef0", "InvalidInstanceID.Malformed": "node-a"} {

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// withNative is dual with an IPv6-only subnet, "six", and an instance there.
+// withNative returns dual with an IPv6-only subnet, "six", and an instance in it.
 func withNative() spec.Spec {
 	s := dual()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
@@ -21,34 +21,34 @@ func withNative() spec.Spec {
 	return s
 }
 
-// An IPv6-only subnet says so, and has neither a block nor free addresses of IPv4; nor have
-// its ENIs and instances.
-func TestSubnetOfIPv6Alone(t *testing.T) {
+// An IPv6-only subnet is described without an IPv4 block and free IPv4 addresses, and its ENIs and
+// instances without IPv4 addresses.
+func TestIPv6OnlySubnet(t *testing.T) {
 	r := newRig(t, withNative())
 	subnets, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: filters("ipv6-native", "true")})
 	ok(t, err)
 	if len(subnets.Subnets) != 1 {
-		t.Fatalf("%d IPv6-only subnets", len(subnets.Subnets))
+		t.Fatalf("%d IPv6-only subnets, want 1", len(subnets.Subnets))
 	}
 	n := subnets.Subnets[0]
 	if !*n.Ipv6Native || n.CidrBlock != nil || *n.AvailableIpAddressCount != 0 || !*n.AssignIpv6AddressOnCreation || *n.Ipv6CidrBlockAssociationSet[0].Ipv6CidrBlock != "2600:1f14:abc:de66::/64" {
-		t.Errorf("the subnet is %+v", n)
+		t.Errorf("subnet = %+v, want IPv6-only", n)
 	}
 	for _, tc := range []struct {
 		name                string
 		in                  awsec2.CreateNetworkInterfaceInput
 		addresses, prefixes int
 	}{
-		{"nothing said", awsec2.CreateNetworkInterfaceInput{}, 1, 0},
+		{"no addresses requested", awsec2.CreateNetworkInterfaceInput{}, 1, 0},
 		{"none", awsec2.CreateNetworkInterfaceInput{Ipv6AddressCount: aws.Int32(0)}, 1, 0},
 		{"some", awsec2.CreateNetworkInterfaceInput{Ipv6AddressCount: aws.Int32(3)}, 3, 0},
-		{"a prefix", awsec2.CreateNetworkInterfaceInput{Ipv6PrefixCount: aws.Int32(1)}, 1, 1},
+		{"IPv6 prefix", awsec2.CreateNetworkInterfaceInput{Ipv6PrefixCount: aws.Int32(1)}, 1, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.in.SubnetId = n.SubnetId
 			e := r.describe(*r.create(tc.in).NetworkInterfaceId)
 			if e.PrivateIpAddress != nil || len(e.PrivateIpAddresses) > 0 || len(e.Ipv6Addresses) != tc.addresses || len(e.Ipv6Prefixes) != tc.prefixes || !aws.ToBool(e.Ipv6Native) {
-				t.Errorf("the ENI is %+v", e)
+				t.Errorf("ENI = %+v, want %d IPv6 addresses, %d prefixes and no IPv4 address", e, tc.addresses, tc.prefixes)
 			}
 		})
 	}
@@ -56,15 +56,15 @@ func TestSubnetOfIPv6Alone(t *testing.T) {
 	instances, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{InstanceIds: []string{id}, Filters: filters("network-interface.ipv6-native", "true")})
 	ok(t, err)
 	if i := instances.Reservations[0].Instances[0]; i.PrivateIpAddress != nil || !strings.HasPrefix(*i.PrivateDnsName, id+".") || i.Ipv6Address == nil {
-		t.Errorf("the instance is %+v", i)
+		t.Errorf("instance = %+v, want an IPv6 address, no IPv4 address and a name from its ID", i)
 	}
 	if err := r.cloud.Snapshot().Check(); err != nil {
 		t.Error(err)
 	}
 }
 
-// Nothing of IPv4 can be had there, nor can instances be there that are not built on Nitro.
-func TestRefusalsOfASubnetOfIPv6Alone(t *testing.T) {
+// An IPv6-only subnet refuses requests for IPv4 and instances not built on Nitro.
+func TestIPv6OnlySubnetRefusesIPv4(t *testing.T) {
 	r := newRig(t, withNative())
 	six := aws.String(r.subnet("six"))
 	const combination = "InvalidParameterCombination"

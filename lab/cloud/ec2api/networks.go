@@ -70,7 +70,7 @@ func (n names) subnet(s *vpc.Subnet) subnetXML {
 		AutoIPv6: s.AssignIPv6, HostnameType: "ip-name",
 	}
 	if x.Native {
-		x.HostnameType = "resource-name" // as the address has no name (EC2 User Guide, "Instance hostnames")
+		x.HostnameType = "resource-name" // there is no IPv4 address to derive a name from (EC2 User Guide, "Instance hostnames")
 	} else {
 		x.CIDR = s.CIDR.String()
 	}

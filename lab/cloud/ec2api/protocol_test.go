@@ -19,7 +19,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 )
 
-// refusal is an error as EC2 writes it.
+// refusal is an error in EC2's format.
 type refusal struct {
 	Status  int
 	Code    string `xml:"Errors>Error>Code"`
@@ -27,8 +27,8 @@ type refusal struct {
 	ID      string `xml:"RequestID"`
 }
 
-// query makes a signed form post without an SDK's checks. Pairs are names and
-// values beside the action; later ones replace earlier ones.
+// query makes a signed form post without the checks of an SDK. Pairs are names and values in addition to
+// the action; later values replace earlier ones.
 func (r rig) query(action string, pairs ...string) refusal {
 	r.Helper()
 	form := url.Values{"Action": {action}, "Version": {"2016-11-15"}}
@@ -38,7 +38,7 @@ func (r rig) query(action string, pairs ...string) refusal {
 	return r.send(r.signed(form.Encode()))
 }
 
-// signed is a signed form post.
+// signed returns a signed form post.
 func (r rig) signed(body string, header ...string) *http.Request {
 	r.Helper()
 	req, err := http.NewRequestWithContext(r.Context(), http.MethodPost, r.cloud.EC2URL+"/", strings.NewReader(body))
@@ -65,7 +65,7 @@ func (r rig) sign(ctx context.Context, req *http.Request, body string) {
 	}
 }
 
-// send returns the reply to a request; Code is empty for success.
+// send returns the reply to a request. Code is empty on success.
 func (r rig) send(req *http.Request) refusal {
 	r.Helper()
 	resp, err := http.DefaultClient.Do(req)
@@ -87,7 +87,7 @@ func (r rig) refusal(resp *http.Response) refusal {
 		return out
 	}
 	if err := xml.Unmarshal(b, &out); err != nil || out.Code == "" {
-		r.Fatalf("%s with a body that is no EC2 error: %q", resp.Status, b)
+		r.Fatalf("%s with a body that is not an EC2 error: %q", resp.Status, b)
 	}
 	return out
 }
@@ -95,11 +95,11 @@ func (r rig) refusal(resp *http.Response) refusal {
 func (r rig) wantRefusal(got refusal, code string, status int) {
 	r.Helper()
 	if got.Code != code || got.Status != status {
-		r.Errorf("got %d %s (%s), want %d %q", got.Status, got.Code, got.Message, status, code)
+		r.Errorf("reply = %d %s (%s), want %d %q", got.Status, got.Code, got.Message, status, code)
 	}
 }
 
-// Counts are integers of 32 bits.
+// Counts are 32-bit integers.
 func TestCountsOf32Bits(t *testing.T) {
 	r := newRig(t, instant())
 	id := r.cloud.Snapshot().ENIs[0].ID
@@ -113,7 +113,7 @@ func TestCountsOf32Bits(t *testing.T) {
 	}
 }
 
-// An unsigned call is logged with its action, but without its parameters.
+// The call log contains the action of an unsigned call but not its parameters.
 func TestLogOfUnsignedCalls(t *testing.T) {
 	r := newRig(t, instant())
 	body := "Action=DescribeVpcs&Version=2016-11-15&Filter.1.Name=" + strings.Repeat("a", 1000)
@@ -123,11 +123,11 @@ func TestLogOfUnsignedCalls(t *testing.T) {
 	r.wantRefusal(r.refusal(resp), "MissingAuthenticationToken", http.StatusForbidden)
 	log := r.cloud.API.CallLog()
 	if len(log) != 1 || log[0].Action != "DescribeVpcs" || log[0].Code != "MissingAuthenticationToken" || len(log[0].Params) != 0 {
-		t.Errorf("the log holds %+v", log)
+		t.Errorf("call log = %+v, want DescribeVpcs without parameters", log)
 	}
 }
 
-// A request that is too large, or too many filters, costs little and is refused in XML.
+// A request that is too large or has too many filters is refused cheaply and in XML.
 func TestHugeRequests(t *testing.T) {
 	r := newRig(t, instant())
 	r.wantRefusal(r.send(r.signed(strings.Repeat("a", 1<<20))), "RequestTooLarge", http.StatusRequestEntityTooLarge)
@@ -146,8 +146,7 @@ func TestHugeRequests(t *testing.T) {
 	}
 }
 
-// What net/http refuses itself is answered in XML too, and replies of the API
-// are left as they are.
+// Errors of net/http itself are answered in XML too; replies of the API are left unchanged.
 func TestProtocolErrorsAreXML(t *testing.T) {
 	r := newRig(t, instant())
 	for _, text := range []string{
@@ -156,12 +155,12 @@ func TestProtocolErrorsAreXML(t *testing.T) {
 		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
 	} {
 		if got := r.exchange(text); got.Code != "MalformedQueryString" || got.Status < 400 || got.ID == "" {
-			t.Errorf("%q: %+v", text, got)
+			t.Errorf("reply to %q = %+v, want MalformedQueryString", text, got)
 		}
 	}
 }
 
-// exchange sends a text to the EC2 API and reads what it is refused with.
+// exchange sends a text to the EC2 API and returns the error it replies with.
 func (r rig) exchange(text string) refusal {
 	r.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(r.cloud.EC2URL, "http://"))
@@ -174,14 +173,13 @@ func (r rig) exchange(text string) refusal {
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		r.Fatalf("%q: %v", text, err)
+		r.Fatalf("reply to %q: %v", text, err)
 	}
 	defer resp.Body.Close()
 	return r.refusal(resp)
 }
 
-// A presigned URL carries its signature in its query, and is good for as long
-// as it says.
+// A presigned URL carries its signature in its query and is valid for the stated time.
 func TestPresigned(t *testing.T) {
 	r := newRig(t, instant())
 	get := func(expires string, age time.Duration, tamper func(string) string) refusal {
@@ -209,7 +207,7 @@ func TestPresigned(t *testing.T) {
 	r.wantRefusal(get("60", 0, func(s string) string { return s[:strings.Index(s, "&X-Amz-Signature")] }), "IncompleteSignature", http.StatusBadRequest)
 	for _, c := range r.cloud.API.CallLog() {
 		if _, there := c.Params["X-Amz-Signature"]; there {
-			t.Errorf("the log has a signature: %+v", c)
+			t.Errorf("call log contains a signature: %+v", c)
 		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// maxParams is the maximum number of parameters in a request, and maxDepth that of parts in a name. The
-// deepest name in use is NetworkInterface.1.PrivateIpAddresses.1.PrivateIpAddress.
+// maxParams is the maximum number of parameters in a request, and maxDepth the maximum number of parts in a
+// name. The deepest name in use is NetworkInterface.1.PrivateIpAddresses.1.PrivateIpAddress.
 const (
 	maxParams = 10000
 	maxDepth  = 16
@@ -109,7 +109,7 @@ func (p *params) clientToken() string {
 	return v
 }
 
-// number reads a count, an integer of 32 bits in the API; ok reports whether it was given.
+// number reads a count, a 32-bit integer in the API; ok reports whether it was given.
 func (p *params) number(name string) (n int, ok bool) {
 	v, ok := p.lookup(name)
 	if !ok {
@@ -200,7 +200,7 @@ func (p *params) prefixes(name string, values []string, is4 bool) []netip.Prefix
 	return out
 }
 
-// unknown is the name of a parameter that was not read; empty without one.
+// unknown returns the name of a parameter that was not read, or "".
 func (p *params) unknown() string {
 	var left []string
 	for k := range p.values {
@@ -215,7 +215,7 @@ func (p *params) unknown() string {
 	return left[0]
 }
 
-// has reports whether any parameter of a list or structure is given.
+// has reports whether any parameter of a list or structure was given.
 func (p *params) has(name string) bool {
 	for k := range p.values {
 		if k == name || strings.HasPrefix(k, name+".") {

@@ -22,12 +22,12 @@ func TestWildcard(t *testing.T) {
 		{strings.Repeat("*a", 50) + "b", strings.Repeat("a", 2000), false},
 	} {
 		if got := wildcard(tc.pattern, tc.s); got != tc.want {
-			t.Errorf("wildcard(%q, %.20q) = %v", tc.pattern, tc.s, got)
+			t.Errorf("wildcard(%q, %.20q) = %v, want %v", tc.pattern, tc.s, got, tc.want)
 		}
 	}
 }
 
-// fuzzCloud is a cloud and a handler whose requests need no signature.
+// fuzzCloud returns a cloud and a handler whose requests need no signature.
 func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 	f.Helper()
 	s := spec.Default()
@@ -42,17 +42,17 @@ func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 	return c, &handler{cloud: c, actions: actions()}
 }
 
-// FuzzQuery runs any form through the parser and the action that it names: no
-// input may crash it, and whatever it does, the books must stay sound.
+// FuzzQuery runs arbitrary forms through the parser and the action that they name. No input may crash the
+// handler or make the cloud inconsistent.
 func FuzzQuery(f *testing.F) {
 	cloud, h := fuzzCloud(f)
-	books := cloud.Snapshot()
-	eni := books.ENIs[0].ID
+	snapshot := cloud.Snapshot()
+	eni := snapshot.ENIs[0].ID
 	for _, seed := range []string{
 		"Action=DescribeNetworkInterfaces&Version=2016-11-15&Filter.1.Name=tag%3Aa&Filter.1.Value.1=%2A&MaxResults=5",
 		"Action=AssignPrivateIpAddresses&NetworkInterfaceId=" + eni + "&SecondaryPrivateIpAddressCount=2",
 		"Action=AssignPrivateIpAddresses&NetworkInterfaceId=" + eni + "&Ipv4Prefix.1=10.0.1.0%2F28&PrivateIpAddress.007=10.0.0.9",
-		"Action=CreateNetworkInterface&SubnetId=" + books.Subnets[0].ID + "&PrivateIpAddresses.1.PrivateIpAddress=10.0.0.9&PrivateIpAddresses.1.Primary=true",
+		"Action=CreateNetworkInterface&SubnetId=" + snapshot.Subnets[0].ID + "&PrivateIpAddresses.1.PrivateIpAddress=10.0.0.9&PrivateIpAddresses.1.Primary=true",
 		"Action=CreateTags&ResourceId.1=" + eni + "&Tag.1.Key=a&Tag.1.Value=b&Tag.99999999999999999999.Key=c",
 		"Action=RunInstances&ImageId=ami-1&MinCount=1&MaxCount=1&NetworkInterface.1.SubnetId=x&NetworkInterface.1.DeviceIndex=0",
 		"Action=DescribeTags&NextToken=RGVzY3JpYmVUYWdzCg&MaxResults=10&DryRun=maybe",
@@ -79,10 +79,10 @@ func FuzzQuery(f *testing.F) {
 			h.reply(w, httptest.NewRequest(http.MethodPost, "/", http.NoBody), r.call.Action, reply, nil)
 		}
 		if w.Code == http.StatusInternalServerError {
-			t.Fatalf("%q: %s", body, w.Body)
+			t.Fatalf("reply to %q is an internal error: %s", body, w.Body)
 		}
 		if err := cloud.Snapshot().Check(); err != nil {
-			t.Fatalf("%q left the books unsound: %v", body, err)
+			t.Fatalf("cloud is inconsistent after %q: %v", body, err)
 		}
 	})
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Each of these calls fails on EC2, so clients must not rely on them.
-func TestRefusedAsByEC2(t *testing.T) {
+// EC2 refuses each of these calls, so clients must not rely on them.
+func TestCallsThatEC2Refuses(t *testing.T) {
 	r := newRig(t, instant())
 	a := r.subnet("a")
 	id := r.cloud.Snapshot().InstanceENIs(r.cloud.Instances.ID("node-a"))[0].ID
@@ -34,25 +34,25 @@ func TestRefusedAsByEC2(t *testing.T) {
 		params       []string
 		code         string
 	}{
-		{"group unknown", "CreateNetworkInterface", []string{"SubnetId", a, "SecurityGroupId.1", "sg-0123456789abcdef0"}, "InvalidSecurityGroupID.NotFound"},
-		{"group malformed", "CreateNetworkInterface", []string{"SubnetId", a, "SecurityGroupId.1", "default"}, "InvalidSecurityGroupID.NotFound"},
-		{"group of an instance unknown", "RunInstances", append(image, "SecurityGroupId.1", "sg-0123456789abcdef0"), "InvalidGroup.NotFound"},
-		{"VPC malformed", "DescribeVpcs", []string{"VpcId.1", "prod"}, "InvalidVpcID.Malformed"},
-		{"version unknown", "DescribeVpcs", []string{"Version", "2031-01-01"}, "NoSuchVersion"},
-		{"version missing", "DescribeVpcs", []string{"Version", ""}, "MissingParameter"},
+		{"unknown group", "CreateNetworkInterface", []string{"SubnetId", a, "SecurityGroupId.1", "sg-0123456789abcdef0"}, "InvalidSecurityGroupID.NotFound"},
+		{"malformed group ID", "CreateNetworkInterface", []string{"SubnetId", a, "SecurityGroupId.1", "default"}, "InvalidSecurityGroupID.NotFound"},
+		{"unknown group of an instance", "RunInstances", append(image, "SecurityGroupId.1", "sg-0123456789abcdef0"), "InvalidGroup.NotFound"},
+		{"malformed VPC ID", "DescribeVpcs", []string{"VpcId.1", "prod"}, "InvalidVpcID.Malformed"},
+		{"unknown version", "DescribeVpcs", []string{"Version", "2031-01-01"}, "NoSuchVersion"},
+		{"missing version", "DescribeVpcs", []string{"Version", ""}, "MissingParameter"},
 		{"token too long", "CreateNetworkInterface", []string{"SubnetId", a, "ClientToken", strings.Repeat("t", 65)}, "InvalidClientToken"},
 		{"token not ASCII", "RunInstances", append(image, "ClientToken", "ü"), "InvalidClientToken"},
-		{"address twice", "AssignPrivateIpAddresses", two("PrivateIpAddress", "10.0.1.77"), "InvalidParameterValue"},
-		{"prefix twice", "AssignPrivateIpAddresses", two("Ipv4Prefix", "10.0.1.64/28"), "InvalidParameterValue"},
-		{"address and primary the same", "CreateNetworkInterface", []string{
+		{"duplicate address", "AssignPrivateIpAddresses", two("PrivateIpAddress", "10.0.1.77"), "InvalidParameterValue"},
+		{"duplicate prefix", "AssignPrivateIpAddresses", two("Ipv4Prefix", "10.0.1.64/28"), "InvalidParameterValue"},
+		{"primary address repeated as secondary", "CreateNetworkInterface", []string{
 			"SubnetId", a, "PrivateIpAddress", "10.0.1.77", "PrivateIpAddresses.1.PrivateIpAddress", "10.0.1.77",
 		}, "InvalidParameterValue"},
-		{"primary twice", "CreateNetworkInterface", []string{
+		{"two primary addresses", "CreateNetworkInterface", []string{
 			"SubnetId", a, "PrivateIpAddresses.1.PrivateIpAddress", "10.0.1.77", "PrivateIpAddresses.1.Primary", "true",
 			"PrivateIpAddresses.2.PrivateIpAddress", "10.0.1.77", "PrivateIpAddresses.2.Primary", "true",
 		}, "InvalidParameterCombination"},
-		{"too many to tag", "CreateTags", append(tagged, "Tag.1.Key", "k", "Tag.1.Value", "v"), "InvalidParameterValue"},
-		{"created as a branch", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "branch"}, "InvalidParameterValue"},
+		{"too many resources to tag", "CreateTags", append(tagged, "Tag.1.Key", "k", "Tag.1.Value", "v"), "InvalidParameterValue"},
+		{"creation as a branch", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "branch"}, "InvalidParameterValue"},
 		{"address of an EFA-only ENI", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "efa-only", "PrivateIpAddress", "10.0.1.77"}, "InvalidParameterCombination"},
 		{"addresses of an EFA-only ENI", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "efa-only", "SecondaryPrivateIpAddressCount", "2"}, "InvalidParameterCombination"},
 	} {
@@ -65,7 +65,7 @@ func TestRefusedAsByEC2(t *testing.T) {
 	r.wantRefusal(r.query("CreateTags", append(tagged[:2000], "Tag.1.Key", "k", "Tag.1.Value", "v")...), "", http.StatusOK)
 }
 
-// A header of AWS's own that the signature does not cover is refused.
+// A signature must cover all headers of AWS.
 func TestUnsignedHeaders(t *testing.T) {
 	r := newRig(t, instant())
 	body := "Action=DescribeVpcs&Version=2016-11-15"
@@ -75,7 +75,7 @@ func TestUnsignedHeaders(t *testing.T) {
 	r.wantRefusal(r.send(req), "AuthFailure", http.StatusUnauthorized)
 }
 
-// An ENI of type efa-only has a MAC and no address, and gets none.
+// An ENI of type efa-only has a MAC address but no IP address, and cannot get one.
 func TestEFAOnly(t *testing.T) {
 	s := instant()
 	s.Instances[0].Type = "p5.48xlarge"
@@ -85,18 +85,18 @@ func TestEFAOnly(t *testing.T) {
 	before := free()
 	e := r.create(awsec2.CreateNetworkInterfaceInput{InterfaceType: types.NetworkInterfaceCreationTypeEfaOnly})
 	if e.PrivateIpAddress != nil || len(e.PrivateIpAddresses) != 0 || *e.MacAddress == "" || free() != before {
-		t.Fatalf("created %+v, %d of %d addresses free", e, free(), before)
+		t.Fatalf("new ENI = %+v, %d of %d addresses free; want no address taken", e, free(), before)
 	}
 	_, err := r.AssignPrivateIpAddresses(t.Context(), &awsec2.AssignPrivateIpAddressesInput{
 		NetworkInterfaceId: e.NetworkInterfaceId, SecondaryPrivateIpAddressCount: aws.Int32(1)})
 	wantCode(t, err, "UnsupportedOperation", http.StatusBadRequest)
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
 	if err := r.cloud.Snapshot().Check(); err != nil || free() != before {
-		t.Errorf("%d of %d addresses free, %v", free(), before, err)
+		t.Errorf("%d of %d addresses free, %v; want all", free(), before, err)
 	}
 }
 
-// All of many ENIs are listed in pages, or by a filter that EC2 has an index for.
+// More than 1000 ENIs can only be listed with pagination or an indexed filter.
 func TestUnpaginatedENIs(t *testing.T) {
 	s := instant()
 	s.Throttle = "none"
@@ -118,7 +118,7 @@ func TestUnpaginatedENIs(t *testing.T) {
 	}
 	make1(998)
 	if n, err := list(awsec2.DescribeNetworkInterfacesInput{}); n != 1000 {
-		t.Fatalf("%d of 1000 are listed, %v", n, err)
+		t.Fatalf("unpaginated list: %d ENIs, %v; want 1000", n, err)
 	}
 	make1(1)
 	_, err := list(awsec2.DescribeNetworkInterfacesInput{})
@@ -126,25 +126,24 @@ func TestUnpaginatedENIs(t *testing.T) {
 	_, err = list(awsec2.DescribeNetworkInterfacesInput{Filters: filters("status", "available")})
 	wantCode(t, err, "OperationNotPermitted", http.StatusBadRequest)
 	if n, err := list(awsec2.DescribeNetworkInterfacesInput{Filters: filters("subnet-id", subnet)}); n != 1000 {
-		t.Errorf("%d of the subnet are listed, %v", n, err)
+		t.Errorf("list of the subnet: %d ENIs, %v; want 1000", n, err)
 	}
 	if n, err := list(awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(1000)}); n != 1000 {
-		t.Errorf("a page has %d, %v", n, err)
+		t.Errorf("page: %d ENIs, %v; want 1000", n, err)
 	}
 	_, err = list(awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(1001)})
 	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
 }
 
-// The default spec is eventually consistent: what is created is described a
-// moment later.
-func TestDefaultSpecLags(t *testing.T) {
+// The default spec is eventually consistent: new resources are described after a delay.
+func TestDefaultSpecIsEventuallyConsistent(t *testing.T) {
 	r := newRig(t, spec.Default(), vpc.WithClock(clock.NewFake(time.Now())))
 	e := r.create(awsec2.CreateNetworkInterfaceInput{})
 	in := &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{*e.NetworkInterfaceId}}
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", in)
 	fake, ok := r.cloud.Clock().(*clock.Fake)
 	if !ok {
-		t.Fatal("not a fake clock")
+		t.Fatalf("clock is %T, want *clock.Fake", r.cloud.Clock())
 	}
 	fake.Advance(200 * time.Millisecond)
 	r.describe(*e.NetworkInterfaceId)

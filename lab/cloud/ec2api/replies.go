@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// The XML of the API's data types (EC2 API Reference, "Data types"), without fields that the lab does not
-// have.
+// XML of the API's data types (EC2 API Reference, "Data types"), without the fields that the lab does not
+// support.
 
-// done is the reply to calls without a result.
+// done is the reply to a call without a result.
 type done struct {
 	Return bool `xml:"return"`
 }
@@ -84,7 +84,7 @@ type eniXML struct {
 	Native           bool           `xml:"ipv6Native,omitempty"`
 }
 
-// names are properties of the account and of other resources for replies.
+// names provides properties of the account and names of other resources for replies.
 type names struct {
 	account string
 	region  string
@@ -118,7 +118,7 @@ func (n names) eni(e *vpc.ENI) eniXML {
 	return x
 }
 
-// eniCommon are the fields that DescribeNetworkInterfaces and DescribeInstances share.
+// eniCommon are the fields of an ENI that DescribeNetworkInterfaces and DescribeInstances share.
 func (n names) eniCommon(e *vpc.ENI) eniXML {
 	x := eniXML{
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
@@ -143,7 +143,7 @@ func (n names) eniCommon(e *vpc.ENI) eniXML {
 	return x
 }
 
-// dns is the private DNS name of an IPv4 address, empty for none.
+// dns returns the private DNS name of an IPv4 address, or "" without one.
 func (n names) dns(a netip.Addr) string {
 	if !a.IsValid() {
 		return ""
@@ -151,7 +151,7 @@ func (n names) dns(a netip.Addr) string {
 	return n.domain("ip-" + strings.ReplaceAll(a.String(), ".", "-"))
 }
 
-// domain is a host's name in the region's private domain.
+// domain returns a host's name in the region's private domain.
 func (n names) domain(host string) string { return host + "." + n.region + ".compute.internal" }
 
 func tagSet(t vpc.Tags) []tagXML {
@@ -177,7 +177,7 @@ type stateXML struct {
 	Name string `xml:"name"`
 }
 
-// stateCodes are EC2's numbers of instance states.
+// stateCodes are EC2's codes of instance states.
 var stateCodes = map[vpc.InstanceState]int{
 	vpc.Pending: 0, vpc.Running: 16, vpc.ShuttingDown: 32, vpc.Terminated: 48, vpc.Stopping: 64, vpc.Stopped: 80,
 }
@@ -214,16 +214,16 @@ type instanceXML struct {
 	HTTPTokens      string      `xml:"metadataOptions>httpTokens"`
 	HTTPEndpoint    string      `xml:"metadataOptions>httpEndpoint"`
 
-	// Fields for filters only, which terminated instances have too.
+	// Fields only for filters. Terminated instances have them too.
 	OwnerID       string `xml:"-" filter:"ownerId"`
 	ReservationID string `xml:"-" filter:"reservationId"`
 	Hypervisor    string `xml:"-" filter:"hypervisor"`
 	LaunchedIn    string `xml:"-" filter:"launchedIn"`
 	LaunchedInVPC string `xml:"-" filter:"launchedInVpc"`
-	Checked       *bool  `xml:"-" filter:"checked"` // SourceDestCheck, where there is a primary ENI
+	Checked       *bool  `xml:"-" filter:"checked"` // SourceDestCheck, if there is a primary ENI
 }
 
-// profile is the instance profile of a role, empty for none.
+// profile returns the instance profile of a role, or an empty one without a role.
 func (n names) profile(role string) profileXML {
 	if role == "" {
 		return profileXML{}
@@ -254,7 +254,7 @@ func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 		x.Interfaces = append(x.Interfaces, n.eniCommon(e))
 		if e.Attachment.Primary() {
 			x.PrivateDNS = n.dns(e.Primary)
-			if e.IPv6Native() { // its name is that of the resource (EC2 User Guide, "Instance hostnames")
+			if e.IPv6Native() { // named after the resource (EC2 User Guide, "Instance hostnames")
 				x.PrivateDNS = n.domain(i.ID)
 			} else {
 				x.PrivateIP = e.Primary.String()

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Limits of a request's filters: the number of all values (EC2 API, "Filter": 200), and the length of a
-// value in characters, which allows for a tag's value with all characters escaped.
+// Limits of a request's filters: the total number of values (EC2 API, "Filter": 200), and the length of a
+// value in characters, which leaves room for a tag value with all characters escaped.
 const (
 	maxFilterValues = 200
 	maxFilterLength = 512
@@ -66,10 +66,10 @@ func (f *filter) matches(value string) bool {
 	return slices.ContainsFunc(f.values, func(pattern string) bool { return wildcard(pattern, value) })
 }
 
-// wildcard matches * (any text) and ? (one character); \ takes the next
-// character as it is (EC2 User Guide, "Filtering resources").
+// wildcard matches s with a pattern in which * stands for any text and ? for one character; \ escapes the
+// next character (EC2 User Guide, "Filtering resources").
 func wildcard(pattern, s string) bool {
-	star, retry := "", "" // what follows the last * and the text it is tried on
+	star, retry := "", "" // the pattern after the last *, and the text that it is tried on
 	starred := false
 	for {
 		if pattern != "" && pattern[0] == '*' {
@@ -92,7 +92,7 @@ func wildcard(pattern, s string) bool {
 	}
 }
 
-// one matches the first character of s and returns the rest of the pattern.
+// one matches the first character of s, and returns the rest of the pattern.
 func one(pattern, s string) (rest string, ok bool) {
 	if pattern == "" || s == "" {
 		return "", false
@@ -106,8 +106,8 @@ func one(pattern, s string) (rest string, ok bool) {
 	return pattern[1:], pattern[0] == s[0]
 }
 
-// source lists the resources of a describe call, or finds one by its ID (nil without one). Kind is the
-// prefix of their IDs.
+// source lists the resources of a describe call, or finds one by its ID (nil if none). kind is the prefix
+// of their IDs.
 type source[T any] struct {
 	kind string
 	id   func(*T) string
@@ -115,7 +115,7 @@ type source[T any] struct {
 	one  func(id string) *T
 }
 
-// listed is a source with a short list.
+// listed is a source backed by a short list.
 func listed[T any](kind string, all []*T, id func(*T) string) source[T] {
 	return source[T]{kind, id, func() []*T { return all }, func(want string) *T {
 		if i := slices.IndexFunc(all, func(v *T) bool { return id(v) == want }); i >= 0 {
@@ -125,8 +125,8 @@ func listed[T any](kind string, all []*T, id func(*T) string) source[T] {
 	}}
 }
 
-// pick returns the resources with the given IDs, ordered by ID; all without IDs. IDs that do not exist are
-// an error.
+// pick returns the resources with the given IDs, ordered by ID, or all resources if no IDs are given. An
+// unknown ID is an error.
 func (s source[T]) pick(ids []string) ([]*T, error) {
 	if len(ids) == 0 {
 		return s.all(), nil
@@ -158,7 +158,7 @@ func describe[T any](r *request, ids string, most int, s source[T], attrs attrib
 	return listing(r, s, wanted, fs, p, attrs)
 }
 
-// listing picks by ID, filters, and cuts a page.
+// listing picks resources by ID, filters them, and returns one page.
 func listing[T any](r *request, s source[T], ids []string, fs []filter, p page, attrs attributes[T]) ([]*T, string, error) {
 	list, err := s.pick(ids)
 	if err == nil {
@@ -177,8 +177,8 @@ type page struct {
 	after string
 }
 
-// page reads MaxResults, which is at most most, and NextToken. ids is the name of the parameter with IDs,
-// which excludes MaxResults.
+// page reads MaxResults, which may not exceed most, and NextToken. ids is the name of the parameter with
+// IDs, which excludes MaxResults.
 func (r *request) page(ids string, most int) page {
 	n, given := r.number("MaxResults")
 	token := r.text("NextToken")
@@ -200,8 +200,8 @@ func (r *request) page(ids string, most int) page {
 	return p
 }
 
-// cut returns one page of a listing that is ordered by key, and the token of the next page; empty at the
-// end. The token is the last key, so that changes between pages do not shift other resources.
+// cut returns one page of a list that is ordered by key, and the token of the next page, or "" at the end.
+// The token is the last key, so that changes between pages do not shift the other resources.
 func cut[T any](r *request, p page, list []*T, key func(*T) string) ([]*T, string) {
 	if p.after != "" {
 		i := 0

@@ -24,7 +24,7 @@ const (
 	sigTime      = "20060102T150405Z"
 )
 
-// maxPresigned is the longest life of a presigned URL, in seconds: a week
+// maxPresigned is the maximum validity of a presigned URL in seconds: a week
 // (IAM User Guide, "Signature Version 4", X-Amz-Expires).
 const maxPresigned = 7 * 24 * 60 * 60
 
@@ -37,7 +37,7 @@ type signature struct {
 	headers                      []string
 	sum                          string
 	token, stamp                 string
-	expires                      string // of a presigned one: seconds from stamp
+	expires                      string // validity of a presigned URL: seconds from stamp
 	query                        url.Values
 }
 
@@ -73,7 +73,7 @@ func (h *handler) authenticate(r *http.Request, body []byte) (vpc.Principal, *vp
 	if want := sig.compute(r, body, key.Secret); !hmac.Equal([]byte(want), []byte(sig.sum)) {
 		return vpc.Principal{}, authFailure()
 	}
-	// Clients sign by the machine's clock, credentials expire by the cloud's.
+	// Clients sign with the machine's clock; credentials expire on the cloud's clock.
 	if now := time.Now(); now.Before(from) || now.After(until) {
 		return vpc.Principal{}, expired()
 	}
@@ -140,7 +140,7 @@ func parseAuthorization(auth string) (scope, headers, sum string) {
 	return scope, headers, sum
 }
 
-// life is the validity of a signature. A presigned one is valid from its time, minus the skew of clocks,
+// life returns the validity of a signature. A presigned URL is valid from its time, minus the clock skew,
 // until it expires.
 func (s *signature) life() (from, until time.Time, ok bool) {
 	at, err := time.Parse(sigTime, s.stamp)
@@ -157,7 +157,7 @@ func (s *signature) life() (from, until time.Time, ok bool) {
 	return at.Add(-signatureSkew), at.Add(time.Duration(n) * time.Second), true
 }
 
-// unsigned is the name of a header of AWS that the signature does not cover; empty without one.
+// unsigned returns the name of an AWS header that the signature does not cover, or "".
 func (s *signature) unsigned(h http.Header) string {
 	for name := range h {
 		if name = strings.ToLower(name); strings.HasPrefix(name, "x-amz-") && !s.covers(name) {
@@ -176,7 +176,7 @@ func (s *signature) covers(headers ...string) bool {
 	return true
 }
 
-// compute is the signature of a request with a secret
+// compute returns the signature of a request with a secret
 // (IAM User Guide, "Create a signed AWS API request").
 func (s *signature) compute(r *http.Request, body []byte, secret string) string {
 	var canonical strings.Builder

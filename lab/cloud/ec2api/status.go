@@ -6,7 +6,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// healthXML is one of the checks of DescribeInstanceStatus.
+// healthXML is one of the checks in DescribeInstanceStatus.
 type healthXML struct {
 	Status  string       `xml:"status"`
 	Details []healthyXML `xml:"details>item"`
@@ -17,7 +17,7 @@ type healthyXML struct {
 	Status string `xml:"status"`
 }
 
-// health is the result of the checks of an instance: they pass while it runs.
+// health returns the result of an instance's checks: they pass while it runs.
 func health(s vpc.InstanceState) healthXML {
 	switch s {
 	case vpc.Running:
@@ -39,7 +39,7 @@ type statusXML struct {
 	EBS      healthXML `xml:"attachedEbsStatus"`
 }
 
-// describeInstanceStatus lists running instances, or all of them on request.
+// describeInstanceStatus lists running instances, or all instances on request.
 func describeInstanceStatus(r *request) (any, error) {
 	ids, fs, p := r.list("InstanceId"), r.filters(), r.page("InstanceId", 1000)
 	all, _ := r.truth("IncludeAllInstances")

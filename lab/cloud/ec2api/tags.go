@@ -46,7 +46,7 @@ type tagRow struct {
 	Value string `xml:"value"`
 }
 
-// tagKey orders the tags of all resources.
+// tagKey is the sort key of the tags of all resources.
 func tagKey(t *tagRow) string { return t.ID + " " + t.Key }
 
 func describeTags(r *request) (any, error) {
@@ -65,7 +65,7 @@ func describeTags(r *request) (any, error) {
 	}{list, next}, nil
 }
 
-// allTags lists every tag, ordered by resource and key.
+// allTags lists all tags, ordered by resource and key.
 func allTags(v vpc.View) []*tagRow {
 	var out []*tagRow
 	add := func(kind, id string, tags vpc.Tags) {

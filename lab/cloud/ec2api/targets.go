@@ -6,11 +6,11 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// targets are the resources in a call that its permission depends on: the resource types of the Service
-// Authorization Reference, "Actions defined by Amazon EC2", without those that the lab does not have.
-// Actions without targets are for the resource "*".
+// targets returns the resources that the permission for a call depends on: the resource types of the
+// Service Authorization Reference, "Actions defined by Amazon EC2", except those that the lab does not
+// have. Actions without targets apply to the resource "*".
 func targets(action string, p *params) []vpc.Target {
-	// The action itself reads and checks them again.
+	// The action reads and validates them again.
 	read := &params{values: p.values, numbers: p.numbers, known: map[string]bool{}}
 	on := func(ids ...string) (out []vpc.Target) {
 		for _, id := range ids {
@@ -49,7 +49,7 @@ func targets(action string, p *params) []vpc.Target {
 	return nil
 }
 
-// tagged reads NAME.N.Key and NAME.N.Value without checks.
+// tagged reads NAME.N.Key and NAME.N.Value without validation.
 func (p *params) tagged(name string) map[string]string {
 	out := map[string]string{}
 	for _, tag := range p.each(name) {
@@ -58,7 +58,7 @@ func (p *params) tagged(name string) map[string]string {
 	return out
 }
 
-// creates are the permissions to make something and, if the call tags it, to tag it.
+// creates returns the permissions required to create a resource and, if the call tags it, to tag it.
 func (p *params) creates(action, kind, subnet string) []vpc.Target {
 	tags := map[string]string{}
 	for _, at := range p.each("TagSpecification") {

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// pipes is a listener whose connections are in memory.
+// pipes is a listener for in-memory connections.
 type pipes struct {
 	accept chan net.Conn
 	done   chan struct{}
@@ -34,7 +34,7 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { close(p.done); return nil }
 func (p pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
-// A client that stops in the middle of a body is refused after half a minute.
+// A client that stalls in the middle of a body gets an error after half a minute.
 func TestSlowBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cloud, err := vpc.New(spec.Default())
@@ -56,12 +56,12 @@ func TestSlowBody(t *testing.T) {
 		time.AfterFunc(time.Hour, func() { _ = ours.Close() })
 		resp, err := http.ReadResponse(bufio.NewReader(ours), nil)
 		if err != nil {
-			t.Fatalf("after %v: %v", time.Since(began), err)
+			t.Fatalf("no reply after %v: %v", time.Since(began), err)
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(resp.Body)
 		if took := time.Since(began); err != nil || took > time.Minute || resp.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(body), "<Code>RequestTimeout</Code>") {
-			t.Errorf("after %v: %s %s, %v", took, resp.Status, body, err)
+			t.Errorf("reply after %v = %s %s, %v; want RequestTimeout within a minute", took, resp.Status, body, err)
 		}
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// trunk attaches a new trunk to an instance.
+// trunk creates a trunk and attaches it to an instance.
 func (r rig) trunk(instance string, device int32) string {
 	r.Helper()
 	e := r.create(awsec2.CreateNetworkInterfaceInput{InterfaceType: types.NetworkInterfaceCreationTypeTrunk})
@@ -36,7 +36,7 @@ func (r rig) associate(trunk, branch string, vlan int32) types.TrunkInterfaceAss
 	return *out.InterfaceAssociation
 }
 
-// listAssociations lists the IDs of associations that a call shows.
+// listAssociations lists the IDs of associations that a describe call returns.
 func (r rig) listAssociations(in awsec2.DescribeTrunkInterfaceAssociationsInput) (ids []string) {
 	r.Helper()
 	out, err := r.DescribeTrunkInterfaceAssociations(r.Context(), &in)
@@ -49,37 +49,37 @@ func (r rig) listAssociations(in awsec2.DescribeTrunkInterfaceAssociationsInput)
 	return ids
 }
 
-func TestLifeOfABranch(t *testing.T) {
+func TestBranchLifecycle(t *testing.T) {
 	r := newRig(t, instant())
 	trunk := r.trunk("node-a", 1)
 	if got := r.describe(trunk); got.InterfaceType != "trunk" || got.Status != types.NetworkInterfaceStatusInUse || *got.Attachment.DeviceIndex != 1 {
-		t.Fatalf("the trunk is %+v", got)
+		t.Fatalf("trunk = %+v, want in use at device index 1", got)
 	}
 	branch := *r.create(awsec2.CreateNetworkInterfaceInput{TagSpecifications: tagSpec("network-interface", "for", "pods")}).NetworkInterfaceId
 	if got := r.describe(branch); got.InterfaceType != "interface" || got.Status != types.NetworkInterfaceStatusAvailable {
-		t.Fatalf("an ENI that may become a branch is %+v", got)
+		t.Fatalf("future branch = %+v, want an available ordinary interface", got)
 	}
 	a := r.associate(trunk, branch, 7)
 	if *a.TrunkInterfaceId != trunk || *a.BranchInterfaceId != branch || *a.VlanId != 7 || a.InterfaceProtocol != types.InterfaceProtocolTypeVlan || a.GreKey != nil {
-		t.Fatalf("associated %+v", a)
+		t.Fatalf("association = %+v, want trunk, branch and VLAN 7", a)
 	}
 	if got := r.describe(branch); got.InterfaceType != "branch" || got.Status != types.NetworkInterfaceStatusInUse || got.Attachment != nil {
-		t.Fatalf("the branch is %+v", got)
+		t.Fatalf("branch = %+v, want an in-use branch without attachment", got)
 	}
 	for name, value := range map[string]string{"interface-type": "branch", "status": "in-use", "tag:for": "pods"} {
 		if got, err := r.find("DescribeNetworkInterfaces", append(filters(name, value), filters("network-interface-id", branch)...)); err != nil || len(got) != 1 {
-			t.Errorf("by %s the branch is found as %v, %v", name, got, err)
+			t.Errorf("branch with filter %s = %v, %v; want one", name, got, err)
 		}
 	}
-	// An instance has its trunk, not the branches.
+	// The trunk appears as attached to the instance; the branch does not.
 	node := r.cloud.Instances.ID("node-a")
 	if got, err := r.find("DescribeNetworkInterfaces", filters("attachment.instance-id", node)); err != nil || len(got) != 2 || slices.Contains(got, branch) {
-		t.Errorf("attached are %v, %v", got, err)
+		t.Errorf("ENIs attached to the instance = %v, %v; want 2 without the branch", got, err)
 	}
 	instances, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{InstanceIds: []string{node}})
 	ok(t, err)
 	if got := instances.Reservations[0].Instances[0].NetworkInterfaces; len(got) != 2 || *got[1].InterfaceType != "trunk" {
-		t.Errorf("the instance has %+v", got)
+		t.Errorf("interfaces of the instance = %+v, want the primary ENI and the trunk", got)
 	}
 	groups := r.cloud.Snapshot().Groups[0].ID
 	r.does(t, &awsec2.ModifyNetworkInterfaceAttributeInput{NetworkInterfaceId: &branch, Groups: []string{groups}})
@@ -87,7 +87,7 @@ func TestLifeOfABranch(t *testing.T) {
 
 	r.does(t, &awsec2.DisassociateTrunkInterfaceInput{AssociationId: a.AssociationId})
 	if got := r.describe(branch); got.InterfaceType != "interface" || got.Status != types.NetworkInterfaceStatusAvailable {
-		t.Errorf("disassociated the branch is %+v", got)
+		t.Errorf("branch after disassociation = %+v, want an available ordinary interface", got)
 	}
 	r.refuses(t, "InvalidAssociationID.NotFound", &awsec2.DisassociateTrunkInterfaceInput{AssociationId: a.AssociationId})
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &branch})
@@ -115,19 +115,19 @@ func TestAssociateErrors(t *testing.T) {
 		vlan                int32
 		code                string
 	}{
-		{"trunk unknown", "eni-0123456789abcdef0", free, 8, "InvalidNetworkInterfaceID.NotFound"},
-		{"branch unknown", trunk, "eni-0123456789abcdef0", 8, "InvalidNetworkInterfaceID.NotFound"},
-		{"branch malformed", trunk, "branch", 8, "InvalidNetworkInterfaceId.Malformed"},
+		{"unknown trunk", "eni-0123456789abcdef0", free, 8, "InvalidNetworkInterfaceID.NotFound"},
+		{"unknown branch", trunk, "eni-0123456789abcdef0", 8, "InvalidNetworkInterfaceID.NotFound"},
+		{"malformed branch ID", trunk, "branch", 8, "InvalidNetworkInterfaceId.Malformed"},
 		{"no trunk", attached, free, 8, "InvalidParameterValue"},
-		{"a trunk as a branch", trunk, loose, 8, "InvalidParameterValue"},
-		{"an EFA as a branch", trunk, efa, 8, "InvalidParameterValue"},
-		{"trunk not attached", loose, free, 8, "IncorrectState"},
+		{"trunk as branch", trunk, loose, 8, "InvalidParameterValue"},
+		{"EFA as branch", trunk, efa, 8, "InvalidParameterValue"},
+		{"detached trunk", loose, free, 8, "IncorrectState"},
 		{"VLAN 0", trunk, free, 0, "InvalidParameterValue"},
 		{"VLAN 4095", trunk, free, 4095, "InvalidParameterValue"},
 		{"VLAN in use", trunk, free, 7, "InvalidVlanId.Duplicate"},
-		{"a branch already", trunk, taken, 8, "InvalidNetworkInterface.InUse"},
+		{"ENI that is a branch already", trunk, taken, 8, "InvalidNetworkInterface.InUse"},
 		{"attached", trunk, attached, 8, "InvalidNetworkInterface.InUse"},
-		{"another zone", trunk, in("b"), 8, "InvalidParameterCombination"},
+		{"another availability zone", trunk, in("b"), 8, "InvalidParameterCombination"},
 		{"another VPC", trunk, in("o"), 8, "InvalidParameterCombination"},
 		{"too many addresses", trunk, many, 8, "PrivateIpAddressLimitExceeded"},
 	} {
@@ -137,10 +137,10 @@ func TestAssociateErrors(t *testing.T) {
 	r.refuses(t, "UnsupportedOperation", &awsec2.AssociateTrunkInterfaceInput{TrunkInterfaceId: &trunk, BranchInterfaceId: &free, GreKey: aws.Int32(8)})
 	r.refuses(t, "InvalidAssociationID.NotFound", &awsec2.DisassociateTrunkInterfaceInput{AssociationId: aws.String("trunk-assoc-0123456789abcdef0")})
 	r.refuses(t, "InvalidAssociationID.NotFound", &awsec2.DescribeTrunkInterfaceAssociationsInput{AssociationIds: []string{"trunk-assoc-0123456789abcdef0"}})
-	// A branch is not attached, and no ENI is created as one.
+	// A branch cannot be attached, and an ENI cannot be created as a branch.
 	r.refuses(t, "InvalidNetworkInterface.InUse", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &taken, InstanceId: aws.String(r.cloud.Instances.ID("node-a")), DeviceIndex: aws.Int32(2)})
 	r.refuses(t, "InvalidParameterValue", &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a")), InterfaceType: types.NetworkInterfaceCreationTypeBranch})
-	// Not every type has trunks, and an m5.large has nine branches.
+	// Not every type supports trunks, and an m5.large supports nine branches.
 	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &loose, InstanceId: aws.String(r.cloud.Instances.ID("small")), DeviceIndex: aws.Int32(2)})
 	for vlan := range int32(8) {
 		r.associate(trunk, in("a"), 100+vlan)
@@ -149,8 +149,8 @@ func TestAssociateErrors(t *testing.T) {
 	ok(t, r.cloud.Snapshot().Check())
 }
 
-// A branch may have five security groups, as any ENI.
-func TestGroupsOfABranch(t *testing.T) {
+// A branch can have five security groups, like any ENI.
+func TestBranchSecurityGroups(t *testing.T) {
 	s := instant()
 	for _, name := range []string{"1", "2", "3", "4", "5"} {
 		s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{Name: name})
@@ -165,12 +165,12 @@ func TestGroupsOfABranch(t *testing.T) {
 	r.refuses(t, "SecurityGroupsPerInterfaceLimitExceeded", &awsec2.ModifyNetworkInterfaceAttributeInput{NetworkInterfaceId: branch, Groups: groups})
 	r.does(t, &awsec2.ModifyNetworkInterfaceAttributeInput{NetworkInterfaceId: branch, Groups: groups[:5]})
 	if got := r.describe(*branch); len(got.Groups) != 5 || got.InterfaceType != "branch" {
-		t.Errorf("the branch is %+v", got)
+		t.Errorf("branch = %+v, want a branch with five groups", got)
 	}
 }
 
-// The same token gives the same association, and ends one once.
-func TestClientTokensOfAssociations(t *testing.T) {
+// Calls with the same client token create and delete an association only once.
+func TestAssociationClientTokens(t *testing.T) {
 	r := newRig(t, instant())
 	trunk := r.trunk("node-a", 1)
 	branch := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
@@ -181,7 +181,7 @@ func TestClientTokensOfAssociations(t *testing.T) {
 		out, err := r.AssociateTrunkInterface(t.Context(), in)
 		ok(t, err)
 		if *out.ClientToken != "once" || first != nil && *first != *out.InterfaceAssociation.AssociationId {
-			t.Fatalf("%+v after %v", out, first)
+			t.Fatalf("AssociateTrunkInterface() = %+v, want the token and the same association as before (%v)", out, first)
 		}
 		first = out.InterfaceAssociation.AssociationId
 	}
@@ -191,7 +191,7 @@ func TestClientTokensOfAssociations(t *testing.T) {
 		out, err := r.DisassociateTrunkInterface(t.Context(), &awsec2.DisassociateTrunkInterfaceInput{AssociationId: first, ClientToken: aws.String("gone")})
 		ok(t, err)
 		if !*out.Return || *out.ClientToken != "gone" {
-			t.Errorf("%+v", out)
+			t.Errorf("DisassociateTrunkInterface() = %+v, want true with the token", out)
 		}
 	}
 	r.refuses(t, "InvalidAssociationID.NotFound", &awsec2.DisassociateTrunkInterfaceInput{AssociationId: first, ClientToken: aws.String("again")})
@@ -221,13 +221,13 @@ func TestDescribeTrunkInterfaceAssociations(t *testing.T) {
 		"page":     {awsec2.DescribeTrunkInterfaceAssociationsInput{MaxResults: aws.Int32(5)}, all[:5]},
 	} {
 		if got := r.listAssociations(tc.in); !slices.Equal(got, tc.want) {
-			t.Errorf("%s: %v, want %v", name, got, tc.want)
+			t.Errorf("associations by %s = %v, want %v", name, got, tc.want)
 		}
 	}
 	r.refuses(t, "InvalidParameterValue", &awsec2.DescribeTrunkInterfaceAssociationsInput{MaxResults: aws.Int32(256)})
 }
 
-// A trunk with branches stays. A branch that is deleted is none any more.
+// A trunk with branches cannot be detached or deleted. Deleting a branch ends its association.
 func TestDetachAndDeleteTrunks(t *testing.T) {
 	r := newRig(t, instant())
 	trunk := r.trunk("node-a", 1)
@@ -238,16 +238,16 @@ func TestDetachAndDeleteTrunks(t *testing.T) {
 	r.refuses(t, "DependencyViolation", &awsec2.DetachNetworkInterfaceInput{AttachmentId: attachment, Force: aws.Bool(true)})
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &branch})
 	if got := r.listAssociations(awsec2.DescribeTrunkInterfaceAssociationsInput{}); len(got) != 0 {
-		t.Errorf("the deleted branch is still associated: %v", got)
+		t.Errorf("associations of a deleted branch = %v, want none", got)
 	}
-	r.associate(trunk, *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId, 7) // which is free again
+	r.associate(trunk, *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId, 7) // the VLAN is free again
 	r.does(t, &awsec2.DisassociateTrunkInterfaceInput{AssociationId: &r.listAssociations(awsec2.DescribeTrunkInterfaceAssociationsInput{})[0]})
 	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: attachment})
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &trunk})
 }
 
-// With its instance goes a trunk, if its attachment says so. Branches become available.
-func TestBranchesOfATerminatedInstance(t *testing.T) {
+// Terminating an instance deletes its trunk if the attachment says so, and makes the branches available.
+func TestTerminationFreesBranches(t *testing.T) {
 	r := newRig(t, instant())
 	var kept, gone string
 	for device, deleted := range []bool{true, false} {
@@ -264,19 +264,19 @@ func TestBranchesOfATerminatedInstance(t *testing.T) {
 	ok(t, r.cloud.Instances.Terminate("node-a"))
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{gone}})
 	if got := r.describe(kept); got.Status != types.NetworkInterfaceStatusAvailable || got.InterfaceType != "trunk" {
-		t.Errorf("the trunk that was to stay is %+v", got)
+		t.Errorf("trunk without DeleteOnTermination = %+v, want available", got)
 	}
 	got, err := r.find("DescribeNetworkInterfaces", append(filters("description", "branch"), filters("status", "available")...))
 	if left := r.listAssociations(awsec2.DescribeTrunkInterfaceAssociationsInput{}); err != nil || len(got) != 2 || len(left) != 0 {
-		t.Errorf("available branches %v, %v, associations %v", got, err, left)
+		t.Errorf("available branches %v, %v, associations %v; want two and none", got, err, left)
 	}
 	ok(t, r.cloud.Snapshot().Check())
 }
 
-// A permission to associate is for all ENIs: the action knows no resources, so what names
-// some, or a tag of them, permits nothing (Service Authorization Reference, "Actions
-// defined by Amazon EC2").
-func TestPermissionsOfAssociations(t *testing.T) {
+// A permission to associate covers all ENIs: the action supports no resource types, so that a statement
+// with ENIs or tags of ENIs permits nothing (Service Authorization Reference, "Actions defined by
+// Amazon EC2").
+func TestAssociationPermissionsIgnoreResources(t *testing.T) {
 	for policy, want := range map[string]iam.Decision{
 		`{"Effect": "Allow", "Action": "ec2:AssociateTrunkInterface", "Resource": "*"}`:                                   iam.Allowed,
 		`{"Effect": "Allow", "Action": "ec2:AssociateTrunkInterface", "Resource": "arn:aws:ec2:*:*:network-interface/*"}`: iam.NotAllowed,
@@ -293,8 +293,8 @@ func TestPermissionsOfAssociations(t *testing.T) {
 	}
 }
 
-// A spec's instances may have trunks.
-func TestTrunkOfASpec(t *testing.T) {
+// Instances of a spec can have trunks.
+func TestSpecWithTrunk(t *testing.T) {
 	s := instant()
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "trunk", DeleteOnTermination: true}}
 	r := newRig(t, s)

@@ -1,5 +1,5 @@
 // Package endpoints serves a virtual cloud in the calling process: the EC2 API and the instance metadata
-// service, each on a loopback port. Several clouds may run at once.
+// service, each on a loopback port. Several clouds can run at the same time.
 package endpoints
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// anyPort is a loopback port of the system's choice.
+// anyPort lets the system choose a loopback port.
 const anyPort = "127.0.0.1:0"
 
-// Cloud is a cloud with its endpoints.
+// Cloud is a virtual cloud with its endpoints.
 type Cloud struct {
 	*vpc.Cloud
 	EC2URL string // the endpoint URL of the EC2 API
@@ -38,11 +38,11 @@ type StaticKey struct {
 	SecretAccessKey string
 }
 
-// Serve makes the cloud of a spec and serves its EC2 API on any free loopback port. The caller must close
+// Serve creates the cloud of a spec and serves its EC2 API on a free loopback port. The caller must close
 // it.
 func Serve(s spec.Spec, opts ...vpc.Option) (*Cloud, error) { return ServeOn(anyPort, s, opts...) }
 
-// ServeOn is Serve with the EC2 API at a given address.
+// ServeOn is like Serve with a given address for the EC2 API.
 func ServeOn(ec2Addr string, s spec.Spec, opts ...vpc.Option) (*Cloud, error) {
 	cloud, err := vpc.New(s, opts...)
 	if err != nil {
@@ -56,14 +56,14 @@ func ServeOn(ec2Addr string, s spec.Spec, opts ...vpc.Option) (*Cloud, error) {
 	return c, nil
 }
 
-// Credentials is the spec's first static key.
+// Credentials returns the spec's first static key.
 func (c *Cloud) Credentials() StaticKey {
 	k := c.Spec().AccessKeys[0]
 	return StaticKey{k.ID, k.Secret}
 }
 
-// IMDSURL is the endpoint URL of the metadata service for one instance, by ID or name. The service starts
-// with the first call. The URL is empty if there is no free port or the cloud is closed.
+// IMDSURL returns the endpoint URL of the metadata service for one instance, by ID or name. The first call
+// starts the service. The URL is empty if no port is free or the cloud is closed.
 func (c *Cloud) IMDSURL(instance string) string {
 	id := c.Instances.ID(instance)
 	c.mu.Lock()
@@ -82,8 +82,8 @@ func (c *Cloud) IMDSURL(instance string) string {
 	return url
 }
 
-// ServeIMDS serves the metadata service at an address for all instances. A
-// caller is the instance that owns its source address, else the one named.
+// ServeIMDS serves the metadata service for all instances at an address. A caller is the instance that
+// owns its source address, or else the named one.
 func (c *Cloud) ServeIMDS(addr, instance string) (url string, err error) {
 	id := c.Instances.ID(instance)
 	if _, ok := c.Snapshot().Instance(id); !ok {
@@ -118,11 +118,11 @@ func (c *Cloud) listen(addr string, h http.Handler, wrap func(net.Listener) net.
 	return "http://" + ln.Addr().String(), nil
 }
 
-// refusing is a listener of the EC2 API, plain one of another service.
+// refusing wraps the listener of the EC2 API; plain is for other services.
 func refusing(ln net.Listener) net.Listener { return httpreply.Refusing(ln, ec2api.Refusal) }
 func plain(ln net.Listener) net.Listener    { return ln }
 
-// Close ends the cloud's services and timers.
+// Close stops the cloud's services and timers.
 func (c *Cloud) Close() {
 	c.mu.Lock()
 	c.closed = true

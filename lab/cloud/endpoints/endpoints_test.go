@@ -24,9 +24,8 @@ func fetch(t *testing.T, url string) (string, error) {
 	return string(b), err
 }
 
-// Labs in one process are strangers to each other, and each instance has a
-// metadata service of its own.
-func TestManyLabs(t *testing.T) {
+// Labs in one process are independent, and each instance has its own metadata service.
+func TestLabsInOneProcessAreIndependent(t *testing.T) {
 	var clouds []*Cloud
 	seen := map[string]bool{}
 	for seed := range uint64(3) {
@@ -41,29 +40,29 @@ func TestManyLabs(t *testing.T) {
 		for _, node := range []string{"node-a", "node-b"} {
 			id, err := fetch(t, cloud.IMDSURL(node)+"/latest/meta-data/instance-id")
 			if err != nil || id != cloud.Instances.ID(node) || seen[id] {
-				t.Errorf("lab %d, %s is %q, %v", seed, node, id, err)
+				t.Errorf("lab %d: instance ID of %s = %q, %v; want a unique ID", seed, node, id, err)
 			}
 			seen[id] = true
 			if cloud.IMDSURL(node) != cloud.IMDSURL(id) {
-				t.Error("the URL by name is not the URL by ID")
+				t.Error("IMDSURL by name and by ID differ")
 			}
 		}
 	}
 	clouds[0].Close()
 	if _, err := fetch(t, clouds[0].EC2URL); err == nil {
-		t.Error("a closed lab answers")
+		t.Error("closed cloud still serves the EC2 API")
 	}
 	if url := clouds[0].IMDSURL("node-c"); url != "" {
-		t.Errorf("a closed lab serves metadata at %s", url)
+		t.Errorf("IMDSURL of a closed cloud = %s, want none", url)
 	}
 	if body, err := fetch(t, clouds[1].EC2URL); err != nil || !strings.Contains(body, "MissingAuthenticationToken") {
-		t.Errorf("%q, %v", body, err)
+		t.Errorf("EC2 reply of the other cloud = %q, %v; want MissingAuthenticationToken", body, err)
 	}
 }
 
-func TestServeMistakes(t *testing.T) {
+func TestServeErrors(t *testing.T) {
 	if _, err := Serve(spec.Spec{}); err == nil || !strings.Contains(err.Error(), "vpcs: expected at least one") {
-		t.Error(err)
+		t.Errorf("Serve(empty spec) = %v, want error about vpcs", err)
 	}
 	cloud, err := Serve(spec.Default())
 	if err != nil {
@@ -71,9 +70,9 @@ func TestServeMistakes(t *testing.T) {
 	}
 	defer cloud.Close()
 	if _, err := ServeOn(strings.TrimPrefix(cloud.EC2URL, "http://"), spec.Default()); err == nil {
-		t.Error("two clouds on one port")
+		t.Error("ServeOn() of an address in use succeeded")
 	}
 	if _, err := cloud.ServeIMDS(anyPort, "node-z"); err == nil || !strings.Contains(err.Error(), `no instance "node-z"`) {
-		t.Error(err)
+		t.Errorf("ServeIMDS(unknown instance) = %v, want error", err)
 	}
 }

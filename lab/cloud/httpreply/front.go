@@ -16,49 +16,49 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// Fault makes calls fail, or be slow, or be answered with something false.
+// Fault makes calls fail, delays them, or falsifies their replies.
 type Fault struct {
 	Method string // empty: any
 	// Path is a pattern of path.Match, such as /v2.0/ports; empty: any.
 	Path  string
-	Skip  int // matching calls that pass before the first one fails
-	Times int // matching calls that fail then; 0: all
-	// Delay passes before anything else, by the service's clock, or until the client gives up.
+	Skip  int // matching calls that pass before the first failure
+	Times int // matching calls that then fail; 0: all
+	// Delay passes on the service's clock before anything else, unless the client gives up.
 	Delay time.Duration
 	// After lets the call take effect before it fails.
 	After bool
-	// HangUp closes the connection in place of an answer.
+	// HangUp closes the connection instead of replying.
 	HangUp bool
-	// Status is that of the answer; 0: the call's own. Type and Message are those of the service's
-	// errors. If Plain, Message is the whole body, as proxies answer.
+	// Status is the status of the reply; 0: that of the call itself. Type and Message fill the service's
+	// error. With Plain, Message is the whole body, as in replies of proxies.
 	Status        int
 	Type, Message string
 	Plain         bool
-	RetryAfter    int // seconds of the header Retry-After; 0: none
-	// Falsify changes the body of the answer; nil: not.
+	RetryAfter    int // seconds in the header Retry-After; 0: none
+	// Falsify changes the body of the reply, unless nil.
 	Falsify func(body []byte) []byte
-	Header  map[string]string // added to the answer
+	Header  map[string]string // added to the reply
 
 	met int
 }
 
-// Call is one call that was made.
+// Call is one received call.
 type Call struct {
 	Method, Path string
 	Query        string // encoded
 	Body         string
-	Status       int // 0: no answer
+	Status       int // 0: no reply
 	At           time.Time
 }
 
-// Reply is an answer before it is sent.
+// Reply is a reply that has not been sent.
 type Reply struct {
 	Status int
 	Header map[string]string
 	Body   []byte
 }
 
-// JSON is a reply with a body in JSON.
+// JSON returns a reply with a JSON body.
 func JSON(status int, body any) Reply {
 	b, err := json.Marshal(body)
 	if err != nil {
@@ -70,19 +70,19 @@ func JSON(status int, body any) Reply {
 // Service configures the Front of a service.
 type Service struct {
 	Clock   clock.Clock
-	MaxBody int64 // the largest request that is read, in bytes
-	MaxURL  int   // the longest URL, in bytes
+	MaxBody int64 // maximum size of a request in bytes
+	MaxURL  int   // maximum length of a URL in bytes
 	// Handle replies to a call.
 	Handle func(r *http.Request, body []byte) Reply
-	// TooLong is the reply to a call with a longer URL, TooLarge to one with a larger body, and Refuse
-	// to one that a fault fails with a status.
+	// TooLong is the reply to a call with a longer URL, TooLarge the reply to a call with a larger body,
+	// and Refuse the reply to a call that a fault fails with a status.
 	TooLong  Reply
 	TooLarge func(r *http.Request) Reply
 	Refuse   func(r *http.Request, f Fault) Reply
 }
 
-// Front stands between a service and its clients. Make it with New. Its methods may be called from
-// many goroutines.
+// Front stands between a service and its clients, and injects faults and logs calls. It is safe for
+// concurrent use.
 type Front struct {
 	service Service
 
@@ -107,10 +107,10 @@ func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil
 // Calls lists the calls so far.
 func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
 
-// ResetCalls empties the log of calls.
+// ResetCalls empties the call log.
 func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
 
-// Count counts the calls of a method so far, of paths that match as Fault.Path does.
+// Count returns the number of calls so far with a method and with paths that match as Fault.Path does.
 func (f *Front) Count(method, pattern string) (n int) {
 	for _, c := range f.Calls() {
 		if ok, _ := path.Match(pattern, c.Path); ok && c.Method == method {
@@ -120,7 +120,7 @@ func (f *Front) Count(method, pattern string) (n int) {
 	return n
 }
 
-// fault is the one that a call meets; nil for none.
+// fault returns the fault that applies to a call, or nil.
 func (f *Front) fault(r *http.Request) *Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -174,7 +174,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(out.Body)
 }
 
-// failed is the reply to a call that a fault fails, in place of its own.
+// failed returns the reply to a call that a fault fails.
 func (f *Front) failed(r *http.Request, fault Fault, own Reply) Reply {
 	out := own
 	if fault.Status != 0 {

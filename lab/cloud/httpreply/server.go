@@ -1,5 +1,5 @@
-// Package httpreply is what the lab's HTTP services share: how they send replies, how they fail
-// below HTTP, the faults that calls meet, and the log of calls.
+// Package httpreply is shared by the lab's HTTP services: it sends replies, injects faults, simulates
+// broken connections, and logs calls.
 package httpreply
 
 import (
@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// The time-outs for the header of a request and for the whole request.
+// Timeouts for the header of a request and for the whole request.
 const (
 	headerTimeout  = 10 * time.Second
 	requestTimeout = 30 * time.Second
 )
 
-// Server serves h over HTTP and reads no request for longer than half a minute.
-// Errors of net/http go to log at the debug level.
+// Server serves h over HTTP, with a timeout of half a minute to read a request. Errors of net/http are
+// logged at the debug level.
 func Server(h http.Handler, log slog.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
@@ -29,12 +29,12 @@ func Server(h http.Handler, log slog.Handler) *http.Server {
 	}
 }
 
-// Refusal is the body that a service answers with, and its media type, where
-// net/http refuses what is no HTTP request. Why is net/http's own word for it.
+// Refusal returns the body and the media type of a service's reply to a request that net/http refuses as
+// invalid. why is net/http's message.
 type Refusal func(status int, why string) (mediaType string, body []byte)
 
-// Refusing makes a listener's connections reply with the service's own refusal to invalid HTTP requests,
-// which do not reach the handler.
+// Refusing wraps a listener so that connections reply with the service's own error to invalid HTTP
+// requests, which do not reach the handler.
 func Refusing(ln net.Listener, refuse Refusal) net.Listener { return &refusing{ln, refuse} }
 
 type refusing struct {
@@ -55,11 +55,11 @@ type refusingConn struct {
 	refuse Refusal
 }
 
-// NetConn is the connection below.
+// NetConn returns the underlying connection.
 func (c *refusingConn) NetConn() net.Conn { return c.Conn }
 
-// CloseWrite lets net/http end what it sends before it closes the connection,
-// so that the client can read a refusal.
+// CloseWrite lets net/http finish sending before it closes the connection, so that the client can read
+// the error.
 func (c *refusingConn) CloseWrite() error {
 	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
@@ -67,11 +67,11 @@ func (c *refusingConn) CloseWrite() error {
 	return nil
 }
 
-// cannedHeader is the header of net/http's own refusals, which it writes at
-// once. A handler's reply has a date in it.
+// cannedHeader is the header of net/http's own errors, which it writes in one call. Replies of handlers
+// have a date in it.
 const cannedHeader = "\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
 
-// Write sends b, or the service's refusal when b is one of net/http's.
+// Write sends b, or the service's error if b is one of net/http's.
 func (c *refusingConn) Write(b []byte) (int, error) {
 	line, why, ok := bytes.Cut(b, []byte(cannedHeader))
 	rest, isStatus := bytes.CutPrefix(line, []byte("HTTP/1.1 "))
@@ -91,8 +91,8 @@ func (c *refusingConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// HangUp closes the connection of a request without any reply, which is what
-// a client sees of an unreachable service or of a reply lost on its way.
+// HangUp closes the connection of a request without a reply, as if the service were unreachable or the
+// reply got lost.
 func HangUp(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -102,23 +102,21 @@ func HangUp(w http.ResponseWriter) {
 	_ = conn.Close()
 }
 
-// A reply of up to segment bytes reaches a client in one read. Longer ones are
-// held back for a moment: smithy-go (1.28) closes the request's body as soon
-// as the reply begins, and if net/http is not quite done with that body it
-// drops the connection in the middle of the reply. Real networks are never as
-// fast as a loopback interface, so only a lab meets this.
+// A reply of up to segment bytes reaches a client in one read. Longer replies are delayed for a moment:
+// smithy-go (1.28) closes the request's body as soon as the reply begins, and if net/http has not
+// finished with that body, it drops the connection in the middle of the reply. This only happens on a
+// loopback interface, because real networks are slower.
 const (
 	segment = 3 << 10
 	moment  = 5 * time.Millisecond
 )
 
-// Send writes the body of a successful reply, compressed where the client
-// takes that and it pays.
+// Send writes the body of a successful reply, compressed if the client accepts that and it is worthwhile.
 func Send(w http.ResponseWriter, r *http.Request, body []byte) {
 	if len(body) > 1<<10 && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		var b bytes.Buffer
 		z := gzip.NewWriter(&b)
-		_, _ = z.Write(body) // a buffer takes everything
+		_, _ = z.Write(body) // writes to a buffer cannot fail
 		_ = z.Close()
 		body = b.Bytes()
 		w.Header().Set("Content-Encoding", "gzip")

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// condition is one operator on one key. All of a statement must hold.
+// condition is one operator on one key. All conditions of a statement must hold.
 type condition struct {
 	key      string // in lower case
 	values   []string
@@ -36,20 +36,19 @@ var operators = map[string]struct {
 	"Bool":                      {false, strings.EqualFold},
 }
 
-// The condition keys that a Request may have. Names of keys, and of tags in
-// them, are compared without regard to case.
+// Condition keys that a Request may have. Names of keys, and of tags in them, are compared without regard
+// to case.
 const (
-	TagKeys      = "aws:TagKeys" // of the tags in the request; a list
+	TagKeys      = "aws:TagKeys" // tags in the request; a list
 	CreateAction = "ec2:CreateAction"
 	VPC          = "ec2:Vpc"    // an ARN
 	Subnet       = "ec2:Subnet" // an ARN
 )
 
-// ResourceTag and RequestTag are the keys of one tag: what the resource
-// carries, and what the call gives it.
+// ResourceTag and RequestTag are the keys of one tag: on the resource, and in the request.
 func ResourceTag(tag string) string { return "aws:ResourceTag/" + tag }
 
-// RequestTag is described at ResourceTag.
+// RequestTag is the key of a tag in the request.
 func RequestTag(tag string) string { return "aws:RequestTag/" + tag }
 
 // known reports whether a key is supported, and whether it is a list.
@@ -83,7 +82,7 @@ func parseConditions(data []byte) (out []condition, err error) {
 func parseCondition(operator, key string, data []byte) (condition, error) {
 	path := ".Condition." + operator
 	c := condition{key: strings.ToLower(key)}
-	// One key stands for both names (EC2 User Guide, "Condition keys for Amazon EC2").
+	// EC2 has two names for this key (EC2 User Guide, "Condition keys for Amazon EC2").
 	if tag, ok := strings.CutPrefix(c.key, "ec2:resourcetag/"); ok {
 		c.key = "aws:resourcetag/" + tag
 	}
@@ -91,20 +90,20 @@ func parseCondition(operator, key string, data []byte) (condition, error) {
 	if set, rest, ok := strings.Cut(name, ":"); ok {
 		c.set, name = strings.ToLower(set), rest
 		if c.set != "forallvalues" && c.set != "foranyvalue" {
-			return c, bad(path, "not understood; before the colon expected ForAllValues or ForAnyValue")
+			return c, bad(path, "unsupported; expected ForAllValues or ForAnyValue before the colon")
 		}
 	}
 	name, c.ifExists = strings.CutSuffix(name, "IfExists")
 	o, ok := operators[name]
 	c.negated, c.match, c.null = o.negated, o.match, name == "Null" && c.set == "" && !c.ifExists
 	if !ok && !c.null {
-		return c, bad(path, "not understood; known are Null and %s, with ForAllValues:, ForAnyValue: and IfExists",
+		return c, bad(path, "unsupported; supported are Null and %s, with ForAllValues:, ForAnyValue: and IfExists",
 			strings.Join(slices.Sorted(maps.Keys(operators)), ", "))
 	}
 	list, ok := known(key)
 	switch {
 	case !ok:
-		return c, bad(path+"."+key, "the condition key is not understood; known are aws:ResourceTag/TAG, ec2:ResourceTag/TAG, aws:RequestTag/TAG, %s, %s, %s, %s",
+		return c, bad(path+"."+key, "unsupported condition key; supported are aws:ResourceTag/TAG, ec2:ResourceTag/TAG, aws:RequestTag/TAG, %s, %s, %s, %s",
 			TagKeys, CreateAction, VPC, Subnet)
 	case list && c.set == "" && !c.null:
 		return c, bad(path+"."+key, "the key has many values: expected ForAllValues: or ForAnyValue: before the operator")
@@ -123,15 +122,14 @@ func parseCondition(operator, key string, data []byte) (condition, error) {
 	return c, nil
 }
 
-// holds evaluates the condition for the request's values of its key.
+// holds evaluates the condition against the request's values of its key.
 func (c condition) holds(keys map[string][]string) bool {
 	have, exists := keys[c.key]
 	if c.null {
 		return slices.Contains(c.values, map[bool]string{true: "false", false: "true"}[exists])
 	}
 	if !exists {
-		// With nothing to compare, every comparison of a set holds for all and
-		// for none of its values.
+		// Without values, every comparison of a set holds for all and for none of them.
 		return c.ifExists || c.set == "forallvalues" || c.set == "" && c.negated
 	}
 	one := func(value string) bool {

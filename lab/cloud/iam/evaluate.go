@@ -5,21 +5,20 @@ import (
 	"strings"
 )
 
-// Request is one action on one resource. A call that names several resources is
-// as many requests, all of which must be allowed.
+// Request is one action on one resource. A call that names several resources becomes several requests, all
+// of which must be allowed.
 type Request struct {
 	Action   string // "ec2:AttachNetworkInterface"
-	Resource string // an ARN; "*" for actions that know no resources
-	// Keys are the values of condition keys, such as ResourceTag("a"). One that
-	// the request does not have is absent.
+	Resource string // an ARN; "*" for actions without resource types
+	// Keys are the values of condition keys, such as ResourceTag("a"). Keys that the request does not have
+	// are absent.
 	Keys map[string][]string
 }
 
 // Decision is the result of evaluating policies.
 type Decision int
 
-// The decisions. A request is denied unless a statement allows it; an explicit denial overrides all
-// allows.
+// Decisions. A request is denied unless a statement allows it; an explicit denial overrides all allows.
 const (
 	NotAllowed Decision = iota
 	Allowed
@@ -45,7 +44,7 @@ func (p Policy) Decide(r Request) Decision {
 	return out
 }
 
-// Never reports whether no statement allows an action on anything.
+// Never reports whether no statement allows an action on any resource.
 func (p Policy) Never(action string) bool {
 	return !slices.ContainsFunc(p.statements, func(s statement) bool { return !s.deny && s.covers(action) })
 }
@@ -61,7 +60,7 @@ func (s statement) applies(r Request, keys map[string][]string) bool {
 		!slices.ContainsFunc(s.conditions, func(c condition) bool { return !c.holds(keys) })
 }
 
-// arnParts is how many parts an ARN has: arn:partition:service:region:account:resource.
+// arnParts is the number of parts in an ARN: arn:partition:service:region:account:resource.
 const arnParts = 6
 
 // arnLike compares part by part, with wildcards in each.
@@ -72,7 +71,7 @@ func arnLike(pattern, arn string) bool {
 
 // glob reports whether a text matches a pattern with * and ?.
 func glob(pattern, text string) bool {
-	// Where the last * was, and how much of text it stands for so far.
+	// Position of the last *, and the number of characters of the text that it matches so far.
 	star, mark, p, t := -1, 0, 0, 0
 	for t < len(text) {
 		switch {

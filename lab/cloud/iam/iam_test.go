@@ -24,37 +24,37 @@ func TestDecide(t *testing.T) {
 	}{
 		{"no condition", ``, nil, Allowed},
 		{"equal", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "lab"}`, cluster, Allowed},
-		{"by EC2's own name of the key", `"StringEquals": {"ec2:ResourceTag/berth.dev/cluster": "lab"}`, cluster, Allowed},
-		{"the key in another case", `"StringEquals": {"aws:resourceTag/Berth.dev/Cluster": "lab"}`, cluster, Allowed},
-		{"the value in another case", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "Lab"}`, cluster, NotAllowed},
-		{"the value in another case, ignored", `"StringEqualsIgnoreCase": {"aws:ResourceTag/berth.dev/cluster": "Lab"}`, cluster, Allowed},
-		{"no wildcards in equal", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "l*"}`, cluster, NotAllowed},
+		{"key with EC2's own prefix", `"StringEquals": {"ec2:ResourceTag/berth.dev/cluster": "lab"}`, cluster, Allowed},
+		{"key in different case", `"StringEquals": {"aws:resourceTag/Berth.dev/Cluster": "lab"}`, cluster, Allowed},
+		{"value in different case", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "Lab"}`, cluster, NotAllowed},
+		{"value in different case, ignored", `"StringEqualsIgnoreCase": {"aws:ResourceTag/berth.dev/cluster": "Lab"}`, cluster, Allowed},
+		{"no wildcards in StringEquals", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "l*"}`, cluster, NotAllowed},
 		{"another value", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "other"}`, cluster, NotAllowed},
-		{"one of several", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": ["other", "lab"]}`, cluster, Allowed},
+		{"one of several values", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": ["other", "lab"]}`, cluster, Allowed},
 		{"no tag", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "lab"}`, nil, NotAllowed},
-		{"no tag, if it exists", `"StringEqualsIfExists": {"aws:ResourceTag/berth.dev/cluster": "lab"}`, nil, Allowed},
-		{"another, if it exists", `"StringEqualsIfExists": {"aws:ResourceTag/berth.dev/cluster": "x"}`, cluster, NotAllowed},
-		{"the request's tag is not the resource's", `"StringEquals": {"aws:RequestTag/berth.dev/cluster": "lab"}`, cluster, NotAllowed},
+		{"no tag, IfExists", `"StringEqualsIfExists": {"aws:ResourceTag/berth.dev/cluster": "lab"}`, nil, Allowed},
+		{"another value, IfExists", `"StringEqualsIfExists": {"aws:ResourceTag/berth.dev/cluster": "x"}`, cluster, NotAllowed},
+		{"tag of the request, not of the resource", `"StringEquals": {"aws:RequestTag/berth.dev/cluster": "lab"}`, cluster, NotAllowed},
 		{"not equal", `"StringNotEquals": {"aws:ResourceTag/berth.dev/cluster": ["a", "lab"]}`, cluster, NotAllowed},
-		{"not equal, no tag", `"StringNotEquals": {"aws:ResourceTag/berth.dev/cluster": "lab"}`, nil, Allowed},
+		{"not equal without tag", `"StringNotEquals": {"aws:ResourceTag/berth.dev/cluster": "lab"}`, nil, Allowed},
 		{"like", `"StringLike": {"aws:ResourceTag/berth.dev/cluster": "l?*"}`, cluster, Allowed},
 		{"not like", `"StringLike": {"aws:ResourceTag/berth.dev/cluster": "?l*"}`, cluster, NotAllowed},
-		{"like, no tag", `"StringLike": {"aws:ResourceTag/berth.dev/cluster": "*"}`, nil, NotAllowed},
+		{"like without tag", `"StringLike": {"aws:ResourceTag/berth.dev/cluster": "*"}`, nil, NotAllowed},
 		{"all operators must hold", `"StringLike": {"aws:ResourceTag/berth.dev/cluster": "*"}, "StringEquals": {"ec2:CreateAction": "x"}`, cluster, NotAllowed},
 		{"all keys must hold", `"StringEquals": {"aws:ResourceTag/berth.dev/cluster": "lab", "ec2:CreateAction": "x"}`, cluster, NotAllowed},
 		{"absent", `"Null": {"aws:ResourceTag/berth.dev/cluster": "true"}`, nil, Allowed},
 		{"not absent", `"Null": {"aws:ResourceTag/berth.dev/cluster": "true"}`, cluster, NotAllowed},
 		{"present", `"Null": {"aws:ResourceTag/berth.dev/cluster": false}`, cluster, Allowed},
 		{"not present", `"Null": {"aws:ResourceTag/berth.dev/cluster": false}`, nil, NotAllowed},
-		{"keys all of a list", `"ForAllValues:StringEquals": {"aws:TagKeys": ["a", "b", "c"]}`, tagged(TagKeys, "a", TagKeys, "c"), Allowed},
-		{"keys not all of a list", `"ForAllValues:StringEquals": {"aws:TagKeys": ["a", "b"]}`, tagged(TagKeys, "a", TagKeys, "c"), NotAllowed},
-		{"no keys are all of a list", `"ForAllValues:StringEquals": {"aws:TagKeys": ["a", "b"]}`, nil, Allowed},
-		{"any of a list", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, tagged(TagKeys, "b", TagKeys, "ab"), Allowed},
-		{"none of a list", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, tagged(TagKeys, "b"), NotAllowed},
-		{"no keys are none of a list", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, nil, NotAllowed},
+		{"all keys in the list", `"ForAllValues:StringEquals": {"aws:TagKeys": ["a", "b", "c"]}`, tagged(TagKeys, "a", TagKeys, "c"), Allowed},
+		{"some keys not in the list", `"ForAllValues:StringEquals": {"aws:TagKeys": ["a", "b"]}`, tagged(TagKeys, "a", TagKeys, "c"), NotAllowed},
+		{"ForAllValues without keys", `"ForAllValues:StringEquals": {"aws:TagKeys": ["a", "b"]}`, nil, Allowed},
+		{"some key in the list", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, tagged(TagKeys, "b", TagKeys, "ab"), Allowed},
+		{"no key in the list", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, tagged(TagKeys, "b"), NotAllowed},
+		{"ForAnyValue without keys", `"ForAnyValue:StringLike": {"aws:TagKeys": "a*"}`, nil, NotAllowed},
 		{"an ARN", `"ArnLike": {"ec2:Vpc": "arn:*:ec2:*:*:vpc/vpc-1"}`, tagged(VPC, "arn:aws:ec2:lab-1:1:vpc/vpc-1"), Allowed},
 		{"wildcards of an ARN end at a colon", `"ArnLike": {"ec2:Vpc": "arn:*:vpc/vpc-1:::"}`, tagged(VPC, "arn:aws:ec2:lab-1:1:vpc/vpc-1"), NotAllowed},
-		{"a truth", `"Bool": {"aws:RequestTag/x": "true"}`, tagged(RequestTag("x"), "True"), Allowed},
+		{"boolean", `"Bool": {"aws:RequestTag/x": "true"}`, tagged(RequestTag("x"), "True"), Allowed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			doc := `{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "ec2:Delete*", "Resource": "` + eniARN + `", "Condition": {` + tt.statement + `}}}`
@@ -63,7 +63,7 @@ func TestDecide(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := p.Decide(Request{"ec2:DeleteNetworkInterface", eniARN, tt.keys}); got != tt.want {
-				t.Errorf("got %v, want %v", got, tt.want)
+				t.Errorf("Decide() = %v, want %v", got, tt.want)
 			}
 		})
 	}
@@ -71,7 +71,7 @@ func TestDecide(t *testing.T) {
 
 func TestActionsAndResources(t *testing.T) {
 	for _, tt := range []struct {
-		effects, action, resource string // of statements: "Allow action resource; Deny ..."
+		effects, action, resource string // statements: "Allow action resource; Deny ..."
 		want                      Decision
 	}{
 		{"Allow ec2:AttachNetworkInterface *", "ec2:AttachNetworkInterface", eniARN, Allowed},
@@ -98,20 +98,20 @@ func TestActionsAndResources(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := p.Decide(Request{Action: tt.action, Resource: tt.resource}); got != tt.want {
-			t.Errorf("%s: %s on %s: got %v, want %v", tt.effects, tt.action, tt.resource, got, tt.want)
+			t.Errorf("%s: Decide(%s on %s) = %v, want %v", tt.effects, tt.action, tt.resource, got, tt.want)
 		}
 	}
 	if got := (Policy{}).Decide(Request{Action: "ec2:DescribeVpcs", Resource: "*"}); got != NotAllowed {
-		t.Errorf("no policy: %v", got)
+		t.Errorf("empty policy: Decide() = %v, want %v", got, NotAllowed)
 	}
 	joined := Join(Allow("ec2:Describe*"), Allow("ec2:CreateTags"))
 	if joined.Decide(Request{Action: "ec2:CreateTags", Resource: eniARN}) != Allowed || Allow().Decide(Request{Action: "ec2:CreateTags", Resource: eniARN}) != NotAllowed {
-		t.Error("Join or Allow")
+		t.Error("joined policy does not allow both actions, or an empty Allow allows one")
 	}
 }
 
-// Unknown elements are refused by name, not ignored.
-func TestRefusedPolicies(t *testing.T) {
+// Unsupported elements are reported by name, not ignored.
+func TestUnsupportedPolicies(t *testing.T) {
 	statement := func(s string) string { return `{"Version": "2012-10-17", "Statement": [` + s + `]}` }
 	condition := func(s string) string {
 		return statement(`{"Effect": "Allow", "Action": "ec2:*", "Resource": "*", "Condition": {` + s + `}}`)
@@ -120,26 +120,26 @@ func TestRefusedPolicies(t *testing.T) {
 		`[]`: "expected an object",
 		`{"Version": "2008-10-17", "Statement": []}`:                                                     "Version",
 		`{"Statement": []}`:                                                                              "Version: missing",
-		`{"Version": "2012-10-17", "Statements": []}`:                                                    "Statements: not understood",
+		`{"Version": "2012-10-17", "Statements": []}`:                                                    "Statements: unsupported",
 		statement(`{"Effect": "Permit"}`):                                                                "Statement[0].Effect",
-		statement(`{"Effect": "Allow", "NotAction": "ec2:*"}`):                                           "Statement[0].NotAction: not understood",
+		statement(`{"Effect": "Allow", "NotAction": "ec2:*"}`):                                           "Statement[0].NotAction: unsupported",
 		statement(`{"Effect": "Allow", "Resource": "*"}`):                                                "Statement[0].Action: missing",
 		statement(`{"Effect": "Allow", "Action": "Describe*"}`):                                          "Statement[0].Action",
 		statement(`{"Effect": "Allow", "Action": "ec2:*"}`):                                              "Statement[0].Resource: missing",
 		statement(`{"Effect": "Allow", "Action": "ec2:*", "Resource": "eni-1"}`):                         "Statement[0].Resource",
 		statement(`{"Sid": "a b", "Effect": "Allow", "Action": "ec2:*", "Resource": "*"}`):               "Statement[0].Sid",
 		statement(`{"Effect": "Allow", "Action": "ec2:*", "Resource": "arn:aws:ec2:*:*:${aws:userid}"}`): "policy variables",
-		condition(`"StringSame": {"ec2:Vpc": "x"}`):                                                      "Statement[0].Condition.StringSame: not understood",
+		condition(`"StringSame": {"ec2:Vpc": "x"}`):                                                      "Statement[0].Condition.StringSame: unsupported",
 		condition(`"ForSome:StringEquals": {"ec2:Vpc": "x"}`):                                            "ForAllValues or ForAnyValue",
 		condition(`"NullIfExists": {"ec2:Vpc": "true"}`):                                                 "NullIfExists",
 		condition(`"Null": {"ec2:Vpc": "maybe"}`):                                                        "expected true or false",
-		condition(`"StringEquals": {"aws:SourceVpc": "x"}`):                                              "StringEquals.aws:SourceVpc: the condition key is not understood",
-		condition(`"StringEquals": {"aws:ResourceTag/": "x"}`):                                           "aws:ResourceTag/: the condition key",
+		condition(`"StringEquals": {"aws:SourceVpc": "x"}`):                                              "StringEquals.aws:SourceVpc: unsupported condition key",
+		condition(`"StringEquals": {"aws:ResourceTag/": "x"}`):                                           "aws:ResourceTag/: unsupported condition key",
 		condition(`"StringEquals": {"aws:TagKeys": "x"}`):                                                "many values",
 		condition(`"StringEquals": {"ec2:Vpc": 7}`):                                                      "StringEquals.ec2:Vpc: 7, expected text",
 	} {
 		if _, err := Parse([]byte(doc)); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: got %v, want an error that says %q", doc, err, says)
+			t.Errorf("Parse(%s) = %v, want error containing %q", doc, err, says)
 		}
 	}
 }

@@ -1,8 +1,8 @@
 // Package iam evaluates identity-based policies for EC2 calls like AWS IAM (IAM User Guide, "Policy
 // evaluation logic", "IAM JSON policy elements: Condition operators" and "Multivalued context keys"). It
-// refuses to parse policies with other elements or condition keys than those below.
+// rejects policies with unsupported elements or condition keys.
 //
-// It is pure: the caller passes the resources of a call and their tags.
+// It does no I/O: the caller passes the resources of a call and their tags.
 package iam
 
 import (
@@ -18,13 +18,12 @@ import (
 // Version is the only supported version of the policy language.
 const Version = "2012-10-17"
 
-// Policy are the statements of policy documents. The zero Policy allows nothing.
+// Policy is the statements of policy documents. The zero Policy allows nothing.
 type Policy struct {
 	statements []statement
 }
 
-// statement is one element of Statement. It applies to a request that all its
-// parts match.
+// statement is one element of Statement. It applies to a request if all its parts match.
 type statement struct {
 	deny       bool
 	actions    []string // patterns, in lower case
@@ -32,8 +31,7 @@ type statement struct {
 	conditions []condition
 }
 
-// Allow is a policy that allows actions, such as "ec2:Describe*" or "*", on
-// every resource.
+// Allow returns a policy that allows actions, such as "ec2:Describe*" or "*", on every resource.
 func Allow(actions ...string) Policy {
 	s := statement{resources: []string{"*"}}
 	for _, a := range actions {
@@ -78,7 +76,7 @@ func Parse(document []byte) (Policy, error) {
 	return p, nil
 }
 
-// fieldError is wrong with a field below a path; it reads ".Field: text".
+// fieldError is an error in the field below a path. It reads ".Field: text".
 type fieldError struct{ path, text string }
 
 func (e *fieldError) Error() string { return e.path + ": " + e.text }
@@ -95,7 +93,7 @@ func fields(path string, data []byte, known ...string) (map[string]json.RawMessa
 	}
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		if !slices.Contains(known, name) {
-			return nil, bad(strings.TrimPrefix(path+"."+name, "."), "not understood; known are %s", strings.Join(known, ", "))
+			return nil, bad(strings.TrimPrefix(path+"."+name, "."), "unsupported; supported are %s", strings.Join(known, ", "))
 		}
 	}
 	return m, nil
@@ -127,7 +125,7 @@ func parseStatement(data []byte, sids map[string]bool) (s statement, err error) 
 		return s, err
 	}
 	if bytes.Contains(data, []byte("${")) {
-		return s, bad("", "policy variables (${...}) are not understood")
+		return s, bad("", "policy variables (${...}) are not supported")
 	}
 	if raw, ok := m["Condition"]; ok {
 		s.conditions, err = parseConditions(raw)
@@ -183,7 +181,7 @@ func texts(data json.RawMessage) ([]string, error) {
 	return out, nil
 }
 
-// brief is a value for errors.
+// brief shortens a value for errors.
 func brief(data []byte) string {
 	switch {
 	case len(data) == 0:

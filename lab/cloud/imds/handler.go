@@ -1,7 +1,6 @@
-// Package imds serves the instance metadata service of a vpc.Cloud, versions 2
-// (with session tokens) and 1 (EC2 User Guide, "Use instance metadata to
-// manage your EC2 instance"). It lags behind EC2 by the cloud's IMDS delay and
-// hands out the expiring credentials of the instance's role.
+// Package imds serves the instance metadata service of a vpc.Cloud, versions 2 (with session tokens) and 1
+// (EC2 User Guide, "Use instance metadata to manage your EC2 instance"). Its data lags behind EC2 by the
+// cloud's IMDS delay. It provides expiring credentials of the instance's role.
 package imds
 
 import (
@@ -19,15 +18,14 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Headers and bounds of session tokens (EC2 User Guide, "How Instance
-// Metadata Service Version 2 works").
+// Headers and limits of session tokens (EC2 User Guide, "How Instance Metadata Service Version 2 works").
 const (
 	sessionHeader = "X-Aws-Ec2-Metadata-Token"
 	ttlHeader     = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
 	maxTokenTTL   = 21600 // seconds
 )
 
-// versions of the metadata that are served, all alike (EC2 User Guide,
+// versions are the supported versions of the metadata, all with the same content (EC2 User Guide,
 // "Instance metadata categories").
 var versions = []string{
 	"1.0", "2007-01-19", "2007-03-01", "2007-08-29", "2007-10-10", "2007-12-15", "2008-02-01", "2008-09-01", "2009-04-04",
@@ -54,7 +52,7 @@ func Handler(cloud *vpc.Cloud, identify func(*http.Request) (instanceID string, 
 	return &handler{cloud: cloud, identify: identify, tokens: map[string]session{}}
 }
 
-// ServeHTTP answers one request.
+// ServeHTTP handles one request.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.cloud.IMDS.Down() {
 		httpreply.HangUp(w)
@@ -117,20 +115,20 @@ func (h *handler) open(token string, s session) {
 	h.tokens[token] = s
 }
 
-// authorized reports whether a request has a session of its instance, or needs none.
+// authorized reports whether a request has a token of its instance, or needs none.
 func (h *handler) authorized(r *http.Request, id string) bool {
 	given, there := r.Header[sessionHeader]
 	if !there {
 		return h.cloud.IMDS.V1()
 	}
-	token := given[0] // an empty one is invalid
+	token := given[0] // an empty token is invalid
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, ok := h.tokens[token]
 	return ok && s.instanceID == id && h.cloud.Clock().Now().Before(s.expires)
 }
 
-// serve answers a path below a version: a value, or the names below it.
+// serve replies to a path below a version: with a value, or with the names below it.
 func (h *handler) serve(w http.ResponseWriter, r *http.Request, id string) {
 	version, path, _ := strings.Cut(strings.TrimLeft(r.URL.Path, "/"), "/")
 	w.Header().Set("Content-Type", "text/plain")

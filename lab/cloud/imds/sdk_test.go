@@ -44,8 +44,7 @@ func instant() spec.Spec {
 	return s
 }
 
-// client waits for an answer as long as it takes, as long as its context has a
-// deadline; the SDK's own limits are half a second and five.
+// client has no timeouts except the deadline of the context; the SDK's own are half a second and five.
 func client(cloud *endpoints.Cloud, instance string) *awsimds.Client {
 	return awsimds.New(awsimds.Options{Endpoint: cloud.IMDSURL(instance), Retryer: aws.NopRetryer{}, HTTPClient: &http.Client{}})
 }
@@ -72,7 +71,7 @@ func wantStatus(t *testing.T, err error, status int) {
 	t.Helper()
 	var resp *smithyhttp.ResponseError
 	if !errors.As(err, &resp) || resp.HTTPStatusCode() != status {
-		t.Fatalf("got %v, want HTTP %d", err, status)
+		t.Fatalf("error = %v, want HTTP %d", err, status)
 	}
 }
 
@@ -84,9 +83,9 @@ func TestMetadata(t *testing.T) {
 	s.Instances[0].Secondary, s.Instances[0].Prefixes, s.Instances[0].IPv6 = 2, 1, 1
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 2}}
 	cloud := serve(t, s)
-	books := cloud.Snapshot()
-	i, _ := books.Instance("node-a")
-	enis := books.InstanceENIs(i.ID)
+	snapshot := cloud.Snapshot()
+	i, _ := snapshot.Instance("node-a")
+	enis := snapshot.InstanceENIs(i.ID)
 	e := enis[0]
 	six, err := cloud.ENIs.Assign(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
 	ok(t, err)
@@ -121,13 +120,13 @@ func TestMetadata(t *testing.T) {
 			continue
 		}
 		if err != nil || got != want {
-			t.Errorf("%s: %q, %v; want %q", path, got, err, want)
+			t.Errorf("%s = %q, %v; want %q", path, got, err, want)
 		}
 	}
 	macs, err := read(t, client(cloud, "node-a"), "network/interfaces/macs/")
 	want := []string{enis[0].MAC.String() + "/", enis[1].MAC.String() + "/"}
 	if slices.Sort(want); err != nil || macs != strings.Join(want, "\n") {
-		t.Errorf("macs %q, %v; want %q", macs, err, want)
+		t.Errorf("macs = %q, %v; want %q", macs, err, want)
 	}
 	_, err = read(t, client(cloud, "node-a"), "network/interfaces/macs/"+enis[1].MAC.String()+"/ipv4-prefix")
 	wantStatus(t, err, http.StatusNotFound)
@@ -135,20 +134,20 @@ func TestMetadata(t *testing.T) {
 	wantStatus(t, err, http.StatusNotFound)
 
 	doc, err := client(cloud, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
-	if err != nil || doc.InstanceID != cloud.Instances.ID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
-		t.Errorf("document %+v, %v", doc, err)
+	if err != nil || doc.InstanceID != cloud.Instances.ID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != snapshot.Account {
+		t.Errorf("identity document = %+v, %v; want that of node-b", doc, err)
 	}
 	region, err := client(cloud, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
 	if err != nil || region.Region != "lab-1" {
-		t.Errorf("region %+v, %v", region, err)
+		t.Errorf("region = %+v, %v; want lab-1", region, err)
 	}
 	info, err := client(cloud, "node-a").GetIAMInfo(patiently(t), &awsimds.GetIAMInfoInput{})
 	if err != nil || !strings.HasSuffix(info.InstanceProfileArn, "/node") {
-		t.Errorf("IAM info %+v, %v", info, err)
+		t.Errorf("IAM info = %+v, %v; want the instance profile of role node", info, err)
 	}
 }
 
-// get makes a plain request, as curl would, and returns the status and the body.
+// get makes a plain request, like curl, and returns the status and the body.
 func get(t *testing.T, method, url string, header ...string) (int, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
@@ -189,21 +188,21 @@ func TestTokens(t *testing.T) {
 		{http.MethodPut, []string{ttlHeader, "60"}, http.StatusOK},
 	} {
 		if got, _ := get(t, tc.method, url+"/latest/api/token", tc.header...); got != tc.want {
-			t.Errorf("%s token with %v: %d, want %d", tc.method, tc.header, got, tc.want)
+			t.Errorf("%s of the token with %v: status %d, want %d", tc.method, tc.header, got, tc.want)
 		}
 	}
 	_, token := get(t, http.MethodPut, url+"/latest/api/token", ttlHeader, "60")
 	want := func(status int, header ...string) {
 		t.Helper()
 		if got, _ := get(t, http.MethodGet, url+"/latest/meta-data/instance-id", header...); got != status {
-			t.Fatalf("%d, want %d", got, status)
+			t.Fatalf("GET instance-id with %v: status %d, want %d", header, got, status)
 		}
 	}
 	want(http.StatusUnauthorized)
-	want(http.StatusUnauthorized, tokenHeader, "made up")
+	want(http.StatusUnauthorized, tokenHeader, "forged")
 	want(http.StatusOK, tokenHeader, token)
 	if got, _ := get(t, http.MethodGet, cloud.IMDSURL("node-b")+"/latest/meta-data/instance-id", tokenHeader, token); got != http.StatusUnauthorized {
-		t.Fatalf("another instance takes the token: %d", got)
+		t.Fatalf("token on another instance: status %d, want %d", got, http.StatusUnauthorized)
 	}
 	fake.Advance(60 * time.Second)
 	want(http.StatusUnauthorized, tokenHeader, token)
@@ -213,7 +212,7 @@ func TestTokens(t *testing.T) {
 	want(http.StatusUnauthorized, tokenHeader, token)
 }
 
-// The SDK fetches a new token when its own has expired on the server.
+// The SDK fetches a new token when the service has expired its current one.
 func TestSDKRenewsToken(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	v1 := false
@@ -243,22 +242,22 @@ func TestLagAndOutage(t *testing.T) {
 	for _, want := range []int{1, 1, 1, 3} {
 		got, err := read(t, c, path)
 		if err != nil || len(strings.Fields(got)) != want {
-			t.Fatalf("%q, %v; want %d addresses", got, err, want)
+			t.Fatalf("local-ipv4s = %q, %v; want %d addresses", got, err, want)
 		}
 		fake.Advance(time.Second)
 	}
-	// A new instance knows itself at once.
+	// The metadata of a new instance is not subject to the delay.
 	i, err := cloud.Instances.Launch(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
 	ok(t, err)
 	if got, err := read(t, client(cloud, "late"), "instance-id"); err != nil || got != i.ID {
-		t.Fatalf("%q, %v", got, err)
+		t.Fatalf("instance-id of a new instance = %q, %v; want %q", got, err, i.ID)
 	}
 	if got, err := read(t, client(cloud, "late"), "mac"); err != nil || got == "" {
-		t.Fatalf("%q, %v", got, err)
+		t.Fatalf("mac of a new instance = %q, %v; want a MAC address", got, err)
 	}
 	cloud.IMDS.Outage(true)
 	if _, err := read(t, c, path); err == nil {
-		t.Fatal("answered during an outage")
+		t.Fatal("service replied during an outage")
 	}
 	cloud.IMDS.Outage(false)
 	if _, err := read(t, c, path); err != nil {
@@ -266,8 +265,7 @@ func TestLagAndOutage(t *testing.T) {
 	}
 }
 
-// The credentials that the SDK takes from the metadata service open the EC2
-// API until they expire, and not longer.
+// The EC2 API accepts credentials from the metadata service until they expire.
 func TestRoleCredentials(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	s := instant()
@@ -278,7 +276,7 @@ func TestRoleCredentials(t *testing.T) {
 	})
 	held, err := provider.Retrieve(patiently(t))
 	if err != nil || held.SessionToken == "" || !held.Expires.After(time.Now()) {
-		t.Fatalf("%+v, %v", held, err)
+		t.Fatalf("credentials = %+v, %v; want a session token and a future expiry", held, err)
 	}
 	call := func(creds aws.Credentials) error {
 		c := awsec2.New(awsec2.Options{
@@ -292,19 +290,19 @@ func TestRoleCredentials(t *testing.T) {
 	fake.Advance(31 * time.Minute)
 	next, err := provider.Retrieve(patiently(t))
 	if err != nil || next.AccessKeyID == held.AccessKeyID {
-		t.Fatalf("no new credentials after half of their life: %v", err)
+		t.Fatalf("credentials were not renewed after half of their life: %v", err)
 	}
 	if err := call(held); err != nil {
-		t.Fatalf("the former ones are refused before they expire: %v", err)
+		t.Fatalf("previous credentials are refused before they expire: %v", err)
 	}
 	fake.Advance(30 * time.Minute)
 	if err := call(held); err == nil || !strings.Contains(err.Error(), "RequestExpired") {
-		t.Fatalf("expired credentials: %v", err)
+		t.Fatalf("call with expired credentials: %v, want RequestExpired", err)
 	}
 	ok(t, call(next))
 }
 
-// A trunk is an ENI of the instance. Its branches are none, however much of it they are.
+// The metadata lists a trunk among the ENIs of its instance, but not the branches.
 func TestTrunkMetadata(t *testing.T) {
 	s := instant()
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "trunk"}}
@@ -318,32 +316,33 @@ func TestTrunkMetadata(t *testing.T) {
 	macs, err := read(t, c, "network/interfaces/macs/")
 	ok(t, err)
 	if want := enis[0].MAC.String() + "/\n" + enis[1].MAC.String() + "/"; macs != want {
-		t.Errorf("MACs %q, want %q", macs, want)
+		t.Errorf("macs = %q, want %q", macs, want)
 	}
 	if got, err := read(t, c, "network/interfaces/macs/"+enis[1].MAC.String()+"/device-number"); err != nil || got != "1" {
-		t.Errorf("the trunk's device number is %q, %v", got, err)
+		t.Errorf("device-number of the trunk = %q, %v; want 1", got, err)
 	}
 	_, err = read(t, c, "network/interfaces/macs/"+branch.MAC.String()+"/interface-id")
 	wantStatus(t, err, http.StatusNotFound)
 }
 
-// An instance in an IPv6-only subnet has no paths of IPv4 but its VPC's, and is named by its ID.
-func TestMetadataOfIPv6Alone(t *testing.T) {
+// The metadata of an instance in an IPv6-only subnet has no IPv4 paths except those of the VPC, and its
+// hostname contains its ID.
+func TestIPv6OnlyMetadata(t *testing.T) {
 	s := instant()
 	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2600:1f14:abc:de00::/56")}
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "six", Zone: "lab-1a", IPv6Native: true, IPv6: netip.MustParsePrefix("2600:1f14:abc:de66::/64")})
 	s.Instances[0].Subnet = "six"
 	cloud := serve(t, s)
-	books := cloud.Snapshot()
-	i, _ := books.Instance("node-a")
-	e := books.InstanceENIs(i.ID)[0]
+	snapshot := cloud.Snapshot()
+	i, _ := snapshot.Instance("node-a")
+	e := snapshot.InstanceENIs(i.ID)[0]
 	c, at := client(cloud, "node-a"), "network/interfaces/macs/"+e.MAC.String()+"/"
 	for path, want := range map[string]string{
 		"ipv6": e.IPv6[0].String(), "local-hostname": i.ID + ".lab-1.compute.internal", at + "local-hostname": i.ID + ".lab-1.compute.internal",
 		at + "ipv6s": e.IPv6[0].String(), at + "subnet-ipv6-cidr-blocks": "2600:1f14:abc:de66::/64", at + "vpc-ipv4-cidr-blocks": "10.0.0.0/16",
 	} {
 		if got, err := read(t, c, path); err != nil || got != want {
-			t.Errorf("%s: %q, %v, want %q", path, got, err, want)
+			t.Errorf("%s = %q, %v; want %q", path, got, err, want)
 		}
 	}
 	for _, path := range []string{"local-ipv4", at + "local-ipv4s", at + "subnet-ipv4-cidr-block"} {
@@ -352,8 +351,7 @@ func TestMetadataOfIPv6Alone(t *testing.T) {
 	}
 }
 
-// What the service does not have is not found, and a token header counts even
-// when it is empty.
+// Unknown paths return 404, and a token header counts even if it is empty.
 func TestStrictPaths(t *testing.T) {
 	cloud := serve(t, instant())
 	base := cloud.IMDSURL("node-a")
@@ -376,12 +374,12 @@ func TestStrictPaths(t *testing.T) {
 	} {
 		got, body := get(t, http.MethodGet, base+tc.path, tc.header...)
 		if got != tc.want {
-			t.Errorf("%s with %q: %d, want %d: %.60q", tc.path, tc.header, got, tc.want, body)
+			t.Errorf("%s with headers %q: status %d, want %d: %.60q", tc.path, tc.header, got, tc.want, body)
 		}
 	}
 	for _, ttl := range []string{"", "0", "21601"} {
 		if got, _ := get(t, http.MethodPut, base+"/latest/api/token", ttlHeader, ttl); got != http.StatusBadRequest {
-			t.Errorf("a token for %q seconds: %d", ttl, got)
+			t.Errorf("token request for %q seconds: status %d, want %d", ttl, got, http.StatusBadRequest)
 		}
 	}
 }

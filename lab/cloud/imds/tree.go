@@ -16,8 +16,8 @@ import (
 // tree is the metadata of one instance: values by path, without the version.
 type tree map[string]string
 
-// get returns the value at a path, or the names below it, one a line, with a slash after names that have
-// others below them. The path of a listing may end in a slash, that of a value must not.
+// get returns the value at a path, or the names below it, one per line, with a slash after each name that
+// has names below it. The path of a list may end in a slash, that of a value must not.
 func (t tree) get(path string) (string, bool) {
 	if v, ok := t[path]; ok {
 		return v, true
@@ -45,7 +45,7 @@ func (t tree) get(path string) (string, bool) {
 	return strings.Join(names, "\n"), len(names) > 0
 }
 
-// tree makes the current metadata of an instance.
+// tree returns the current metadata of an instance.
 func (h *handler) tree(id string) (tree, bool) {
 	view := h.cloud.Metadata()
 	i, enis := view.Self(id)
@@ -179,8 +179,8 @@ func (b builder) role(c *vpc.Cloud) {
 	}))
 }
 
-// hostname is the name of an instance's ENI: by its IPv4 address, or without one by the
-// instance (EC2 User Guide, "Instance hostnames").
+// hostname returns the hostname of an instance's ENI, from its IPv4 address or, without one, from the
+// instance ID (EC2 User Guide, "Instance hostnames").
 func hostname(c *vpc.Cloud, i *vpc.Instance, a netip.Addr) string {
 	name := i.ID
 	if a.IsValid() {
@@ -197,7 +197,7 @@ func lines[T fmt.Stringer](list []T) string {
 	return strings.Join(out, "\n")
 }
 
-// object is JSON as the service prints it: indented, keys in order.
+// object formats JSON like the service: indented, with sorted keys.
 func object(m map[string]any) string {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {

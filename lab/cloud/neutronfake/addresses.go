@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// wanted is a requested address: of a subnet, a given one, or both.
+// wanted is a requested address: a subnet, a specific address, or both.
 type wanted struct {
 	Subnet *string `json:"subnet_id"`
 	IP     *string `json:"ip_address"`
 }
 
 // addresses chooses the addresses of a new port: the requested ones or, without a request, one of each
-// family of the network. The lock is held, as in all below.
+// family of the network. The caller must hold the lock, as for all functions below.
 func (a *api) addresses(network string, want *[]wanted) ([]FixedIP, *refusal) {
 	out := []FixedIP{}
 	if want == nil {
@@ -48,7 +48,7 @@ func (ps *ports) freeOfAny(network string, subnets []Subnet) (FixedIP, bool) {
 	return FixedIP{}, false
 }
 
-// address chooses one address. As in Neutron, the gateway's address can be requested.
+// address chooses one address. As in Neutron, clients may request the gateway's address.
 func (a *api) address(network string, w wanted, with []FixedIP) (FixedIP, *refusal) {
 	s, err := a.networks.subnetFor(network, w)
 	if err != nil {
@@ -73,7 +73,7 @@ func (a *api) address(network string, w wanted, with []FixedIP) (FixedIP, *refus
 	return FixedIP{s.ID, ip}, nil
 }
 
-// subnetFor is the subnet of a requested address.
+// subnetFor returns the subnet of a requested address.
 func (ns *networks) subnetFor(network string, w wanted) (Subnet, *refusal) {
 	if w.Subnet != nil {
 		s, ok := ns.subnets[*w.Subnet]
@@ -99,7 +99,7 @@ func (ns *networks) subnetFor(network string, w wanted) (Subnet, *refusal) {
 	return Subnet{}, refuse(400, "InvalidIpForNetwork", "IP address %s is not a valid IP for any of the subnets on the specified network.", *w.IP)
 }
 
-// free is the lowest free address of a subnet's allocation pool, which has all hosts except the gateway.
+// free returns the lowest free address of a subnet's allocation pool, which has all hosts but the gateway.
 func (ps *ports) free(network string, s Subnet, with []FixedIP) (netip.Addr, bool) {
 	end := last(s.CIDR)
 	for ip := s.CIDR.Masked().Addr().Next(); s.CIDR.Contains(ip) && (ip.Is6() || ip != end); ip = ip.Next() {
@@ -124,7 +124,7 @@ func (ns *networks) subnetsOf(network string) (out []Subnet) {
 	return out
 }
 
-// last is the last address of a prefix: the broadcast address of an IPv4 subnet.
+// last returns the last address of a prefix: the broadcast address of an IPv4 subnet.
 func last(p netip.Prefix) netip.Addr {
 	bytes := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(bytes)*8; i++ {

@@ -6,8 +6,7 @@ import (
 	"slices"
 )
 
-// User is a user of Keystone with one role in one project, and perhaps an application
-// credential.
+// User is a Keystone user with one role in one project, and optionally an application credential.
 type User struct {
 	Name, Password      string
 	Domain              string // name; empty: Default
@@ -16,10 +15,10 @@ type User struct {
 	Credential, Secret  string // ID and secret of an application credential; empty: none
 	Reader              bool   // limited to its own project
 	Denied              []string
-	TokensWithoutAccess bool // Neutron refuses its tokens (as if it asked another Keystone)
+	TokensWithoutAccess bool // Neutron rejects its tokens (as if it used another Keystone)
 }
 
-// AddUser adds a user, and so puts Keystone in front of Neutron. User.Denied are policy rules that the
+// AddUser adds a user, which puts Keystone in front of Neutron. User.Denied are policy rules that the
 // user lacks, such as create_port, create_port:mac_address, update_port:binding:host_id, or
 // get_port:binding:vif_type.
 func (k *Keystone) AddUser(u User) {
@@ -47,8 +46,8 @@ type caller struct {
 func (w caller) sees(project string) bool { return w.admin || w.project == project }
 func (w caller) denied(rule string) bool  { return slices.Contains(w.rules, rule) }
 
-// caller is the client of a request, by its token. Without users every client is an administrator without
-// a project.
+// caller returns the client of a request from its token. Without users, every client is an administrator
+// without a project.
 func (k *Keystone) caller(r *http.Request) (caller, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

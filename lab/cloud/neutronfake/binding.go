@@ -9,23 +9,23 @@ import (
 type Host struct {
 	// Agent is true for neutron-openvswitch-agent, and false for ovn-controller.
 	Agent bool
-	// Hybrid puts a Linux bridge between a port and the integration bridge
-	// (firewall_driver iptables_hybrid); of Agent only.
+	// Hybrid puts a Linux bridge between a port and the integration bridge (firewall_driver
+	// iptables_hybrid). It requires Agent.
 	Hybrid bool
 	// Bridge is the integration bridge. Empty: br-int, which OVN omits.
 	Bridge string
-	// VIF is the binding in place of all that, for other mechanism drivers and for invalid replies.
+	// VIF overrides the binding, for other mechanism drivers and for invalid replies.
 	VIF VIF
 }
 
-// AddHost adds a host, or replaces it.
+// AddHost adds or replaces a host.
 func (c *Cloud) AddHost(name string, h Host) { c.set(func() { c.hosts.byName[name] = h }) }
 
-// RemoveHost removes the agent of a host: new bindings fail there.
+// RemoveHost removes the agent of a host, so that new bindings fail there.
 func (c *Cloud) RemoveHost(name string) { c.set(func() { delete(c.hosts.byName, name) }) }
 
-// Plug reports that the interface of a port was plugged at a host. The port becomes active if it is bound
-// there. If it is bound later, it becomes active with the agent of Open vSwitch, but not with OVN.
+// Plug reports that the interface of a port was plugged on a host. The port becomes active if it is bound
+// there. If it is bound later, it becomes active with the Open vSwitch agent, but not with OVN.
 func (c *Cloud) Plug(port, host string) {
 	c.set(func() {
 		if p := c.ports.byID[port]; p != nil {
@@ -47,7 +47,8 @@ func (c *Cloud) Unplug(port string) {
 	})
 }
 
-// wire activates a port that is bound where it is plugged. The lock is held, as in all below.
+// wire activates a port that is bound where it is plugged. The caller must hold the lock, as for all
+// methods below.
 func (hs *hosts) wire(p *Port) {
 	if p.pluggedAt != "" && p.pluggedAt == p.Host && p.VIF.Type != "binding_failed" && p.Status != "ACTIVE" {
 		hs.ports.change(p, func() { p.Status = "ACTIVE" })
@@ -68,7 +69,7 @@ func (hs *hosts) bind(p *Port, moved bool) {
 	}
 }
 
-// vif is the result of binding to a host.
+// vif returns the result of binding a port to a host.
 func (hs *hosts) vif(host string) VIF {
 	h, alive := hs.byName[host]
 	switch {
@@ -92,9 +93,9 @@ func (hs *hosts) vif(host string) VIF {
 	}
 }
 
-// answered is a port in the reply to the request that made or changed it. Neutron replies before it
-// stores the binding: without the drivers that bound the port and, if late, without the last change of
-// the revision.
+// answered returns a port as in the reply to the request that created or changed it. Neutron replies
+// before it stores the binding: the reply lacks the drivers that bound the port and, if late is set, the
+// latest revision.
 func (hs *hosts) answered(p *Port, late bool) *Port {
 	out := p.copied()
 	if _, told := out.VIF.Details["bound_drivers"]; told {

@@ -23,8 +23,7 @@ type portBody struct {
 	AdminUp  *bool     `json:"admin_state_up"`
 }
 
-// The attributes of a port by the methods that may set them, without those that the lab does not
-// support.
+// Attributes of a port by the methods that may set them, except those that the lab does not support.
 var (
 	postAttributes = []string{
 		"name", "network_id", "project_id", "tenant_id", "device_id", "device_owner", "mac_address", "fixed_ips", "security_groups",
@@ -64,7 +63,7 @@ func portsOf(body []byte) (out []*portBody, bulk bool, err *refusal) {
 	}
 }
 
-// port decodes one port, and refuses unknown attributes and those that the method may not set.
+// port decodes one port, and rejects unknown attributes and those that the method may not set.
 func port(body []byte, method string, may []string) (*portBody, *refusal) {
 	var attributes map[string]json.RawMessage
 	if json.Unmarshal(body, &attributes) != nil || attributes == nil {
@@ -88,7 +87,7 @@ func port(body []byte, method string, may []string) (*portBody, *refusal) {
 	return b, b.check(method)
 }
 
-// check checks the values of attributes (neutron-lib, api/definitions/port.py).
+// check validates attributes (neutron-lib, api/definitions/port.py).
 func (b *portBody) check(method string) *refusal {
 	if method == "POST" && b.Network == nil {
 		return badRequest("Failed to parse request. Required attribute 'network_id' not specified")
@@ -120,7 +119,7 @@ func (b *portBody) check(method string) *refusal {
 	return nil
 }
 
-// project is the ID of the project of a new port; empty if neither the request nor the caller has one.
+// project returns the project ID of a new port, or "" if neither the request nor the caller has one.
 func (b *portBody) project(who caller) string {
 	for _, p := range []*string{b.Project, b.Tenant} {
 		if p != nil {
@@ -140,7 +139,7 @@ func (b *portBody) copyTo(p *Port) {
 	p.MAC = strings.ToLower(p.MAC)
 }
 
-// portEnvelope is the port of a request; nil without one.
+// portEnvelope is the port of a request, or nil.
 func portEnvelope(body []byte) json.RawMessage {
 	var envelope struct {
 		Port json.RawMessage `json:"port"`

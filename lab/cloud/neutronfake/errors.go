@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// refusal is an error of Neutron.
+// refusal is a Neutron error.
 type refusal struct {
 	status    int
 	kind, why string
@@ -18,7 +18,7 @@ func refuse(status int, kind, format string, args ...any) *refusal {
 	return &refusal{status, kind, fmt.Sprintf(format, args...)}
 }
 
-// badRequest is the error for a request that Neutron's API layer refuses.
+// badRequest returns the error for a request that Neutron's API layer rejects.
 func badRequest(format string, args ...any) *refusal {
 	return refuse(400, "HTTPBadRequest", format, args...)
 }
@@ -42,5 +42,5 @@ func textReply(status int, text string) reply {
 	return reply{Status: status, Header: map[string]string{"Content-Type": "text/plain; charset=UTF-8"}, Body: []byte(text)}
 }
 
-// Fault makes calls fail, see httpreply.
+// Fault makes calls fail; see httpreply.
 type Fault = httpreply.Fault

@@ -11,7 +11,7 @@ import (
 // maxURL is the maximum length of a URL in bytes (eventlet.wsgi, and Apache's LimitRequestLine).
 const maxURL = 8190
 
-// route replies to a call. The lock is held, as in all below.
+// route handles a call. The caller must hold the lock, as for all methods below.
 func (a *api) route(r *http.Request, body []byte) reply {
 	if r.URL.Path == "/v3" || strings.HasPrefix(r.URL.Path, "/v3/") {
 		return a.keystone.serve(r, body)
@@ -33,7 +33,7 @@ func (a *api) route(r *http.Request, body []byte) reply {
 	case r.Method == http.MethodGet:
 		return a.show(r, who, collection, id)
 	case collection != "ports":
-		return textReply(405, "the lab changes ports only")
+		return textReply(405, "the lab only changes ports")
 	case r.Method == http.MethodPost && !one:
 		return a.post(who, body)
 	case r.Method == http.MethodPut && one:
@@ -45,8 +45,8 @@ func (a *api) route(r *http.Request, body []byte) reply {
 	}
 }
 
-// visible is the part of a collection that a caller may list. It looks ports up by their IDs if the
-// request has some, as there may be thousands.
+// visible returns the part of a collection that a caller may list. It looks ports up by ID if the request
+// has IDs, because there may be thousands of ports.
 func (a *api) visible(who caller, collection string, ids []string) (out []map[string]any) {
 	switch collection {
 	case "ports":

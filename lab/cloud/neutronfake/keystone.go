@@ -19,26 +19,26 @@ type Keystone struct {
 	mu      sync.Mutex // guards all below
 	users   []User
 	tokens  map[string]token
-	catalog string // Neutron's URL in the catalog; empty: the one by which Keystone was reached
-	made    int    // tokens so far
+	catalog string // Neutron's URL in the catalog; empty: the URL that the request used
+	made    int    // number of tokens issued
 }
 
 func (k *Keystone) set(do func()) { k.mu.Lock(); defer k.mu.Unlock(); do() }
 
-// token is one that Keystone gave.
+// token is a token issued by Keystone.
 type token struct {
 	user, domain string
 	expires      time.Time
 }
 
-// SetCatalog sets the URL of Neutron in Keystone's catalog. Empty: the URL by which Keystone was reached,
-// without its path.
+// SetCatalog sets Neutron's URL in Keystone's catalog. If empty, the catalog has the URL that the request
+// used, without its path.
 func (k *Keystone) SetCatalog(url string) { k.set(func() { k.catalog = url }) }
 
-// RevokeTokens invalidates all tokens, like a restart of Keystone with other keys.
+// RevokeTokens invalidates all tokens, like a restart of Keystone with new keys.
 func (k *Keystone) RevokeTokens() { k.set(func() { clear(k.tokens) }) }
 
-// Tokens is the number of valid tokens.
+// Tokens returns the number of valid tokens.
 func (k *Keystone) Tokens() (n int) {
 	k.set(func() {
 		for _, t := range k.tokens {
@@ -84,7 +84,7 @@ type authRequest struct {
 	} `json:"auth"`
 }
 
-// serve replies to requests below /v3.
+// serve handles requests below /v3.
 func (k *Keystone) serve(r *http.Request, body []byte) reply {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -106,8 +106,8 @@ func (k *Keystone) serve(r *http.Request, body []byte) reply {
 	return keystoneError(401, "Unauthorized", "The request you have made requires authentication.")
 }
 
-// proves reports whether a request has the credentials of this user. The scope must be its project; an
-// application credential must have no scope.
+// proves reports whether a request has the credentials of this user. The scope must be the user's
+// project; an application credential must have no scope.
 func (u User) proves(req authRequest) bool {
 	id := req.Auth.Identity
 	if len(id.Methods) != 1 {
@@ -125,7 +125,7 @@ func (u User) proves(req authRequest) bool {
 	}
 }
 
-// newToken answers with a new token. k.mu is held.
+// newToken replies with a new token. The caller must hold k.mu.
 func (k *Keystone) newToken(u User, methods []string, r *http.Request) reply {
 	k.made++
 	id := fmt.Sprintf("gAAAAAB%040x", k.made)
@@ -161,7 +161,7 @@ func (k *Keystone) newToken(u User, methods []string, r *http.Request) reply {
 	return out
 }
 
-// endpoints are the endpoints of a service. Only the public one works.
+// endpoints returns the endpoints of a service. Only the public endpoint works.
 func (k *Keystone) endpoints(id, url string) (out []any) {
 	for _, e := range []struct{ face, url string }{{"admin", "http://admin.invalid"}, {"internal", "http://internal.invalid"}, {"public", url}} {
 		out = append(out, map[string]any{"id": id + "-" + e.face, "interface": e.face, "region": k.region, "region_id": k.region, "url": e.url})

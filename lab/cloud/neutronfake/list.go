@@ -16,9 +16,9 @@ var filters = map[string][]string{
 	"subnets":  {"id", "name", "network_id"},
 }
 
-// page are the parameters for pages.
+// page holds the pagination parameters.
 type page struct {
-	limit  int // 0: no pages
+	limit  int // 0: no pagination
 	marker string
 }
 
@@ -77,7 +77,7 @@ func (a *api) page(query url.Values) (page, *refusal) {
 	return p, nil
 }
 
-// after are the items behind a marker, which must exist.
+// after returns the items after a marker, which must exist.
 func (a *api) after(collection string, all []map[string]any, marker string) ([]map[string]any, *refusal) {
 	if marker == "" {
 		return all, nil

@@ -10,7 +10,7 @@ type Network struct {
 	ID, Name string
 	Project  string // ID; empty: the cloud's first
 	Shared   bool   // visible to all projects
-	MTU      int    // bytes; 0: 1442, which Geneve leaves of 1500
+	MTU      int    // bytes; 0: 1442, which leaves room for Geneve in 1500
 }
 
 // Subnet is a subnet of a network.
@@ -46,7 +46,7 @@ type Port struct {
 	Revision                   int
 	Created, Updated           time.Time
 
-	pluggedAt string // the host where it is plugged; empty: none
+	pluggedAt string // host where it is plugged, or empty
 }
 
 // VIF is the result of binding a port.
@@ -58,19 +58,19 @@ type VIF struct {
 // Group is a security group.
 type Group struct {
 	ID, Name, Project string
-	// Rules are for the fabric: the API does not show them.
+	// Rules are for the fabric; the API does not return them.
 	Rules []Rule
 }
 
-// Rule allows packets of a group's ports, and the replies to them.
+// Rule allows packets to or from the ports of a group, and replies to these packets.
 type Rule struct {
 	Egress   bool
 	Protocol string       // tcp, udp, icmp; empty: any
-	Port     uint16       // of tcp and udp, at the receiver; 0: any
-	Remote   netip.Prefix // the other side; zero: any
-	Group    string       // ID of the other side's group; empty: any
+	Port     uint16       // destination port of tcp and udp; 0: any
+	Remote   netip.Prefix // remote prefix; zero: any
+	Group    string       // ID of the remote group; empty: any
 }
 
-// defaultRules are the rules of a project's default group: all egress, and ingress from the group itself
-// (Neutron's API reference, security groups).
+// defaultRules returns the rules of a project's default group: all egress, and ingress from the group
+// itself (Neutron's API reference, security groups).
 func defaultRules(id string) []Rule { return []Rule{{Egress: true}, {Group: id}} }

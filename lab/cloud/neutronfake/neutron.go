@@ -1,10 +1,10 @@
-// Package neutronfake is an OpenStack Networking service (Neutron, ML2) and the identity service in front
-// of it (Keystone v3) over HTTP, with their state in memory. It is as strict as the real services in what
-// it supports, with their exact errors. It is for tests, the lab and benchmarks. It follows the API
-// references and the exceptions of Neutron 21.0 (Zed); TestProviderWithNeutron of test/e2e/neutron
-// compares it with a real one. It shares no code with what it tests.
+// Package neutronfake is an in-memory OpenStack Networking service (Neutron, ML2) over HTTP, with the
+// identity service in front of it (Keystone v3), for tests, the lab and benchmarks. For all supported
+// calls it is as strict as the real services and returns the same errors. It follows the API references
+// and the exceptions of Neutron 21.0 (Zed); TestProviderWithNeutron of test/e2e/neutron compares it with a
+// real Neutron. It shares no code with Berth's client.
 //
-// Ports, networks and subnets can be read; ports can be made (one or many), changed and deleted.
+// Clients can read ports, networks and subnets; and create (one or many), change and delete ports.
 // Everything else is set by Go calls. The reply to an unknown call is Neutron's for an unknown resource.
 package neutronfake
 
@@ -25,13 +25,12 @@ import (
 
 // Options configure the services. The zero value is Neutron with its defaults.
 type Options struct {
-	Clock clock.Clock // the machine's when nil
-	// Lag is how far listings of ports lag behind. Single ports are never old.
+	Clock clock.Clock // nil: the machine's
+	// Lag delays changes in lists of ports. Single ports are always current.
 	Lag time.Duration
-	// TokenLife is how long a token is valid; 0: an hour (Keystone's default).
+	// TokenLife is the validity of a token; 0: an hour (Keystone's default).
 	TokenLife time.Duration
-	// MaxPage is the maximum page size (pagination_max_limit); 0: no maximum, and pages only on
-	// request.
+	// MaxPage is the maximum page size (pagination_max_limit); 0: no maximum, and pages only on request.
 	MaxPage int
 	// MaxBody is the maximum size of a request in bytes; 0: 114,688 (oslo.middleware,
 	// max_request_body_size).
@@ -43,10 +42,10 @@ type Options struct {
 // firstProject is the default project.
 const firstProject = "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
 
-// Cloud is Neutron, and Keystone in front of it once there is a user. Make it with New, then fill it.
-// It is safe for concurrent use.
+// Cloud is Neutron, with Keystone in front of it once there is a user. It starts empty and is safe for
+// concurrent use.
 type Cloud struct {
-	HTTP     *httpreply.Front // faults and the log of calls
+	HTTP     *httpreply.Front // faults and the call log
 	Keystone *Keystone
 
 	clock   clock.Clock
@@ -68,13 +67,13 @@ type networks struct {
 	groups  map[string]Group
 }
 
-// ports are the ports with the addresses that they take, and the state that listings show.
+// ports are the ports with their addresses, and the state that lists show.
 type ports struct {
 	clock   clock.Clock
 	changed signal
 	ids     *ids
 	byID    map[string]*Port
-	ips     map[place]int // how many ports have an address of a network
+	ips     map[place]int // number of ports with an address of a network
 	macs    map[string]int
 	trail   trail
 }
@@ -94,20 +93,20 @@ type api struct {
 	networks *networks
 	ports    *ports
 	hosts    *hosts
-	quota    int // ports of a project; below 0: any number
+	quota    int // ports per project; negative: unlimited
 }
 
-// ids makes IDs.
-type ids struct{ made int } // so far
+// ids issues IDs.
+type ids struct{ made int } // number issued
 
-// signal has room for one.
+// signal has a capacity of 1.
 type signal chan struct{}
 
 // tell signals a change.
 func (s signal) tell() {
 	select {
 	case s <- struct{}{}:
-	default: // signalled already
+	default: // signal already pending
 	}
 }
 
@@ -136,7 +135,7 @@ func New(o Options) *Cloud {
 			return out
 		},
 		Refuse: func(_ *http.Request, f httpreply.Fault) reply {
-			if f.Type == "" { // as proxies answer
+			if f.Type == "" { // as in replies of proxies
 				return textReply(f.Status, f.Message)
 			}
 			return refuse(f.Status, f.Type, "%s", f.Message).reply()
@@ -148,8 +147,7 @@ func New(o Options) *Cloud {
 // ServeHTTP serves Keystone below /v3 and Neutron below /v2.0.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.HTTP.ServeHTTP(w, r) }
 
-// AddNetwork adds a network, or replaces the one with its ID, and returns it with defaults for missing
-// fields.
+// AddNetwork adds or replaces a network, and returns it with defaults for missing fields.
 func (c *Cloud) AddNetwork(n Network) Network {
 	c.set(func() {
 		n.ID = cmp.Or(n.ID, c.ids.newID())
@@ -166,7 +164,7 @@ func (c *Cloud) RemoveNetwork(id string) {
 	c.set(func() { delete(c.networks.byID, id); c.changed.tell() })
 }
 
-// AddSubnet adds a subnet, or replaces the one with its ID, and returns it with its ID.
+// AddSubnet adds or replaces a subnet, and returns it with its ID.
 func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	c.set(func() {
 		s.ID = cmp.Or(s.ID, c.ids.newID())
@@ -176,8 +174,7 @@ func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	return s
 }
 
-// AddGroup adds a security group, or replaces the one with its ID, and returns it with defaults for
-// missing fields.
+// AddGroup adds or replaces a security group, and returns it with defaults for missing fields.
 func (c *Cloud) AddGroup(g Group) Group {
 	c.set(func() {
 		g.ID = cmp.Or(g.ID, c.ids.newID())
@@ -188,11 +185,11 @@ func (c *Cloud) AddGroup(g Group) Group {
 	return g
 }
 
-// SetQuota sets the maximum number of ports of a project; below 0: none.
+// SetQuota sets the maximum number of ports of a project; negative: unlimited.
 func (c *Cloud) SetQuota(ports int) { c.set(func() { c.api.quota = ports }) }
 
-// AddPort adds a port of another client, and returns it with defaults for a missing ID, MAC address,
-// project or status.
+// AddPort adds a port on behalf of another client, and returns it with defaults for a missing ID, MAC
+// address, project or status.
 func (c *Cloud) AddPort(p Port) Port {
 	c.set(func() {
 		p.ID = cmp.Or(p.ID, c.ids.newID())
@@ -206,8 +203,7 @@ func (c *Cloud) AddPort(p Port) Port {
 	return p.copied()
 }
 
-// Edit changes a port, and so its revision, as another client would. It reports whether the port
-// exists.
+// Edit changes a port and its revision as another client would, and reports whether the port exists.
 func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {
 		p := c.ports.byID[id]
@@ -233,7 +229,7 @@ func (c *Cloud) Ports() (out []Port) {
 	return out
 }
 
-// Snapshot are the networks, subnets, groups and ports at one moment, each ordered by ID.
+// Snapshot is the networks, subnets, groups and ports at one moment, each ordered by ID.
 type Snapshot struct {
 	Networks []Network
 	Subnets  []Subnet
@@ -253,8 +249,8 @@ func (c *Cloud) Snapshot() (b Snapshot) {
 	return b
 }
 
-// Changes returns a channel that receives after networks, subnets, groups or ports change. It has one
-// receiver, the fabric.
+// Changes returns a channel that receives after networks, subnets, groups or ports change. Only one
+// receiver, the fabric, may use it.
 func (c *Cloud) Changes() <-chan struct{} { return c.changed }
 
 // set runs do with the lock held.
@@ -264,7 +260,7 @@ func (c *Cloud) set(do func()) {
 	do()
 }
 
-// enter adds a port. The lock is held, as in all below.
+// enter adds a port. The caller must hold the lock, as for all methods below.
 func (ps *ports) enter(p *Port) {
 	ps.byID[p.ID] = p
 	ps.index(p, 1)
@@ -310,10 +306,10 @@ func (ps *ports) drop(id string) {
 	}
 }
 
-// newID returns a new UUID that differs from others in its first characters, like Neutron's.
+// newID returns a new UUID whose first characters are unique, like those of Neutron.
 func (i *ids) newID() string {
 	i.made++
-	n := uint64(i.made) * 0x9e3779b97f4a7c15 // spreads neighbours apart (Knuth, multiplicative hashing)
+	n := uint64(i.made) * 0x9e3779b97f4a7c15 // Knuth's multiplicative hash: consecutive numbers differ in their first characters
 	return fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", n>>32, n>>16&0xffff, n>>4&0xfff, n&0xfff, i.made)
 }
 
@@ -330,13 +326,13 @@ func (p *Port) copied() Port {
 	return out
 }
 
-// trail is the state that listings show, which may lag behind.
+// trail is the state that lists show, which may be stale.
 type trail struct {
 	shown map[string]Port
 	later []trailed // oldest first
 }
 
-// trailed is a port from a moment on; nil after its deletion.
+// trailed is a port from a point in time on; nil after its deletion.
 type trailed struct {
 	at   time.Time
 	id   string
@@ -345,7 +341,7 @@ type trailed struct {
 
 func (t *trail) add(at time.Time, id string, p *Port) { t.later = append(t.later, trailed{at, id, p}) }
 
-// at returns the state at a moment. Moments must not decrease.
+// at returns the state at a point in time, which must not decrease between calls.
 func (t *trail) at(moment time.Time) map[string]Port {
 	n := 0
 	for _, l := range t.later {

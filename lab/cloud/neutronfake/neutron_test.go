@@ -33,7 +33,7 @@ type client struct {
 	sub   neutronfake.Subnet
 }
 
-// served serves a cloud with a network and a subnet.
+// served serves a cloud with one network and one subnet.
 func served(t *testing.T, o neutronfake.Options) *client {
 	t.Helper()
 	c := neutronfake.New(o)
@@ -70,22 +70,22 @@ func (c *client) do(method, path, body string, header ...string) (int, map[strin
 	return resp.StatusCode, out, resp.Header
 }
 
-// fill replaces the placeholders of tables: $NET, $SUB, $PROJECT, $PORT.
+// fill replaces placeholders in test tables: $NET, $SUB, $PROJECT, $PORT.
 func (c *client) fill(s, port string) string {
 	return strings.NewReplacer("$NET", c.net.ID, "$SUB", c.sub.ID, "$PROJECT", project, "$PORT", port, "$ABSENT", absent).Replace(s)
 }
 
-// post makes a port that must be possible, and returns its ID.
+// post creates a port, which must succeed, and returns its ID.
 func (c *client) post(attributes string) string {
 	c.t.Helper()
 	status, body, _ := c.do("POST", "/v2.0/ports", c.fill(`{"port": {"network_id": "$NET", "project_id": "$PROJECT"`+attributes+`}}`, ""))
 	if status != 201 {
-		c.t.Fatalf("HTTP %d: %v", status, body)
+		c.t.Fatalf("create port: HTTP %d: %v", status, body)
 	}
 	return body["port"].(map[string]any)["id"].(string)
 }
 
-// Refusals have Neutron's status, type and words.
+// Errors have Neutron's status, type and message.
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		request, body string
@@ -130,54 +130,54 @@ func TestRefusals(t *testing.T) {
 		status, body, _ := c.do(method, c.fill(path, port), c.fill(tc.body, port))
 		want := map[string]any{"type": tc.kind, "message": c.fill(tc.message, port), "detail": ""}
 		if got := body["NeutronError"]; status != tc.status || fmt.Sprint(got) != fmt.Sprint(want) {
-			t.Errorf("%s %s\ngot  %d %v\nwant %d %v", tc.request, tc.body, status, got, tc.status, want)
+			t.Errorf("%s %s:\ngot  %d %v\nwant %d %v", tc.request, tc.body, status, got, tc.status, want)
 		}
 		if n := len(c.cloud.Ports()); n != 1 {
-			t.Errorf("%s %s: %d ports", tc.request, tc.body, n)
+			t.Errorf("%s %s: %d ports exist afterwards, want 1", tc.request, tc.body, n)
 		}
 	}
 }
 
-// Requests that are too large are refused by the server, not by Neutron.
-func TestTooLarge(t *testing.T) {
+// The server rejects requests that are too large before Neutron sees them.
+func TestOversizedRequests(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	if status, body, _ := c.do("POST", "/v2.0/ports", strings.Repeat(" ", 114689)); status != 413 || body["text"] != "Request is too large." {
-		t.Errorf("a large body: %d %v", status, body)
+		t.Errorf("large body: status %d, reply %v; want 413", status, body)
 	}
 	if status, _, _ := c.do("GET", "/v2.0/ports?name="+strings.Repeat("a", 8190), ""); status != 414 {
-		t.Errorf("a long URL: %d", status)
+		t.Errorf("long URL: status %d, want 414", status)
 	}
 }
 
-// Of a request for many nothing is left if one of them cannot be.
-func TestManyOrNone(t *testing.T) {
+// Bulk creation creates all ports or none.
+func TestBulkCreationIsAtomic(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	one := `{"network_id": "$NET", "project_id": "$PROJECT"}`
 	many := func(n int) string {
 		return c.fill(`{"ports": [`+strings.TrimSuffix(strings.Repeat(one+",", n), ",")+`]}`, "")
 	}
 	if status, body, _ := c.do("POST", "/v2.0/ports", many(6)); status != 409 || len(c.cloud.Ports()) != 0 {
-		t.Errorf("six where five fit: %d %v, %d ports", status, body, len(c.cloud.Ports()))
+		t.Errorf("six ports in a subnet for five: status %d, reply %v, %d ports; want 409 and none", status, body, len(c.cloud.Ports()))
 	}
 	c.cloud.SetQuota(4)
 	if status, body, _ := c.do("POST", "/v2.0/ports", many(5)); status != 409 || len(c.cloud.Ports()) != 0 {
-		t.Errorf("five where four may be: %d %v, %d ports", status, body, len(c.cloud.Ports()))
+		t.Errorf("five ports with a quota of four: status %d, reply %v, %d ports; want 409 and none", status, body, len(c.cloud.Ports()))
 	}
 	c.cloud.SetQuota(-1)
 	if status, body, _ := c.do("POST", "/v2.0/ports", many(5)); status != 201 || len(body["ports"].([]any)) != 5 {
-		t.Errorf("five where five fit: %d %v", status, body)
+		t.Errorf("five ports in a subnet for five: status %d, reply %v; want 201", status, body)
 	}
 	ips := map[netip.Addr]bool{}
 	for _, p := range c.cloud.Ports() {
 		ips[p.FixedIPs[0].IP] = true
 	}
 	if len(ips) != 5 || ips[c.sub.Gateway] {
-		t.Errorf("the addresses %v", ips)
+		t.Errorf("addresses of the ports = %v, want five without the gateway", ips)
 	}
 }
 
-// Every change makes a revision, also one of nothing, and some answers are one behind; If-Match
-// holds.
+// Every request increments the revision, even one without changes; some replies show the previous
+// revision. If-Match is enforced.
 func TestRevisions(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	c.cloud.AddHost("node-a", neutronfake.Host{})
@@ -200,7 +200,7 @@ func TestRevisions(t *testing.T) {
 		{`{"port": {"name": "c"}}`, "revision_number=x", 400, "Bad if-match request: Revision number etag must be in the format of revision_number=<int>."},
 		{`{"port": {"name": "c"}}`, `"etag"`, 200, 4.0},
 		{`{"port": {"name": "d"}}`, "", 200, 5.0},
-		// The answer is that of before the last revision.
+		// The reply shows the state before the latest revision.
 		{`{"port": {}}`, "", 200, 5.0},
 		{`{"port": {"binding:host_id": ""}}`, "revision_number=6", 200, 6.0},
 		{`{"port": {"binding:host_id": "node-a"}}`, "revision_number=7", 200, 8.0},
@@ -212,12 +212,12 @@ func TestRevisions(t *testing.T) {
 		{`{"port": {"name": "g"}}`, "revision_number=16", 200, 17.0},
 	} {
 		if status, got := put(tc.body, tc.match); status != tc.status || got != tc.want {
-			t.Errorf("%s, %s: %d %v, want %d %v", tc.body, tc.match, status, got, tc.status, tc.want)
+			t.Errorf("PUT %s with If-Match %s: status %d, revision or error %v; want %d %v", tc.body, tc.match, status, got, tc.status, tc.want)
 		}
 	}
 }
 
-// Bind before plug: with OVN a port that was plugged first does not become active.
+// With OVN, a port that is plugged before it is bound does not become active.
 func TestBindAndPlug(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
@@ -228,8 +228,8 @@ func TestBindAndPlug(t *testing.T) {
 	}{
 		{"OVN", neutronfake.Host{}, false, "node-a", "ACTIVE", "ovs"},
 		{"OVN, plugged first", neutronfake.Host{}, true, "node-a", "DOWN", "ovs"},
-		{"the agent, plugged first", neutronfake.Host{Agent: true}, true, "node-a", "ACTIVE", "ovs"},
-		{"plugged elsewhere", neutronfake.Host{}, false, "node-b", "DOWN", "ovs"},
+		{"Open vSwitch agent, plugged first", neutronfake.Host{Agent: true}, true, "node-a", "ACTIVE", "ovs"},
+		{"plugged on another host", neutronfake.Host{}, false, "node-b", "DOWN", "ovs"},
 		{"no agent", neutronfake.Host{VIF: neutronfake.VIF{Type: "binding_failed"}}, false, "node-a", "DOWN", "binding_failed"},
 	} {
 		c := served(t, neutronfake.Options{})
@@ -244,16 +244,16 @@ func TestBindAndPlug(t *testing.T) {
 		}
 		p := c.cloud.Ports()[0]
 		if p.Status != tc.status || p.VIF.Type != tc.vif {
-			t.Errorf("%s: %s, %s", tc.name, p.Status, p.VIF.Type)
+			t.Errorf("%s: status %s, VIF type %s; want %s, %s", tc.name, p.Status, p.VIF.Type, tc.status, tc.vif)
 		}
 		c.do("PUT", "/v2.0/ports/"+port, `{"port": {"binding:host_id": ""}}`)
 		if p := c.cloud.Ports()[0]; p.Status != "DOWN" || p.VIF.Type != "unbound" {
-			t.Errorf("%s, let go: %s, %s", tc.name, p.Status, p.VIF.Type)
+			t.Errorf("%s: after unbinding status %s, VIF type %s; want DOWN, unbound", tc.name, p.Status, p.VIF.Type)
 		}
 	}
 }
 
-// Pages follow each other, with the fields that are asked for.
+// Consecutive pages cover all ports, with the requested fields only.
 func TestPages(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	var all []string
@@ -267,7 +267,7 @@ func TestPages(t *testing.T) {
 		_, body, _ := c.do("GET", next, "")
 		for _, o := range body["ports"].([]any) {
 			if len(o.(map[string]any)) != 1 {
-				t.Errorf("fields: %v", o)
+				t.Errorf("port %v has more than the requested field", o)
 			}
 			got = append(got, o.(map[string]any)["id"].(string))
 		}
@@ -277,11 +277,11 @@ func TestPages(t *testing.T) {
 		}
 	}
 	if !slices.Equal(got, all) {
-		t.Errorf("got %v, want %v", got, all)
+		t.Errorf("ports of all pages = %v, want %v", got, all)
 	}
 }
 
-// Keystone gives a token for valid credentials, and Neutron accepts it until it expires.
+// Keystone issues a token for valid credentials, and Neutron accepts it until it expires.
 func TestTokens(t *testing.T) {
 	now := clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC))
 	c := served(t, neutronfake.Options{Clock: now, TokenLife: time.Minute})
@@ -296,17 +296,17 @@ func TestTokens(t *testing.T) {
 	}{
 		{"password", password("u", "p", scope), 201},
 		{"application credential", `{"auth": {"identity": {"methods": ["application_credential"], "application_credential": {"id": "ac", "secret": "s"}}}}`, 201},
-		{"another password", password("u", "q", scope), 401},
-		{"another user", password("v", "p", scope), 401},
+		{"wrong password", password("u", "q", scope), 401},
+		{"unknown user", password("v", "p", scope), 401},
 		{"another project", password("u", "p", strings.ReplaceAll(scope, "berth", "other")), 401},
 		{"no project", password("u", "p", ""), 401},
-		{"another method", `{"auth": {"identity": {"methods": ["token"]}}}`, 401},
+		{"unsupported method", `{"auth": {"identity": {"methods": ["token"]}}}`, 401},
 		{"no method", `{"auth": {}}`, 400},
-		{"no JSON", `auth`, 400},
+		{"invalid JSON", `auth`, 400},
 	} {
 		status, _, header := c.do("POST", "/v3/auth/tokens", tc.body)
 		if status != tc.status || (header.Get("X-Subject-Token") != "") != (status == 201) {
-			t.Errorf("%s: %d, the token %q", tc.name, status, header.Get("X-Subject-Token"))
+			t.Errorf("%s: status %d, token %q; want status %d", tc.name, status, header.Get("X-Subject-Token"), tc.status)
 		}
 		if tc.name == "password" {
 			c.token = header.Get("X-Subject-Token")
@@ -316,26 +316,26 @@ func TestTokens(t *testing.T) {
 		t.Helper()
 		status, body, header := c.do("GET", "/v2.0/ports", "")
 		if status != want || status == 401 && (body["error"] == nil || header.Get("WWW-Authenticate") == "") {
-			t.Errorf("%s: %d %v", what, status, body)
+			t.Errorf("list ports %s: status %d, reply %v; want %d", what, status, body, want)
 		}
 	}
 	get("with a token", 200)
 	now.Advance(time.Minute)
-	get("once it ended", 401)
+	get("with an expired token", 401)
 	if n := c.cloud.Keystone.Tokens(); n != 0 {
-		t.Errorf("%d tokens are good", n)
+		t.Errorf("%d valid tokens, want 0", n)
 	}
 	c.token = ""
-	get("without one", 401)
+	get("without a token", 401)
 	if status, _, _ := c.do("GET", "/v3/auth/tokens", ""); status != 405 {
-		t.Errorf("GET of tokens: %d", status)
+		t.Errorf("GET of tokens: status %d, want 405", status)
 	}
 	if status, _, _ := c.do("GET", "/v3/users", ""); status != 404 {
-		t.Errorf("GET of users: %d", status)
+		t.Errorf("GET of users: status %d, want 404", status)
 	}
 }
 
-// A fault is met by the calls that it names, and spent.
+// A fault affects the configured calls, then ends.
 func TestFaults(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	c.cloud.HTTP.Inject(neutronfake.Fault{Method: "POST", Path: "/v2.0/ports", Skip: 1, Times: 2, After: true, Status: 504, Message: "late", RetryAfter: 3})
@@ -343,31 +343,31 @@ func TestFaults(t *testing.T) {
 	for i, w := range want {
 		status, body, header := c.do("POST", "/v2.0/ports", c.fill(`{"port": {"network_id": "$NET", "project_id": "$PROJECT"}}`, ""))
 		if status != w || w == 504 && (body["text"] != "late" || header.Get("Retry-After") != "3") {
-			t.Errorf("call %d: %d %v, want %d", i, status, body, w)
+			t.Errorf("call %d: status %d, reply %v; want %d", i, status, body, w)
 		}
 	}
 	if n := len(c.cloud.Ports()); n != 4 {
-		t.Errorf("%d ports, want also those whose replies were lost", n)
+		t.Errorf("%d ports, want 4 including those whose replies were lost", n)
 	}
-	c.cloud.HTTP.Inject(neutronfake.Fault{Method: "DELETE", HangUp: true}) // net/http repeats a GET by itself
+	c.cloud.HTTP.Inject(neutronfake.Fault{Method: "DELETE", HangUp: true}) // net/http retries a GET by itself
 	if status, _, _ := c.do("DELETE", "/v2.0/ports/x", ""); status != 0 {
-		t.Errorf("hung up: %d", status)
+		t.Errorf("DELETE with a closed connection: status %d, want none", status)
 	}
 	c.cloud.HTTP.Inject(neutronfake.Fault{Falsify: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("ports"), []byte("PORTS")) }})
 	if _, body, _ := c.do("GET", "/v2.0/ports", ""); body["PORTS"] == nil {
-		t.Errorf("falsified: %v", body)
+		t.Errorf("falsified reply = %v, want PORTS", body)
 	}
 	c.cloud.HTTP.ClearFaults()
 	if got := c.cloud.HTTP.Count("POST", "/v2.0/*"); got != 4 || c.cloud.HTTP.Calls()[1].Status != 504 || strings.Count(c.cloud.HTTP.Calls()[0].Body, `"network_id"`) != 1 {
-		t.Errorf("%d calls: %+v", got, c.cloud.HTTP.Calls())
+		t.Errorf("%d POSTs, want 4; log = %+v", got, c.cloud.HTTP.Calls())
 	}
 	c.cloud.HTTP.ResetCalls()
 	if n := len(c.cloud.HTTP.Calls()); n != 0 {
-		t.Errorf("%d calls", n)
+		t.Errorf("%d calls after ResetCalls, want 0", n)
 	}
 }
 
-// Many at once get addresses of their own.
+// Concurrent creations get distinct addresses.
 func TestConcurrency(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	var wg sync.WaitGroup
@@ -381,6 +381,6 @@ func TestConcurrency(t *testing.T) {
 	wg.Wait()
 	slices.Sort(statuses)
 	if want := []int{201, 201, 201, 201, 201, 409, 409, 409}; !slices.Equal(statuses, want) {
-		t.Errorf("got %v, want %v", statuses, want)
+		t.Errorf("statuses = %v, want %v", statuses, want)
 	}
 }

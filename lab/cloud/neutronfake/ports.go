@@ -4,7 +4,8 @@ import (
 	"slices"
 )
 
-// create makes the ports of a request, all or none. The lock is held, as in all below.
+// create creates the ports of a request, all or none. The caller must hold the lock, as for all methods
+// below.
 func (a *api) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
 	more := map[string]int{} // by project; the quota is checked first
 	for _, b := range bodies {
@@ -88,9 +89,9 @@ func (ns *networks) defaultGroup(project string) string {
 	return id
 }
 
-// update changes a port if it still has the revision; -1 matches any. Every request makes a new revision,
-// even one that changes nothing: then it is late, that is, not in the reply. A binding makes two
-// revisions, of which the second is late (observed with Neutron 21.0).
+// update changes a port if it has the given revision; -1 matches any. Every request makes a new revision,
+// even one that changes nothing: then the reply does not show it (late). A binding makes two revisions,
+// of which the second is late (observed with Neutron 21.0).
 func (a *api) update(p *Port, revision int, b *portBody) (late bool, err *refusal) {
 	if revision >= 0 && revision != p.Revision {
 		return false, refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)

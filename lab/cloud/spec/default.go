@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// DefaultAccessKey is the default static key of a spec. It has all permissions, in a lab only.
+// DefaultAccessKey returns the default static key of a spec. It has all permissions, which is fine for a lab.
 func DefaultAccessKey() AccessKey {
 	return AccessKey{ID: "AKIALABLABLABLABLAB1", Secret: "lab-secret-access-key-that-opens-only-the-lab", Actions: []string{"*"}}
 }
 
-// Default is a spec with one VPC, two subnets in two zones, a security group that allows traffic within the
-// VPC, and two m5.large nodes whose role has all permissions. Describe calls lag 200 ms behind; attaching
-// and detaching take about as long.
+// Default returns a spec with one VPC, two subnets in two zones, a security group that allows traffic
+// within the VPC, and two m5.large nodes whose role has all permissions. Describe calls lag by 200 ms;
+// attaching and detaching take about as long.
 func Default() Spec {
 	return Spec{
 		VPCs: []VPC{{
@@ -25,7 +25,7 @@ func Default() Spec {
 			},
 			SecurityGroups: []SecurityGroup{{
 				Name:        "default",
-				Description: "everything within the VPC, and out of it",
+				Description: "traffic within the VPC and to anywhere",
 				Ingress:     []Rule{{Protocol: "-1", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
 			}},
 		}},
@@ -39,8 +39,8 @@ func Default() Spec {
 			Link:   Duration(300 * time.Millisecond),
 			Detach: Duration(200 * time.Millisecond),
 		},
-		// EC2 is eventually consistent (EC2 Developer Guide, "Eventual
-		// consistency"): clients that rely on seeing their changes at once must fail here too.
+		// EC2 is eventually consistent (EC2 Developer Guide, "Eventual consistency"): clients that rely on
+		// seeing their changes immediately must fail here too.
 		Consistency: Consistency{Describe: Duration(200 * time.Millisecond)},
 	}
 }

@@ -27,8 +27,8 @@ func Load(path string) (Spec, error) {
 	return s, nil
 }
 
-// Parse reads a YAML spec, refuses fields it does not know, and returns it
-// completed. Errors name the field, such as vpcs[0].subnets[1].cidr.
+// Parse reads a YAML spec, rejects unknown fields, and returns the spec with its defaults. Errors name the
+// field, such as vpcs[0].subnets[1].cidr.
 func Parse(b []byte) (Spec, error) {
 	j, err := yaml.YAMLToJSONStrict(b)
 	if err != nil {
@@ -49,8 +49,8 @@ func Parse(b []byte) (Spec, error) {
 
 var textType = reflect.TypeFor[encoding.TextUnmarshaler]()
 
-// decode decodes a JSON tree into v. Unlike encoding/json, it names the path of a value whose own parser
-// refuses it.
+// decode decodes a JSON tree into v. Unlike encoding/json, it reports the path of a value that its own
+// parser rejects.
 func decode(path string, tree any, v reflect.Value) error {
 	if tree == nil {
 		return nil
@@ -94,7 +94,7 @@ func decodeStruct(path string, tree any, v reflect.Value) error {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		f, ok := fields[k]
 		if !ok {
-			return fieldError(join(path, k), "unknown field; known are %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
+			return fieldError(join(path, k), "unknown field; supported are %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
 		}
 		if err := decode(join(path, k), m[k], f); err != nil {
 			return err

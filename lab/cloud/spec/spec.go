@@ -20,30 +20,30 @@ func (d *Duration) UnmarshalText(b []byte) error {
 // MarshalText implements encoding.TextMarshaler.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
-// D is the duration as the standard library's type.
+// D returns the duration as a time.Duration.
 func (d Duration) D() time.Duration { return time.Duration(d) }
 
-// Spec describes one lab. Names refer to other parts of the spec. Missing IDs follow from the seed.
+// Spec describes one lab. Names refer to other parts of the spec. Missing IDs are derived from the seed.
 type Spec struct {
 	Region  string `json:"region,omitempty"`  // default "lab-1"
 	Account string `json:"account,omitempty"` // 12 digits; default "123456789012"
-	Seed    uint64 `json:"seed,omitempty"`    // of IDs, addresses and fault dice; default 1
+	Seed    uint64 `json:"seed,omitempty"`    // for IDs, addresses and random faults; default 1
 
 	VPCs      []VPC      `json:"vpcs"`
 	Instances []Instance `json:"instances,omitempty"`
 	Roles     []Role     `json:"roles,omitempty"`
-	// LaunchTags are the tags of every instance that is launched by a spec, and of its primary ENI, like
-	// those of a launch template.
+	// LaunchTags are the tags of every instance launched by a spec, and of its primary ENI, like those of a
+	// launch template.
 	LaunchTags map[string]string `json:"launchTags,omitempty"`
-	AccessKeys []AccessKey       `json:"accessKeys,omitempty"` // default: one with all permissions
+	AccessKeys []AccessKey       `json:"accessKeys,omitempty"` // default: one key with all permissions
 
 	Delays      Delays      `json:"delays,omitempty"`
 	Consistency Consistency `json:"consistency,omitempty"`
 	IMDS        IMDS        `json:"imds,omitempty"`
 	Quotas      Quotas      `json:"quotas,omitempty"`
 
-	// Throttle is "documented" (the default: EC2's published token buckets)
-	// or "none". RateLimits, by action name or pattern ("Describe*"), override it.
+	// Throttle is "documented" (the default: EC2's published token buckets) or "none". RateLimits, by action
+	// name or pattern ("Describe*"), override it.
 	Throttle   string               `json:"throttle,omitempty"`
 	RateLimits map[string]RateLimit `json:"rateLimits,omitempty"`
 	// Latencies are added to every call of an action (name or pattern).
@@ -57,12 +57,12 @@ type VPC struct {
 	ID    string         `json:"id,omitempty"`
 	CIDRs []netip.Prefix `json:"cidrs"`          // IPv4, /16 to /28; the first is the primary block
 	IPv6  []netip.Prefix `json:"ipv6,omitempty"` // /56
-	// EgressOnlyIPv6 gives the VPC an egress-only internet gateway for IPv6 in place
-	// of the internet gateway: outbound connections only.
+	// EgressOnlyIPv6 gives the VPC an egress-only internet gateway for IPv6 instead of the internet gateway:
+	// it allows outbound connections only.
 	EgressOnlyIPv6 bool              `json:"egressOnlyIPv6,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
 	Subnets        []Subnet          `json:"subnets"`
-	SecurityGroups []SecurityGroup   `json:"securityGroups,omitempty"` // a "default" group is made when absent
+	SecurityGroups []SecurityGroup   `json:"securityGroups,omitempty"` // a "default" group is created if absent
 }
 
 // Subnet is one subnet of a VPC.
@@ -72,11 +72,11 @@ type Subnet struct {
 	Zone string       `json:"zone"`
 	CIDR netip.Prefix `json:"cidr,omitzero"`  // /16 to /28; none with IPv6Native
 	IPv6 netip.Prefix `json:"ipv6,omitempty"` // /64
-	// IPv6Native makes it an IPv6-only subnet: it has no IPv4 addresses, and its ENIs have
-	// none. It assigns IPv6 addresses as with AssignIPv6.
+	// IPv6Native makes it an IPv6-only subnet: neither it nor its ENIs have IPv4 addresses. It assigns
+	// IPv6 addresses as with AssignIPv6.
 	IPv6Native bool `json:"ipv6Native,omitempty"`
 	// AssignIPv6 is the attribute AssignIpv6AddressOnCreation: a new ENI gets an IPv6 address unless the
-	// call says otherwise.
+	// call specifies otherwise.
 	AssignIPv6 bool              `json:"assignIPv6,omitempty"`
 	Public     bool              `json:"public,omitempty"`
 	Tags       map[string]string `json:"tags,omitempty"`
@@ -88,7 +88,7 @@ type SecurityGroup struct {
 	ID          string            `json:"id,omitempty"`
 	Description string            `json:"description,omitempty"`
 	Ingress     []Rule            `json:"ingress,omitempty"`
-	Egress      *[]Rule           `json:"egress,omitempty"` // absent: all traffic, the default of EC2
+	Egress      *[]Rule           `json:"egress,omitempty"` // absent: all traffic, as in EC2
 	Tags        map[string]string `json:"tags,omitempty"`
 }
 
@@ -101,25 +101,25 @@ type Rule struct {
 	Groups   []string       `json:"groups,omitempty"` // names of groups in the same VPC
 }
 
-// Instance is a virtual machine that runs when the lab starts.
+// Instance is a virtual machine that is launched when the lab starts.
 type Instance struct {
-	Name           string            `json:"name"` // becomes the tag Name
+	Name           string            `json:"name"` // also the tag Name
 	ID             string            `json:"id,omitempty"`
 	Type           string            `json:"type"`
 	Subnet         string            `json:"subnet"`
-	PrivateIP      netip.Addr        `json:"privateIP,omitempty"` // of the primary ENI; default: any free one
+	PrivateIP      netip.Addr        `json:"privateIP,omitempty"` // of the primary ENI; default: any free address
 	SecurityGroups []string          `json:"securityGroups,omitempty"`
 	Role           string            `json:"role,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
-	// Addresses of the primary ENI beyond its primary one.
+	// Secondary addresses of the primary ENI.
 	Secondary int `json:"secondary,omitempty"`
 	Prefixes  int `json:"prefixes,omitempty"`
 	IPv6      int `json:"ipv6,omitempty"`
-	// Interfaces are attached at launch beside the primary one.
+	// Interfaces are attached at launch in addition to the primary ENI.
 	Interfaces []Interface `json:"interfaces,omitempty"`
 }
 
-// Interface is a further ENI of an instance.
+// Interface is an additional ENI of an instance.
 type Interface struct {
 	DeviceIndex         int               `json:"deviceIndex"`
 	NetworkCard         int               `json:"networkCard,omitempty"`
@@ -137,19 +137,19 @@ type Interface struct {
 // Role is an IAM role that instances assume through the metadata service.
 type Role struct {
 	Name    string   `json:"name"`
-	Actions []string `json:"actions"`          // allowed on everything: "ec2:Describe*", "*"
-	Policy  string   `json:"policy,omitempty"` // an IAM policy document in JSON, beside actions
+	Actions []string `json:"actions"`          // allowed on all resources: "ec2:Describe*", "*"
+	Policy  string   `json:"policy,omitempty"` // an IAM policy document in JSON, in addition to actions
 }
 
 // AccessKey is a static credential.
 type AccessKey struct {
 	ID      string   `json:"id"`
 	Secret  string   `json:"secret"`
-	Actions []string `json:"actions,omitempty"` // default: everything, unless there is a policy
-	Policy  string   `json:"policy,omitempty"`  // an IAM policy document in JSON, beside actions
+	Actions []string `json:"actions,omitempty"` // default: all, unless there is a policy
+	Policy  string   `json:"policy,omitempty"`  // an IAM policy document in JSON, in addition to actions
 }
 
-// Delays say how long things take after the call that asked for them returned.
+// Delays are the times that operations take after the call that requested them has returned.
 type Delays struct {
 	Attach    Duration `json:"attach,omitempty"`    // until the attachment is described as attached
 	Link      Duration `json:"link,omitempty"`      // until the link appears in the instance
@@ -159,9 +159,9 @@ type Delays struct {
 	Terminate Duration `json:"terminate,omitempty"` // shutting-down to terminated
 }
 
-// Consistency says how far EC2's answers lag.
+// Consistency is the staleness of EC2's replies.
 type Consistency struct {
-	Describe Duration `json:"describe,omitempty"` // describe calls see the world of that long ago; default 0
+	Describe Duration `json:"describe,omitempty"` // age of the state that describe calls return; default 0
 	// Writes makes a change that names a resource younger than Describe fail with NotFound.
 	Writes bool `json:"writes,omitempty"`
 }
@@ -175,29 +175,28 @@ type IMDS struct {
 
 // Quotas are the account's limits.
 type Quotas struct {
-	NetworkInterfaces int `json:"networkInterfaces,omitempty"` // default 5000 a region
+	NetworkInterfaces int `json:"networkInterfaces,omitempty"` // default 5000 per region
 }
 
-// RateLimit is a token bucket: it holds Bucket tokens and gains Refill a second.
+// RateLimit is a token bucket: it holds Bucket tokens and gains Refill tokens per second.
 type RateLimit struct {
 	Bucket float64 `json:"bucket"`
 	Refill float64 `json:"refill"`
-	// Shared: all actions of the pattern take from one bucket; else each has its
-	// own.
+	// Shared makes all actions of the pattern use one bucket; otherwise each has its own.
 	Shared bool `json:"shared,omitempty"`
 }
 
-// Fault is trouble that calls of an action meet.
+// Fault makes calls of an action fail or misbehave.
 type Fault struct {
 	Action      string   `json:"action"`                // name or pattern
 	Kind        string   `json:"kind"`                  // error, throttle, lostReply, lostRequest, wrongReply, latency
-	Count       int      `json:"count,omitempty"`       // how many calls; 0: no end
-	Skip        int      `json:"skip,omitempty"`        // how many calls pass before the first
+	Count       int      `json:"count,omitempty"`       // number of calls; 0: unlimited
+	Skip        int      `json:"skip,omitempty"`        // number of calls that pass before the first
 	Probability float64  `json:"probability,omitempty"` // 0 or 1: every call
 	Code        string   `json:"code,omitempty"`        // of kind error
 	Status      int      `json:"status,omitempty"`      // HTTP status of kind error; default 500
 	Message     string   `json:"message,omitempty"`     // of kind error
 	Latency     Duration `json:"latency,omitempty"`     // of kind latency
-	Pattern     string   `json:"pattern,omitempty"`     // of kind wrongReply: what of the reply's XML is replaced, a regular expression
-	Replacement string   `json:"replacement,omitempty"` // of kind wrongReply: by what; $1 stands for the pattern's first group
+	Pattern     string   `json:"pattern,omitempty"`     // of kind wrongReply: regular expression of the text to replace in the reply's XML
+	Replacement string   `json:"replacement,omitempty"` // of kind wrongReply: the replacement; $1 stands for the pattern's first group
 }

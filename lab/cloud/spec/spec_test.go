@@ -34,14 +34,14 @@ func TestParse(t *testing.T) {
 	}
 	if s.VPCs[0].Subnets[0].IPv6.Bits() != 64 || s.Delays.Link.D() != 2500*time.Millisecond || *s.IMDS.V1 || s.RateLimits["AttachNetworkInterface"].Refill != 0.5 ||
 		s.Latencies["*"].D() != 20*time.Millisecond || s.Region != "lab-1" || s.AccessKeys[0].ID != DefaultAccessKey().ID || s.Faults[0].Probability != 0.1 {
-		t.Errorf("parsed %+v", s)
+		t.Errorf("Parse() = %+v, want the values of the YAML and defaults", s)
 	}
 }
 
 // Each mistake is reported with the path of its field.
-func TestMistakesNameTheField(t *testing.T) {
+func TestSpecErrorsNameTheField(t *testing.T) {
 	for _, tc := range []struct{ old, new, want string }{
-		{"zone: lab-1a", "zome: lab-1a", "vpcs[0].subnets[0].zome: unknown field; known are assignIPv6, cidr,"},
+		{"zone: lab-1a", "zome: lab-1a", "vpcs[0].subnets[0].zome: unknown field; supported are assignIPv6, cidr,"},
 		{"cidr: 10.0.0.0/24", "cidr: 10.0.0.0", "vpcs[0].subnets[0].cidr: netip.ParsePrefix"},
 		{"cidr: 10.0.0.0/24", "cidr: 10.0.0.1/24", "vpcs[0].subnets[0].cidr: 10.0.0.1/24; expected an IPv4 network"},
 		{"cidr: 10.0.0.0/24", "cidr: 10.1.0.0/24", "vpcs[0].subnets[0].cidr: 10.1.0.0/24 is not in the VPC's cidrs"},
@@ -62,7 +62,7 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"type: efa", "type: afe", "instances[0].interfaces[0].type: \"afe\"; expected"},
 		{"type: efa", "type: branch", "instances[0].interfaces[0].type: \"branch\"; expected"},
 		{"type: c5.large, subnet: a, role: node, interfaces: [{deviceIndex: 1, type: efa}]", "type: t3.large, subnet: a, interfaces: [{deviceIndex: 1, type: trunk}]",
-			"instances[0].interfaces[0].type: trunk; expected an instance of a type that has trunks, which t3.large has not"},
+			"instances[0].interfaces[0].type: trunk; expected an instance type with trunks, which t3.large is not"},
 		{"attach: 2s", "attach: 2", "delays.attach: expected text, got a number"},
 		{"attach: 2s", "attach: soon", "delays.attach: time: invalid duration"},
 		{"bucket: 10", "bucket: 0", "rateLimits.AttachNetworkInterface: bucket 0"},
@@ -80,15 +80,15 @@ func TestMistakesNameTheField(t *testing.T) {
 	} {
 		_, err := Parse([]byte(strings.Replace(good, tc.old, tc.new, 1)))
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: got %v, want %q", tc.new, err, tc.want)
+			t.Errorf("Parse() with %q = %v, want error containing %q", tc.new, err, tc.want)
 		}
 	}
 	if _, err := Parse(nil); err == nil || !strings.Contains(err.Error(), "vpcs: expected at least one") {
-		t.Errorf("an empty spec: %v", err)
+		t.Errorf("Parse(empty) = %v, want error about vpcs", err)
 	}
 }
 
-func TestDefaultIsSound(t *testing.T) {
+func TestDefaultIsValid(t *testing.T) {
 	if _, err := Default().Complete(); err != nil {
 		t.Error(err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/iam"
 )
 
-// Complete returns the spec with its defaults filled in, or every mistake in
-// it, each with the name of its field.
+// Complete returns the spec with its defaults filled in, or every mistake in it, each with the name of its
+// field.
 func (s Spec) Complete() (Spec, error) {
 	s = s.withDefaults()
 	v := validator{subnets: map[string]string{}, groups: map[string]map[string]bool{}, roles: map[string]bool{}}
@@ -66,7 +66,7 @@ func (v *validator) top(s Spec) {
 	}
 	for i, r := range s.Roles {
 		if r.Name == "" || v.roles[r.Name] {
-			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a name of its own", r.Name)
+			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a unique name", r.Name)
 		}
 		v.roles[r.Name] = true
 		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)
@@ -86,8 +86,7 @@ func (v *validator) top(s Spec) {
 	}
 }
 
-// actions checks what is allowed on everything: a pattern without the service, or
-// with another than the lab has, would match nothing.
+// actions checks the actions of roles and keys. A pattern without the service ec2 would match nothing.
 func (v *validator) actions(path string, patterns []string) {
 	for i, p := range patterns {
 		if service, action, _ := strings.Cut(p, ":"); p != "*" && (!strings.EqualFold(service, "ec2") || action == "") {
@@ -107,7 +106,7 @@ func (v *validator) policy(path, document string) {
 
 func (v *validator) vpc(path string, p VPC) {
 	if p.Name == "" || v.groups[p.Name] != nil {
-		v.fail(path+".name", "%q; expected a name of its own", p.Name)
+		v.fail(path+".name", "%q; expected a unique name", p.Name)
 	}
 	v.id(path+".id", "vpc", p.ID)
 	if len(p.CIDRs) == 0 {
@@ -144,7 +143,7 @@ func (v *validator) cidr4(path string, c netip.Prefix) {
 
 func (v *validator) subnet(path string, p VPC, n Subnet) {
 	if n.Name == "" || v.subnets[n.Name] != "" {
-		v.fail(path+".name", "%q; expected a name of its own in the lab", n.Name)
+		v.fail(path+".name", "%q; expected a unique name within the lab", n.Name)
 	}
 	v.subnets[n.Name] = p.Name
 	v.id(path+".id", "subnet", n.ID)
@@ -160,7 +159,7 @@ func (v *validator) subnet(path string, p VPC, n Subnet) {
 	}
 }
 
-// subnetIPv4 checks a subnet's IPv4 block, which an IPv6-only subnet does not have.
+// subnetIPv4 validates a subnet's IPv4 block, which an IPv6-only subnet does not have.
 func (v *validator) subnetIPv4(path string, p VPC, n Subnet) {
 	if n.IPv6Native {
 		if n.CIDR.IsValid() || n.Public {
@@ -211,7 +210,7 @@ func (v *validator) group(path, vpc string, g SecurityGroup) {
 
 func (v *validator) instance(path string, in Instance) {
 	if in.Name == "" || slices.Contains(v.instances, in.Name) {
-		v.fail(path+".name", "%q; expected a name of its own", in.Name)
+		v.fail(path+".name", "%q; expected a unique name", in.Name)
 	}
 	v.instances = append(v.instances, in.Name)
 	v.id(path+".id", "i", in.ID)
@@ -235,7 +234,7 @@ func (v *validator) instance(path string, in Instance) {
 			v.fail(p+".type", "%q; expected interface, efa, efa-only or trunk", e.Type)
 		}
 		if e.Type == "trunk" && limits.Branches(in.Type) == 0 {
-			v.fail(p+".type", "trunk; expected an instance of a type that has trunks, which %s has not", in.Type)
+			v.fail(p+".type", "trunk; expected an instance type with trunks, which %s is not", in.Type)
 		}
 	}
 }
@@ -269,13 +268,13 @@ func (v *validator) fault(path string, f Fault) {
 		}
 	case "wrongReply":
 		if _, err := regexp.Compile(f.Pattern); f.Pattern == "" || err != nil {
-			v.fail(path+".pattern", "%q; expected a regular expression of what is replaced in the reply", f.Pattern)
+			v.fail(path+".pattern", "%q; expected a regular expression of the text to replace in the reply", f.Pattern)
 		}
 	default:
 		v.fail(path+".kind", "%q; expected error, throttle, lostReply, lostRequest, wrongReply or latency", f.Kind)
 	}
 	if f.Count < 0 {
-		v.fail(path+".count", "%d; expected 0 (no end) or more", f.Count)
+		v.fail(path+".count", "%d; expected 0 (unlimited) or more", f.Count)
 	}
 	if f.Skip < 0 {
 		v.fail(path+".skip", "%d; expected 0 or more", f.Skip)

@@ -13,11 +13,11 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// maxDetached is how many addresses of a family an available ENI may hold:
-// as many as the largest instance type takes.
+// maxDetached is the maximum number of addresses of a family on an available ENI: as many as the largest
+// instance type supports.
 const maxDetached = 64
 
-// AddressRequest are the addresses that a call requests: given ones, or numbers of any.
+// AddressRequest is a request for addresses: specific ones, or a number of any.
 type AddressRequest struct {
 	IPv4            []netip.Addr
 	IPv4Count       int
@@ -29,11 +29,11 @@ type AddressRequest struct {
 	IPv6PrefixCount int
 	// NoIPv6 is an explicit count of 0: a new ENI gets no IPv6 address even if its subnet assigns one.
 	NoIPv6 bool
-	// AllowReassignment moves given secondary IPv4 addresses from other ENIs of the subnet.
+	// AllowReassignment moves the requested secondary IPv4 addresses from other ENIs of the subnet.
 	AllowReassignment bool
 }
 
-// Assigned are addresses and prefixes that a call assigned.
+// Assigned is the addresses and prefixes that a call assigned.
 type Assigned struct {
 	IPv4         []netip.Addr
 	Prefixes     []netip.Prefix
@@ -41,7 +41,7 @@ type Assigned struct {
 	IPv6Prefixes []netip.Prefix
 }
 
-// Assign assigns all that is requested, or nothing.
+// Assign assigns everything that is requested, or nothing.
 func (es *ENIs) Assign(eniID string, r AddressRequest) (out Assigned, err error) {
 	err = es.world.change(func() error {
 		e, err := es.store.findENI(eniID)
@@ -70,8 +70,8 @@ func (es *ENIs) Assign(eniID string, r AddressRequest) (out Assigned, err error)
 // pools are the free addresses of every subnet. The world's lock guards them.
 type pools struct {
 	store *store
-	v4    map[string]*space4 // by subnet ID; none of IPv6-only subnets
-	v6    map[string]*space6 // by subnet ID; only of subnets with IPv6
+	v4    map[string]*space4 // by subnet ID; absent for IPv6-only subnets
+	v6    map[string]*space6 // by subnet ID; only for subnets with IPv6
 }
 
 // addressing assigns addresses to a new ENI or to a copy of one, and can roll back.
@@ -87,7 +87,8 @@ type addressing struct {
 	undo   []func()
 }
 
-// addresses prepares to assign addresses to e, attached to i or to nothing. The lock is held.
+// addresses prepares to assign addresses to e, which is attached to i or available. The caller must hold
+// the lock.
 func (ps *pools) addresses(e *ENI, i *Instance) *addressing {
 	a := &addressing{
 		pools: ps, e: e, v4: ps.v4[e.SubnetID], v6: ps.v6[e.SubnetID], losers: map[string]*ENI{},
@@ -132,7 +133,7 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 	return a.assign(r)
 }
 
-// takePrimary assigns the requested primary address, or any; none in an IPv6-only subnet.
+// takePrimary assigns the requested primary address, or any free one. An IPv6-only subnet has none.
 func (a *addressing) takePrimary(primary netip.Addr) error {
 	switch {
 	case a.v4 == nil && primary.IsValid():
@@ -158,8 +159,8 @@ func (a *addressing) takePrimary(primary netip.Addr) error {
 	return nil
 }
 
-// noIPv4 is the refusal of IPv4 in an IPv6-only subnet. It is not documented; the
-// code is EC2's for other invalid combinations of parameters.
+// noIPv4 is the error for IPv4 in an IPv6-only subnet. It is not documented; the code is EC2's for other
+// invalid combinations of parameters.
 func noIPv4() *Error {
 	return badCombination("You cannot specify IPv4 addresses or prefixes in an IPv6-only subnet")
 }
@@ -182,7 +183,7 @@ func (a *addressing) assign(r AddressRequest) error {
 	return nil
 }
 
-// twice refuses a request that names the same address or prefix twice.
+// twice rejects a request that names the same address or prefix twice.
 func twice[T comparable](list []T) error {
 	for i, v := range list {
 		if slices.Contains(list[:i], v) {
@@ -198,7 +199,7 @@ func (a *addressing) fits(r AddressRequest) error {
 	if slices.Min(counts) < 0 {
 		return invalid("A count of addresses is below zero.")
 	}
-	// Before they are added up: a sum of counts may overflow.
+	// Check each count before the sum, which may overflow.
 	if slices.Max(counts) > max(a.limits.IPv4PerENI, a.limits.IPv6PerENI) {
 		return tooManyAddresses()
 	}
@@ -273,7 +274,7 @@ func (a *addressing) add4(x netip.Addr) {
 }
 
 // takeOver removes a secondary address from another ENI, and reports whether it did: primary addresses and
-// those of prefixes do not move.
+// those of prefixes cannot move.
 func (a *addressing) takeOver(x netip.Addr) bool {
 	for _, other := range a.pools.store.enis.all() {
 		if other.SubnetID != a.e.SubnetID || other.ID == a.e.ID || !slices.Contains(other.Secondary, x) {
@@ -308,7 +309,7 @@ func (a *addressing) chosen4(r AddressRequest) error {
 
 func (a *addressing) prefixes4(r AddressRequest) error {
 	if len(r.Prefixes)+r.PrefixCount == 0 {
-		return nil // perhaps the subnet has no IPv4 at all
+		return nil // the subnet may have no IPv4
 	}
 	return a.prefixes(a.v4, a.v4.cidr, prefixBits4, r.Prefixes, r.PrefixCount, func(p netip.Prefix) {
 		a.e.Prefixes = append(a.e.Prefixes, p)
@@ -316,7 +317,7 @@ func (a *addressing) prefixes4(r AddressRequest) error {
 	})
 }
 
-// prefixSpace is the space of prefixes of either family.
+// prefixSpace is the prefix space of either family.
 type prefixSpace interface {
 	prefixFree(p netip.Prefix) bool
 	takePrefix(p netip.Prefix)
@@ -324,7 +325,7 @@ type prefixSpace interface {
 	pickPrefix(rng *rand.Rand) (netip.Prefix, bool)
 }
 
-// prefixes takes the given prefixes and count others from a subnet's space, and calls note for each.
+// prefixes takes the given prefixes and count more from a subnet's space, and calls note for each.
 func (a *addressing) prefixes(s prefixSpace, cidr netip.Prefix, bits int, given []netip.Prefix, count int, note func(netip.Prefix)) error {
 	take := func(p netip.Prefix) {
 		s.takePrefix(p)
@@ -382,7 +383,7 @@ func (a *addressing) chosen6(r AddressRequest) error {
 
 func (a *addressing) prefixes6(r AddressRequest) error {
 	if len(r.IPv6Prefixes)+r.IPv6PrefixCount == 0 {
-		return nil // perhaps the subnet has no IPv6 at all
+		return nil // the subnet may have no IPv6
 	}
 	return a.prefixes(a.v6, a.v6.cidr, prefixBits6, r.IPv6Prefixes, r.IPv6PrefixCount, func(p netip.Prefix) {
 		a.e.IPv6Prefixes = append(a.e.IPv6Prefixes, p)
@@ -438,7 +439,7 @@ func remove[T comparable](list *[]T, gone []T) bool {
 	return true
 }
 
-// release gives addresses and prefixes back to a subnet. The lock is held.
+// release returns addresses and prefixes to a subnet. The caller must hold the lock.
 func (ps *pools) release(subnetID string, r Assigned) {
 	for _, a := range r.IPv4 {
 		ps.v4[subnetID].release(a)
@@ -454,7 +455,8 @@ func (ps *pools) release(subnetID string, r Assigned) {
 	}
 }
 
-// countFree notes a subnet's free count after it changed, unless it is IPv6-only. The lock is held.
+// countFree records a subnet's free count after a change, unless it is IPv6-only. The caller must hold the
+// lock.
 func (ps *pools) countFree(subnetID string) {
 	s := *ps.store.subnets.get(subnetID)
 	if s.IPv6Native() {

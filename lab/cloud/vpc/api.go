@@ -10,12 +10,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Call is one API call as it arrives.
+// Call is one API call as received.
 type Call struct {
 	Action    string
 	Principal Principal
 	Params    map[string][]string
-	// Unbounded: a describe call with neither filters nor pages. It has a smaller bucket of its own.
+	// Unbounded is set for a describe call without filters and pagination, which uses a smaller bucket.
 	Unbounded bool
 	// Targets are the named resources, for actions whose permission may depend on them.
 	Targets []Target
@@ -23,17 +23,16 @@ type Call struct {
 
 // Verdict tells the handler how to treat a call before its own logic runs.
 type Verdict struct {
-	Latency     time.Duration             // to wait before anything else
-	LoseRequest bool                      // close the connection; nothing happens
-	Err         *Error                    // reply with this
-	LoseReply   bool                      // do it, then close the connection without a reply
-	Falsify     func(reply []byte) []byte // do it, then change the reply; nil: no change
+	Latency     time.Duration             // wait before anything else
+	LoseRequest bool                      // close the connection without any effect
+	Err         *Error                    // reply with this error
+	LoseReply   bool                      // process the call, then close the connection without a reply
+	Falsify     func(reply []byte) []byte // process the call, then change the reply; nil: no change
 }
 
-// CallStats counts the calls of one action. Calls made during an outage never
-// arrive and are not counted.
+// CallStats counts the calls of one action. Calls made during an outage never arrive and are not counted.
 type CallStats struct {
-	Count        int            // all that arrived, lost ones included
+	Count        int            // all that arrived, including those with a lost reply or request
 	Errors       map[string]int // by EC2 error code
 	LostRequests int
 	LostReplies  int
@@ -72,8 +71,8 @@ func Covers(pattern, action string) bool {
 	return err == nil && ok
 }
 
-// Admit decides whether a call is throttled, failed by a fault, not permitted, or may proceed. The handler
-// obeys the verdict and then calls Finish.
+// Admit decides whether a call is throttled, failed by a fault, denied, or may proceed. The handler must
+// follow the verdict and then call Finish.
 func (api *API) Admit(call Call) (v Verdict) {
 	api.world.read(func() {
 		for p, d := range api.latencies {
@@ -97,8 +96,8 @@ func throttled() *Error {
 	return &Error{"RequestLimitExceeded", http.StatusServiceUnavailable, "Request limit exceeded."}
 }
 
-// Finish counts and logs a call. Code is "" for success, else the EC2 code, or
-// "LostRequest" or "LostReply".
+// Finish counts and logs a call. code is "" for success, or else the EC2 code, "LostRequest" or
+// "LostReply".
 func (api *API) Finish(call Call, code string) {
 	api.world.read(func() {
 		s := api.stats[call.Action]
@@ -144,7 +143,7 @@ func (api *API) Deny(action string) { api.world.read(func() { api.denials[action
 // Allow reverts a Deny of the same name or pattern.
 func (api *API) Allow(action string) { api.world.read(func() { delete(api.denials, action) }) }
 
-// SetLatency adds a delay to every call of an action (name or pattern); zero ends it.
+// SetLatency adds a delay to every call of an action (name or pattern); zero removes it.
 func (api *API) SetLatency(action string, d time.Duration) {
 	api.world.read(func() {
 		api.latencies[action] = spec.Duration(d)

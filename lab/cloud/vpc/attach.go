@@ -6,14 +6,14 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// attachments say which ENIs are attached to which instances. The world's lock guards them.
+// attachments records which ENIs are attached to which instances. The world's lock guards it.
 type attachments struct {
 	world  *world
 	store  *store
 	trunks *trunks
 
 	current map[string]map[string]struct{} // instance ID to the IDs of its ENIs
-	ever    map[string]map[string]struct{} // like current, with ENIs that were once attached
+	ever    map[string]map[string]struct{} // like current, including ENIs attached in the past
 	hosts   map[string][]string            // the inverse of ever: ENI ID to instance IDs
 	byID    map[string]string              // attachment ID to ENI ID
 }
@@ -25,7 +25,7 @@ func newAttachments(s *store, t *trunks) *attachments {
 	}
 }
 
-// AttachRequest plugs an ENI into an instance.
+// AttachRequest attaches an ENI to an instance.
 type AttachRequest struct {
 	ENIID       string
 	InstanceID  string
@@ -33,9 +33,8 @@ type AttachRequest struct {
 	NetworkCard int
 }
 
-// Attach starts to attach an ENI and returns the attachment's
-// ID. The attachment becomes "attached" after the attach delay; the link
-// appears (event ENIAttached) after the link delay.
+// Attach starts to attach an ENI and returns the attachment's ID. The attachment becomes "attached" after
+// the attach delay; the link appears (event ENIAttached) after the link delay.
 func (es *ENIs) Attach(r AttachRequest) (attachmentID string, err error) {
 	err = es.world.change(func() error {
 		e, err := es.store.findENI(r.ENIID)
@@ -60,7 +59,7 @@ func (es *ENIs) Attach(r AttachRequest) (attachmentID string, err error) {
 	return attachmentID, err
 }
 
-// mayAttach does EC2's checks before an attachment. The lock is held.
+// mayAttach performs EC2's checks before an attachment. The caller must hold the lock.
 func (as *attachments) mayAttach(e *ENI, i *Instance, device, card int) error {
 	if e.Status() != available {
 		return Errorf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", e.ID)
@@ -77,7 +76,7 @@ func (as *attachments) mayAttach(e *ENI, i *Instance, device, card int) error {
 	return as.slotFree(e, i, device, card)
 }
 
-// slotFree checks the limits of the instance type. The lock is held.
+// slotFree checks the limits of the instance type. The caller must hold the lock.
 func (as *attachments) slotFree(e *ENI, i *Instance, device, card int) error {
 	l, _ := limits.Find(i.Type)
 	if card < 0 || card >= l.NetworkCards {
@@ -103,7 +102,7 @@ func (as *attachments) slotFree(e *ENI, i *Instance, device, card int) error {
 	return as.store.room(i, e)
 }
 
-// recordAttachment records an attachment and returns its ID. The lock is held.
+// recordAttachment records an attachment and returns its ID. The caller must hold the lock.
 func (as *attachments) recordAttachment(i *Instance, e *ENI, device, card int, s AttachmentStatus, deleteOnTermination bool) string {
 	n := e.Clone()
 	n.Attachment = &Attachment{
@@ -124,15 +123,15 @@ func (as *attachments) recordAttachment(i *Instance, e *ENI, device, card int, s
 	return n.Attachment.ID
 }
 
-// attachment returns an ENI if it still has the given attachment and is not
-// being detached. The lock is held.
+// attachment returns an ENI if it still has the given attachment and is not being detached. The caller
+// must hold the lock.
 func (as *attachments) attachment(eniID, attachmentID string) (*ENI, bool) {
 	e := as.store.enis.get(eniID)
 	ok := e != nil && e.Attachment != nil && e.Attachment.ID == attachmentID && e.Attachment.Status != Detaching
 	return e, ok
 }
 
-// attached ends the attaching state. The lock is held.
+// attached ends the attaching state. The caller must hold the lock.
 func (as *attachments) attached(eniID, attachmentID string) {
 	if e, ok := as.attachment(eniID, attachmentID); ok {
 		n := e.Clone()
@@ -141,7 +140,7 @@ func (as *attachments) attached(eniID, attachmentID string) {
 	}
 }
 
-// linkUp makes the link appear in a running instance. The lock is held.
+// linkUp makes the link appear in a running instance. The caller must hold the lock.
 func (as *attachments) linkUp(eniID, attachmentID string) {
 	e, ok := as.attachment(eniID, attachmentID)
 	if !ok || e.Attachment.LinkUp {
@@ -160,7 +159,7 @@ func (as *attachments) linkUp(eniID, attachmentID string) {
 	}
 }
 
-// instanceENIs lists an instance's ENIs by network card and device index. The lock is held.
+// instanceENIs lists an instance's ENIs by network card and device index. The caller must hold the lock.
 func (as *attachments) instanceENIs(instanceID string) []*ENI {
 	var out []*ENI
 	for id := range as.current[instanceID] {
@@ -170,7 +169,7 @@ func (as *attachments) instanceENIs(instanceID string) []*ENI {
 	return out
 }
 
-// forget drops a deleted ENI for good. The lock is held.
+// forget removes a deleted ENI for good. The caller must hold the lock.
 func (as *attachments) forget(id string) {
 	as.store.enis.drop(id)
 	for _, host := range as.hosts[id] {
@@ -182,7 +181,7 @@ func (as *attachments) forget(id string) {
 	delete(as.hosts, id)
 }
 
-// Detach starts to detach an ENI; it is available again after the detach delay. It refuses a trunk with
+// Detach starts to detach an ENI, which becomes available after the detach delay. It refuses a trunk with
 // branches, because EC2 documents no behaviour for it.
 func (es *ENIs) Detach(attachmentID string, force bool) error {
 	return es.world.change(func() error {
@@ -213,8 +212,8 @@ func (es *ENIs) Detach(attachmentID string, force bool) error {
 	})
 }
 
-// endAttachment ends an attachment at once, and so the associations of a trunk (pull request 400 of the
-// Amazon VPC resource controller). The lock is held.
+// endAttachment ends an attachment immediately, and with it the associations of a trunk (pull request 400
+// of the Amazon VPC resource controller). The caller must hold the lock.
 func (as *attachments) endAttachment(e *ENI) {
 	for _, b := range as.trunks.trunkBranches(e.ID) {
 		as.trunks.endAssociation(b)

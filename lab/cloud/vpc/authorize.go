@@ -7,13 +7,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/iam"
 )
 
-// Target is a resource that a call names, for a permission: an action on it.
+// Target is a resource that a call names, for a permission check of an action on it.
 type Target struct {
-	Action string // without "ec2:"; mostly that of the call
-	// ID is the resource's. An attachment stands for its ENI and its instance.
+	Action string // without "ec2:"; mostly the action of the call
+	// ID is the resource's ID. An attachment stands for its ENI and its instance.
 	ID string
-	// Creates is the kind of a resource that the call makes, such as
-	// "network-interface", in place of an ID.
+	// Creates is the kind of a resource that the call creates, such as "network-interface", instead of an ID.
 	Creates string
 	Subnet  string // ID of the new resource's subnet, if any
 	// Tags are the tags that the call adds to the resource.
@@ -22,10 +21,9 @@ type Target struct {
 	CreateAction string
 }
 
-// permit checks the principal's permissions: for the action at all, then for
-// each resource that the call names (Service Authorization Reference, "Actions,
-// resources, and condition keys for Amazon EC2"). It skips resources
-// that do not exist: the action reports them. The lock is held.
+// permit checks the principal's permissions: for the action at all, then for each resource that the call
+// names (Service Authorization Reference, "Actions, resources, and condition keys for Amazon EC2"). It
+// skips resources that do not exist: the action reports them. The caller must hold the lock.
 func (api *API) permit(call Call) *Error {
 	if call.Principal.Policy.Never(name(call.Action)) || api.denied(call.Action) {
 		return unauthorized(call.Principal, call.Action, "")
@@ -43,10 +41,10 @@ func (api *API) permit(call Call) *Error {
 	return nil
 }
 
-// name is an action as IAM writes it.
+// name returns an action as IAM writes it.
 func name(action string) string { return "ec2:" + action }
 
-// denied reports whether Deny covers an action. The lock is held.
+// denied reports whether Deny covers an action. The caller must hold the lock.
 func (api *API) denied(action string) bool {
 	for p := range api.denials {
 		if Covers(p, action) {
@@ -72,7 +70,7 @@ type authorizer struct {
 	region, account string
 }
 
-// requests are the IAM requests for a call. The lock is held.
+// requests returns the IAM requests for a call. The caller must hold the lock.
 func (az *authorizer) requests(call Call) (out []iam.Request) {
 	for _, t := range call.Targets {
 		for _, r := range az.resources(t) {
@@ -90,12 +88,12 @@ func (az *authorizer) requests(call Call) (out []iam.Request) {
 	return out
 }
 
-// arnKinds are the resource types of ARNs by the beginning of IDs.
+// arnKinds maps the prefixes of IDs to the resource types of ARNs.
 var arnKinds = map[string]string{
 	"eni": "network-interface", "i": "instance", "subnet": "subnet", "sg": "security-group", "vpc": "vpc", "rtb": "route-table",
 }
 
-// resources are the existing resources that a target stands for.
+// resources returns the existing resources that a target stands for.
 func (az *authorizer) resources(t Target) []iam.Request {
 	if t.Creates != "" {
 		keys := map[string][]string{}

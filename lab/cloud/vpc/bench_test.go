@@ -24,11 +24,11 @@ func BenchmarkNodeOf2000(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer c.Close()
-	books := c.Snapshot()
-	subnet := books.Subnets[0].ID
+	snapshot := c.Snapshot()
+	subnet := snapshot.Subnets[0].ID
 	n := 0
 	for b.Loop() {
-		instance := books.Instances[n%2000].ID
+		instance := snapshot.Instances[n%2000].ID
 		n++
 		e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnet})
 		if err != nil {
@@ -42,7 +42,7 @@ func BenchmarkNodeOf2000(b *testing.B) {
 			b.Fatal(err)
 		}
 		if got := len(c.Described().InstanceENIs(instance)); got != 2 {
-			b.Fatalf("%d ENIs", got)
+			b.Fatalf("%d ENIs described, want 2", got)
 		}
 		if err := c.ENIs.Detach(attachment, false); err != nil {
 			b.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// build makes the resources of the spec, without delays. Lagging readers see them too.
+// build creates the resources of the spec without delays; readers that lag see them immediately.
 func (c *Cloud) build() error {
 	for _, v := range c.spec.VPCs {
 		c.buildVPC(v)
@@ -64,8 +64,8 @@ func (c *Cloud) buildSubnet(vpcID string, n spec.Subnet) {
 	c.store.subnets.put(s.ID, s, time.Time{}, 0)
 }
 
-// buildGroups makes the groups of a VPC, the one named default among them,
-// which lets its members talk to each other (VPC User Guide, "Default security groups").
+// buildGroups creates the groups of a VPC, including the default group, whose members may communicate with
+// each other (VPC User Guide, "Default security groups").
 func (c *Cloud) buildGroups(vpcID string, s spec.VPC) {
 	groups := s.SecurityGroups
 	hasDefault := false
@@ -110,8 +110,8 @@ func rules(in []spec.Rule, ids map[string]string) []Rule {
 	return out
 }
 
-// buildRoutes makes the main route table: the VPC's own blocks are local, everything else goes to an
-// internet gateway, or IPv6 to an egress-only one.
+// buildRoutes creates the main route table: the VPC's own blocks are local, and everything else goes to an
+// internet gateway or, for IPv6 if so specified, to an egress-only internet gateway.
 func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
 	t := &RouteTable{ID: c.world.newID("rtb"), VPCID: vpcID, Main: true, Tags: Tags{}}
 	for _, p := range append(s.CIDRs[:len(s.CIDRs):len(s.CIDRs)], s.IPv6...) {
@@ -128,9 +128,9 @@ func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
 	c.store.routes.put(t.ID, t, time.Time{}, 0)
 }
 
-// Berth does not change security groups. The following methods stand for other tools that do.
+// Berth does not change security groups. The following methods act for other tools.
 
-// AddSecurityGroup makes a group and returns its ID. That of g may be empty.
+// AddSecurityGroup creates a group and returns its ID. The ID of g may be empty.
 func (c *Cloud) AddSecurityGroup(g SecurityGroup) (id string, err error) {
 	err = c.world.change(func() error {
 		if c.store.vpcs.get(g.VPCID) == nil {

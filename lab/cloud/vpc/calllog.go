@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Limits of the call log: the number of calls, and the bytes of parameters of each. Together they are
-// 16 MiB.
+// Limits of the call log: the number of calls, and the size of each call's parameters in bytes. Together
+// they amount to 16 MiB.
 const (
 	callLogSize   = 4096
 	callLogParams = 4 << 10
@@ -16,20 +16,20 @@ const (
 
 // CallRecord is one call in the log.
 type CallRecord struct {
-	Seq       uint64    `json:"seq"` // counts the calls since the start, from 1
+	Seq       uint64    `json:"seq"` // sequence number of the call, from 1
 	Time      time.Time `json:"time"`
 	Action    string    `json:"action"`
-	Principal string    `json:"caller"` // ARN, "" when the call was not authenticated
-	// Params are the parameters that fit; none for a call that was not authenticated.
+	Principal string    `json:"caller"` // ARN; "" if the call was not authenticated
+	// Params are the parameters that fit, or nil if the call was not authenticated.
 	Params  map[string][]string `json:"params,omitempty"`
-	Omitted int                 `json:"omitted,omitempty"` // parameters that did not fit
+	Omitted int                 `json:"omitted,omitempty"` // number of parameters that did not fit
 	Code    string              `json:"code,omitempty"`    // "" for success; "LostRequest" and "LostReply" for faults
 }
 
-// callLog is a ring of the last calls.
+// callLog is a ring buffer of the last calls.
 type callLog struct {
 	records []CallRecord
-	at      int // the oldest, once the ring is full
+	at      int // the oldest call, once the buffer is full
 	seq     uint64
 }
 
@@ -45,7 +45,7 @@ func (l *callLog) add(r CallRecord) {
 	l.at = (l.at + 1) % callLogSize
 }
 
-// after returns the calls behind seq, oldest first.
+// after returns the calls after seq, oldest first.
 func (l *callLog) after(seq uint64) []CallRecord {
 	out := append(slices.Clone(l.records[l.at:]), l.records[:l.at]...)
 	return slices.DeleteFunc(out, func(r CallRecord) bool { return r.Seq <= seq })
@@ -80,7 +80,7 @@ func bounded(in map[string][]string) (out map[string][]string, omitted int) {
 // CallLog returns the last calls, oldest first.
 func (api *API) CallLog() []CallRecord { return api.CallsAfter(0) }
 
-// CallsAfter returns the last calls with a Seq above seq, oldest first.
+// CallsAfter returns the logged calls with a Seq above seq, oldest first.
 func (api *API) CallsAfter(seq uint64) (out []CallRecord) {
 	api.world.read(func() { out = api.log.after(seq) })
 	return out

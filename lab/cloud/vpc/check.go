@@ -8,8 +8,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// Check verifies invariants of the state: no address is held twice, each is in its ENI's subnet and not
-// reserved, free counts add up, and attachments and associations respect the limits of the instance type.
+// Check verifies invariants of the state: each address has one owner, is in its ENI's subnet and not
+// reserved; free counts are correct; attachments and associations respect the limits of the instance type.
 func (b Snapshot) Check() error {
 	k := checker{held: map[netip.Addr]string{}, held6: map[netip.Prefix]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}, branches: map[string]int{}}
 	for _, e := range b.ENIs {
@@ -23,23 +23,23 @@ func (b Snapshot) Check() error {
 	}
 	for a, eni := range k.held {
 		if other := k.held6[around(a)]; a.Is6() && other != "" {
-			k.fail("%v of %s is of a prefix of %s", a, eni, other)
+			k.fail("address %v of %s is in a prefix of %s", a, eni, other)
 		}
 	}
 	for _, i := range b.Instances {
 		if n := k.branches[i.ID]; n > limits.Branches(i.Type) {
-			k.fail("%s has %d branches, a %s may have %d", i.ID, n, i.Type, limits.Branches(i.Type))
+			k.fail("%s has %d branches, but a %s supports %d", i.ID, n, i.Type, limits.Branches(i.Type))
 		}
 	}
 	for _, s := range b.Subnets {
 		if s.IPv6Native() {
 			if s.Free != 0 {
-				k.fail("IPv6-only subnet %s counts %d free addresses of IPv4", s.ID, s.Free)
+				k.fail("IPv6-only subnet %s counts %d free IPv4 addresses", s.ID, s.Free)
 			}
 			continue
 		}
 		if want := 1<<(32-s.CIDR.Bits()) - 5 - k.used[s.ID]; s.Free != want {
-			k.fail("subnet %s counts %d free addresses, %d are", s.ID, s.Free, want)
+			k.fail("subnet %s counts %d free addresses, but has %d", s.ID, s.Free, want)
 		}
 	}
 	return errors.Join(k.errs...)
@@ -47,7 +47,7 @@ func (b Snapshot) Check() error {
 
 type checker struct {
 	errs  []error
-	held  map[netip.Addr]string   // ENI by address, prefixes written out
+	held  map[netip.Addr]string   // ENI by address, including all addresses of prefixes
 	held6 map[netip.Prefix]string // ENI by IPv6 prefix
 	used  map[string]int          // IPv4 addresses by subnet
 	slots map[string]string       // ENI by instance, card and device index
@@ -63,7 +63,7 @@ func (k *checker) fail(format string, args ...any) {
 func (k *checker) addresses(b Snapshot, e ENI) {
 	subnet, ok := b.Subnet(e.SubnetID)
 	if !ok {
-		k.fail("%s is in no subnet", e.ID)
+		k.fail("subnet of %s does not exist", e.ID)
 		return
 	}
 	var s *space4
@@ -72,16 +72,16 @@ func (k *checker) addresses(b Snapshot, e ENI) {
 	}
 	hold := func(a netip.Addr) {
 		if other, twice := k.held[a]; twice {
-			k.fail("%v is held by %s and %s", a, other, e.ID)
+			k.fail("address %v belongs to both %s and %s", a, other, e.ID)
 		}
 		k.held[a] = e.ID
 		if a.Is4() {
 			k.used[e.SubnetID]++
 			if s == nil || !subnet.CIDR.Contains(a) || s.reserved(a) {
-				k.fail("%v of %s is not an address of %v to hand out", a, e.ID, subnet.CIDR)
+				k.fail("address %v of %s is not an assignable address of %v", a, e.ID, subnet.CIDR)
 			}
 		} else if !subnet.IPv6.Contains(a) {
-			k.fail("%v of %s is not in %v", a, e.ID, subnet.IPv6)
+			k.fail("address %v of %s is not in %v", a, e.ID, subnet.IPv6)
 		}
 	}
 	if e.Primary.IsValid() {
@@ -92,7 +92,7 @@ func (k *checker) addresses(b Snapshot, e ENI) {
 	}
 	for _, p := range e.IPv6Prefixes {
 		if other, twice := k.held6[p]; twice || !subnet.IPv6.Contains(p.Addr()) {
-			k.fail("%v of %s is not in %v, or of %s too", p, e.ID, subnet.IPv6, other)
+			k.fail("prefix %v of %s is not in %v, or also belongs to %s", p, e.ID, subnet.IPv6, other)
 		}
 		k.held6[p] = e.ID
 	}
@@ -107,26 +107,26 @@ func (k *checker) attachment(b Snapshot, e ENI) {
 	a := e.Attachment
 	i, ok := b.Instance(a.InstanceID)
 	if !ok || i.State == Terminated || i.Zone != e.Zone || i.VPCID != e.VPCID {
-		k.fail("%s is attached to %s, which is gone or elsewhere", e.ID, a.InstanceID)
+		k.fail("%s is attached to %s, which does not exist or is in another zone or VPC", e.ID, a.InstanceID)
 		return
 	}
 	slot := fmt.Sprintf("%s/%d/%d", a.InstanceID, a.NetworkCard, a.DeviceIndex)
 	if other, twice := k.slots[slot]; twice {
-		k.fail("%s and %s share the slot %s", other, e.ID, slot)
+		k.fail("%s and %s share the slot %s (instance, network card, device index)", other, e.ID, slot)
 	}
 	k.slots[slot] = e.ID
 	card := fmt.Sprintf("%s/%d", a.InstanceID, a.NetworkCard)
 	k.cards[card]++
 	l, _ := limits.Lookup(i.Type)
 	if k.cards[card] > l.MaxENIs || e.slots4() > l.IPv4PerENI || e.slots6() > l.IPv6PerENI || !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
-		k.fail("%s exceeds what a %s may carry", e.ID, i.Type)
+		k.fail("%s exceeds the limits of a %s", e.ID, i.Type)
 	}
 }
 
 func (k *checker) association(b Snapshot, e ENI) {
 	t, ok := b.ENI(e.Trunk.TrunkID)
 	if !ok || t.Type != trunk || t.Attachment == nil || t.Zone != e.Zone || t.VPCID != e.VPCID || e.Attachment != nil || e.Trunk.BranchID != e.ID {
-		k.fail("%s is a branch of %s, which is gone, elsewhere or no attached trunk", e.ID, e.Trunk.TrunkID)
+		k.fail("%s is a branch of %s, which does not exist, is elsewhere or is not an attached trunk", e.ID, e.Trunk.TrunkID)
 		return
 	}
 	k.branches[t.Attachment.InstanceID]++

@@ -1,9 +1,9 @@
 // Package vpc is a virtual EC2 cloud in memory: VPCs, subnets, security groups, instances and network
-// interfaces, and the rules by which EC2 lets them change. It has no protocol: packages ec2api and imds
-// serve it over HTTP, and the fabric turns its events into links and routes.
+// interfaces, and the rules of EC2 for changing them. It has no protocol: packages ec2api and imds serve
+// it over HTTP, and the fabric turns its events into links and routes.
 //
 // One lock guards a Cloud. Each resource is an immutable value with a history, so that describe calls and
-// the metadata service can lag behind.
+// the metadata service can return stale state.
 package vpc
 
 import (
@@ -17,11 +17,11 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Cloud is a region of one account. Its parts own the state and share the lock of the world. All methods
-// may be called from many goroutines.
+// Cloud is a region of one account. Its parts own the state and share the lock of the world. It is safe for
+// concurrent use.
 type Cloud struct {
 	region, account string
-	spec            spec.Spec // completed; not changed
+	spec            spec.Spec // with defaults; immutable
 
 	world       *world
 	store       *store
@@ -35,16 +35,16 @@ type Cloud struct {
 	IMDS      *IMDS      // settings of the metadata service
 }
 
-// Option changes how a Cloud is made.
+// Option configures a new Cloud.
 type Option func(*Cloud)
 
-// WithClock sets another clock than the machine's.
+// WithClock replaces the machine's clock.
 func WithClock(c clock.Clock) Option { return func(l *Cloud) { l.world.clock = c } }
 
 // WithSeed replaces the spec's seed.
 func WithSeed(seed uint64) Option { return func(l *Cloud) { l.spec.Seed = seed } }
 
-// New makes the cloud that s describes, with its instances running. The error names all invalid fields
+// New creates the cloud that s describes, with its instances running. The error names all invalid fields
 // of the spec. The caller must close the Cloud.
 func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 	s, err := s.Complete()
@@ -78,45 +78,45 @@ func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 	return c, nil
 }
 
-// Close ends the cloud's timers.
+// Close stops the cloud's timers.
 func (c *Cloud) Close() { c.world.close() }
 
-// Done is closed when the cloud is.
+// Done is closed when the cloud is closed.
 func (c *Cloud) Done() <-chan struct{} { return c.world.done }
 
-// Region is the region's name, such as "lab-1".
+// Region returns the region's name, such as "lab-1".
 func (c *Cloud) Region() string { return c.region }
 
-// Account is the account's number.
+// Account returns the account's ID.
 func (c *Cloud) Account() string { return c.account }
 
-// Spec is the completed spec that the cloud was made from.
+// Spec returns the spec of the cloud, with defaults.
 func (c *Cloud) Spec() spec.Spec { return c.spec }
 
-// Clock is the clock of the cloud.
+// Clock returns the clock of the cloud.
 func (c *Cloud) Clock() clock.Clock { return c.world.clock }
 
-// SetDelays changes the delays from now on.
+// SetDelays changes the delays of future operations.
 func (c *Cloud) SetDelays(d spec.Delays) { c.world.read(func() { c.world.delays = d }) }
 
-// SetConsistencyDelay makes describe calls lag d behind. Set it before the changes that should lag: older
-// versions may be gone already.
+// SetConsistencyDelay makes describe calls lag behind by d. Call it before the changes that should lag:
+// older versions may be gone already.
 func (c *Cloud) SetConsistencyDelay(d time.Duration) { c.world.read(func() { c.store.lag = d }) }
 
-// IMDS are the settings of the metadata service. The world's lock guards them.
+// IMDS is the settings of the metadata service. The world's lock guards them.
 type IMDS struct {
 	store *store
-	v1    bool // requests without a token are answered
-	off   bool // it is unreachable
+	v1    bool // replies to requests without a token
+	off   bool // unreachable
 }
 
-// SetDelay makes the metadata service lag d behind EC2.
+// SetDelay makes the metadata service lag behind EC2 by d.
 func (m *IMDS) SetDelay(d time.Duration) { m.store.world.read(func() { m.store.imdsLag = d }) }
 
 // SetV1 allows or refuses metadata requests without a token.
 func (m *IMDS) SetV1(on bool) { m.store.world.read(func() { m.v1 = on }) }
 
-// V1 reports whether metadata requests without a token are answered.
+// V1 reports whether metadata requests without a token are allowed.
 func (m *IMDS) V1() (on bool) {
 	m.store.world.read(func() { on = m.v1 })
 	return on
@@ -131,7 +131,7 @@ func (m *IMDS) Down() (down bool) {
 	return down
 }
 
-// Zones are the names of the availability zones of the spec's subnets, in order.
+// Zones returns the sorted names of the availability zones of the spec's subnets.
 func (c *Cloud) Zones() []string {
 	var out []string
 	for _, v := range c.spec.VPCs {
@@ -145,8 +145,8 @@ func (c *Cloud) Zones() []string {
 	return out
 }
 
-// ZoneIDs are the IDs of the availability zones by name, such as lab1-az2. As with EC2, the ID does not
-// follow from the name.
+// ZoneIDs returns the IDs of the availability zones by name, such as lab1-az2. As in EC2, the ID cannot be
+// derived from the name.
 func (c *Cloud) ZoneIDs() map[string]string {
 	out := map[string]string{}
 	for i, z := range c.Zones() {

@@ -52,15 +52,15 @@ func delayed() spec.Spec {
 	return s
 }
 
-// story records events as "kind instance device index", of a branch as "kind instance vlan ID".
-type story struct {
+// eventLog records events as "kind instance device-index", or for a branch as "kind instance vlan ID".
+type eventLog struct {
 	c   *vpc.Cloud
 	mu  sync.Mutex // guards got
 	got []string
 }
 
-func follow(c *vpc.Cloud) *story {
-	s := &story{c: c}
+func follow(c *vpc.Cloud) *eventLog {
+	s := &eventLog{c: c}
 	c.Subscribe(func(e vpc.Event) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -77,7 +77,7 @@ func follow(c *vpc.Cloud) *story {
 }
 
 // since returns the events since the last call.
-func (s *story) since() []string {
+func (s *eventLog) since() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	got := s.got
@@ -85,10 +85,10 @@ func (s *story) since() []string {
 	return got
 }
 
-func (s *story) want(t *testing.T, want ...string) {
+func (s *eventLog) want(t *testing.T, want ...string) {
 	t.Helper()
 	if got := s.since(); !slices.Equal(got, want) {
-		t.Fatalf("events %q, want %q", got, want)
+		t.Fatalf("events = %q, want %q", got, want)
 	}
 }
 
@@ -96,7 +96,7 @@ func subnetID(t tester, c *vpc.Cloud, name string) string {
 	t.Helper()
 	s, ok := c.Snapshot().Subnet(name)
 	if !ok {
-		t.Fatal("no subnet", name)
+		t.Fatal("subnet not found:", name)
 	}
 	return s.ID
 }
@@ -108,7 +108,7 @@ func spare(t tester, c *vpc.Cloud) vpc.ENI {
 	return e
 }
 
-func TestLinkAppearsAfterItsDelay(t *testing.T) {
+func TestLinkAppearsAfterDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t, delayed())
 		s := follow(c)
@@ -131,8 +131,8 @@ func TestLinkAppearsAfterItsDelay(t *testing.T) {
 	})
 }
 
-// An ENI that is detached before its link came never gets one.
-func TestDetachOvertakesLink(t *testing.T) {
+// An ENI that is detached before its link appeared never gets a link.
+func TestDetachBeforeLinkAppears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t, delayed())
 		s := follow(c)
@@ -143,18 +143,18 @@ func TestDetachOvertakesLink(t *testing.T) {
 		ok(t, c.ENIs.Detach(id, false))
 		pass(time.Hour)
 		if got := s.since(); slices.Contains(got, "ENIAttached node-a 1") {
-			t.Fatalf("events %q", got)
+			t.Fatalf("events = %q, want no ENIAttached of node-a", got)
 		}
 	})
 }
 
-// pass advances the time of the bubble and delivers the events that are due.
+// pass advances the time of the synctest bubble and delivers the events that are due.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's clock
 	synctest.Wait()
 }
 
-func TestInstanceLifeInEvents(t *testing.T) { synctest.Test(t, instanceLifeInEvents) }
+func TestInstanceLifecycleEvents(t *testing.T) { synctest.Test(t, instanceLifeInEvents) }
 
 func instanceLifeInEvents(t *testing.T) {
 	c := newCloud(t, delayed())
@@ -166,7 +166,7 @@ func instanceLifeInEvents(t *testing.T) {
 	}
 	i, err := c.Instances.Launch(spec.Instance{Name: "n", Type: "m5.large", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 2, DeleteOnTermination: true}, {DeviceIndex: 1}}})
 	if err != nil || i.State != vpc.Pending {
-		t.Fatal(i.State, err)
+		t.Fatalf("Launch() = state %s, %v; want pending", i.State, err)
 	}
 	kept := c.Snapshot().InstanceENIs(i.ID)[1].ID
 	step(4 * time.Second)
@@ -174,12 +174,12 @@ func instanceLifeInEvents(t *testing.T) {
 	ok(t, c.Instances.Stop("n"))
 	step(4*time.Second, "InstanceStopped n")
 	if e, _ := c.Snapshot().ENI(kept); e.Attachment == nil || e.Attachment.LinkUp {
-		t.Fatalf("of a stopped instance: %+v", e.Attachment)
+		t.Fatalf("attachment to a stopped instance = %+v, want one without a link", e.Attachment)
 	}
 	ok(t, c.Instances.Start("n"))
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
 	if err := c.Instances.ForceStop("n"); err == nil {
-		t.Error("a running instance was stopped by force")
+		t.Error("ForceStop() of a running instance succeeded")
 	}
 	ok(t, c.Instances.Stop("n"))
 	step(time.Second)
@@ -190,17 +190,17 @@ func instanceLifeInEvents(t *testing.T) {
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
 	ok(t, c.Instances.Terminate("n"))
 	step(4*time.Second, "ENIDetached n 0", "ENIDetached n 1", "ENIDetached n 2", "InstanceTerminated n")
-	books := c.Snapshot()
-	if e, ok := books.ENI(kept); !ok || e.Status() != "available" || len(books.ENIs) != 3 {
-		t.Fatalf("left %d ENIs, the kept one %+v", len(books.ENIs), e)
+	snapshot := c.Snapshot()
+	if e, ok := snapshot.ENI(kept); !ok || e.Status() != "available" || len(snapshot.ENIs) != 3 {
+		t.Fatalf("after termination: %d ENIs, want 3; the kept one = %+v, want available", len(snapshot.ENIs), e)
 	}
 	step(time.Hour)
 	if _, ok := c.Snapshot().Instance("n"); ok {
-		t.Fatal("still described after an hour")
+		t.Fatal("terminated instance is still described after an hour")
 	}
 }
 
-func TestRunInstanceMistakes(t *testing.T) {
+func TestLaunchErrors(t *testing.T) {
 	c := newCloud(t, spec.Default())
 	good := spec.Instance{Name: "n", Type: "m5.large", Subnet: "a"}
 	for want, change := range map[string]func(*spec.Instance){
@@ -215,15 +215,15 @@ func TestRunInstanceMistakes(t *testing.T) {
 		s := good
 		change(&s)
 		if _, err := c.Instances.Launch(s); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q", err, want)
+			t.Errorf("Launch() = %v, want error containing %q", err, want)
 		}
 	}
-	if books := c.Snapshot(); len(books.Instances) != 2 || len(books.ENIs) != 2 || books.Check() != nil {
-		t.Errorf("left %d instances, %d ENIs, %v", len(books.Instances), len(books.ENIs), books.Check())
+	if snapshot := c.Snapshot(); len(snapshot.Instances) != 2 || len(snapshot.ENIs) != 2 || snapshot.Check() != nil {
+		t.Errorf("failed launches left %d instances, %d ENIs (consistency: %v); want 2 and 2", len(snapshot.Instances), len(snapshot.ENIs), snapshot.Check())
 	}
 }
 
-func TestSameSeedSameLab(t *testing.T) {
+func TestSameSeedGivesSameCloud(t *testing.T) {
 	now := clock.NewFake(time.Unix(1e9, 0))
 	build := func(seed uint64) vpc.Snapshot {
 		c := newCloud(t, spec.Default(), vpc.WithClock(now), vpc.WithSeed(seed))
@@ -232,16 +232,16 @@ func TestSameSeedSameLab(t *testing.T) {
 	}
 	byValue := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 	if d := cmp.Diff(build(7), build(7), byValue); d != "" {
-		t.Errorf("the same seed differs:\n%s", d)
+		t.Errorf("two clouds with the same seed differ:\n%s", d)
 	}
 	if reflect.DeepEqual(build(7).ENIs, build(8).ENIs) {
-		t.Error("another seed gives the same ENIs")
+		t.Error("clouds with different seeds have the same ENIs")
 	}
 }
 
-// What one call takes off several ENIs is told in the order of their IDs, so
-// that a seed gives the same story each time.
-func TestReassignmentTellsInOrder(t *testing.T) {
+// Events of a call that removes addresses from several ENIs are in the order of the ENI IDs, so that they
+// are reproducible with a seed.
+func TestReassignmentEventOrder(t *testing.T) {
 	c := newCloud(t, spec.Default())
 	var moving []netip.Addr
 	var want []string
@@ -258,12 +258,12 @@ func TestReassignmentTellsInOrder(t *testing.T) {
 	}
 	slices.Sort(want)
 	if want = append(want, to.ID); !slices.Equal(got, want) {
-		t.Errorf("told of %v, want %v", got, want)
+		t.Errorf("events for ENIs %v, want %v", got, want)
 	}
 }
 
-// Of the limits that cover an action the closest one holds, by rule.
-func TestClosestRateLimitHolds(t *testing.T) {
+// If several rate limits cover an action, the most specific one applies.
+func TestMostSpecificRateLimitApplies(t *testing.T) {
 	s := spec.Default()
 	s.RateLimits = map[string]spec.RateLimit{
 		"*": {Bucket: 9, Refill: 1}, "Describe*": {Bucket: 1, Refill: 1}, "*eSubnets": {Bucket: 2, Refill: 1}, "*Subnet?": {Bucket: 3, Refill: 1},
@@ -277,13 +277,13 @@ func TestClosestRateLimitHolds(t *testing.T) {
 				n++
 			}
 			if n != want {
-				t.Errorf("%s: %d calls, want %d", action, n, want)
+				t.Errorf("%s: %d calls admitted, want %d", action, n, want)
 			}
 		}
 	}
 }
 
-// A shared limit is one bucket for all that its pattern covers; others keep theirs.
+// All actions of a shared limit's pattern use one bucket, unless they have their own limit.
 func TestSharedRateLimit(t *testing.T) {
 	s := spec.Default()
 	s.RateLimits = map[string]spec.RateLimit{"*": {Bucket: 3, Refill: 1, Shared: true}, "DescribeTags": {Bucket: 1, Refill: 1}}
@@ -292,12 +292,12 @@ func TestSharedRateLimit(t *testing.T) {
 		action := []string{"DescribeSubnets", "DescribeVpcs", "CreateTags", "DescribeInstances", "DescribeTags", "DescribeTags"}[i]
 		err := c.API.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err
 		if (err == nil) != want {
-			t.Errorf("call %d, %s: %v, want admitted %v", i+1, action, err, want)
+			t.Errorf("call %d, %s: error %v, want admitted %t", i+1, action, err, want)
 		}
 	}
 }
 
-// A snapshot is a copy: nothing done to it reaches the cloud.
+// A snapshot is a copy: changes to it do not affect the cloud.
 func TestSnapshotIsACopy(t *testing.T) {
 	c := newCloud(t, spec.Default())
 	before, scratch := c.Snapshot(), c.Snapshot()
@@ -310,11 +310,11 @@ func TestSnapshotIsACopy(t *testing.T) {
 	scratch.Groups[0].Ingress[0].CIDRs[0] = netip.Prefix{}
 	opts := cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.IgnoreFields(vpc.Snapshot{}, "Time")}
 	if d := cmp.Diff(before, c.Snapshot(), opts); d != "" {
-		t.Errorf("the cloud changed:\n%s", d)
+		t.Errorf("changes of the snapshot changed the cloud:\n%s", d)
 	}
 }
 
-// A subscriber may call the cloud, and events keep their order all the same.
+// A subscriber may call the cloud without affecting the order of events.
 func TestSubscriberMayCallBack(t *testing.T) {
 	c := newCloud(t, spec.Default())
 	e := spare(t, c)
@@ -330,17 +330,17 @@ func TestSubscriberMayCallBack(t *testing.T) {
 	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if books := c.Snapshot(); len(seqs) != 2 || seqs[1] != seqs[0]+1 || books.Seq != seqs[1] {
-		t.Fatalf("events %v, books at %d", seqs, books.Seq)
+	if snapshot := c.Snapshot(); len(seqs) != 2 || seqs[1] != seqs[0]+1 || snapshot.Seq != seqs[1] {
+		t.Fatalf("events = %v, Seq of the snapshot = %d; want two consecutive ones and the last", seqs, snapshot.Seq)
 	}
 	cancel()
 	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil || len(seqs) != 2 {
-		t.Fatalf("%v after the subscription ended, %v", seqs, err)
+		t.Fatalf("after unsubscribing: events = %v, want 2 (error: %v)", seqs, err)
 	}
 }
 
 // Random calls in any order and with any delays leave a consistent state.
-func TestBooksStaySound(t *testing.T) {
+func TestRandomCallsKeepStateConsistent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		fake := clock.NewFake(time.Unix(1e9, 0))
 		s := delayed()
@@ -352,7 +352,7 @@ func TestBooksStaySound(t *testing.T) {
 			if list := c.Snapshot().ENIs; len(list) > 0 {
 				return rapid.SampledFrom(list).Draw(t, "ENI")
 			}
-			return none // all are gone; what is done to it is refused
+			return none // no ENI is left; calls for the zero ENI fail
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"create": func(t *rapid.T) {
@@ -409,8 +409,8 @@ func TestBooksStaySound(t *testing.T) {
 	})
 }
 
-// Counts are checked before anything is looked for: none, however large, makes
-// the cloud search, and sums of them do not overflow.
+// Counts are checked first: a large count does not make the cloud search, and sums of counts do not
+// overflow.
 func TestCountsAreBounded(t *testing.T) {
 	s := spec.Default()
 	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8::/56")}
@@ -423,19 +423,18 @@ func TestCountsAreBounded(t *testing.T) {
 		{IPv4Count: math.MaxInt, PrefixCount: math.MaxInt}, {IPv6Count: math.MaxInt, IPv6PrefixCount: 2},
 	} {
 		if got, err := c.ENIs.Assign(e.ID, r); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
-			t.Errorf("%+v: got %v, %v", r, got, err)
+			t.Errorf("Assign(%+v) = %v, %v; want PrivateIpAddressLimitExceeded", r, got, err)
 		}
 		if _, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: e.SubnetID, Addresses: r}); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
-			t.Errorf("%+v of a new ENI: %v", r, err)
+			t.Errorf("Create() with %+v: %v, want PrivateIpAddressLimitExceeded", r, err)
 		}
 	}
 	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv6Count: -1}); vpc.CodeOf(err) != "InvalidParameterValue" {
-		t.Errorf("a count below zero: %v", err)
+		t.Errorf("negative count: %v, want InvalidParameterValue", err)
 	}
 }
 
-// A client token of instances that are gone, described or not, launches
-// nothing.
+// A client token of terminated instances launches nothing, even when they are not described any longer.
 func TestClientTokenOfTerminatedInstances(t *testing.T) {
 	s := spec.Default()
 	s.Delays = spec.Delays{}
@@ -449,7 +448,7 @@ func TestClientTokenOfTerminatedInstances(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := c.Instances.Run(r); err != nil || len(again) != 1 || again[0].ID != first[1].ID {
-		t.Fatalf("with one left: %v, %v", again, err)
+		t.Fatalf("Run() with one of two instances left = %v, %v; want that one", again, err)
 	}
 	if _, err := c.Instances.TerminateAll(first[1].ID); err != nil {
 		t.Fatal(err)
@@ -457,14 +456,13 @@ func TestClientTokenOfTerminatedInstances(t *testing.T) {
 	for _, later := range []time.Duration{0, time.Hour + time.Second} {
 		now.Advance(later)
 		if again, err := c.Instances.Run(r); vpc.CodeOf(err) != "IdempotentInstanceTerminated" {
-			t.Errorf("%v later: %v, %v", later, again, err)
+			t.Errorf("Run() %v after termination = %v, %v; want IdempotentInstanceTerminated", later, again, err)
 		}
 	}
 }
 
-// Index 0 of another network card than the first is an ENI like others: it can
-// be detached.
-func TestDetachOfAnotherCard(t *testing.T) {
+// An ENI at device index 0 of a network card other than the first can be detached.
+func TestDetachFromSecondNetworkCard(t *testing.T) {
 	s := spec.Default()
 	s.Delays = spec.Delays{}
 	s.Instances[0].Type = "p4d.24xlarge"
@@ -472,9 +470,9 @@ func TestDetachOfAnotherCard(t *testing.T) {
 	c := newCloud(t, s)
 	enis := c.Snapshot().InstanceENIs(c.Instances.ID("node-a"))
 	if err := c.ENIs.Detach(enis[0].Attachment.ID, false); vpc.CodeOf(err) != "OperationNotPermitted" {
-		t.Errorf("the primary ENI: %v", err)
+		t.Errorf("detach the primary ENI: %v, want OperationNotPermitted", err)
 	}
 	if err := c.ENIs.Detach(enis[1].Attachment.ID, false); err != nil {
-		t.Errorf("index 0 of card 1: %v", err)
+		t.Errorf("detach the ENI at index 0 of card 1: %v", err)
 	}
 }

@@ -24,8 +24,7 @@ type Key struct {
 	Principal         Principal
 }
 
-// Keys are the credentials that the endpoint knows, and the permissions of roles. The world's lock
-// guards them.
+// Keys are the valid credentials and the permissions of roles. The world's lock guards them.
 type Keys struct {
 	world   *world
 	store   *store
@@ -33,8 +32,8 @@ type Keys struct {
 	rng     *rand.Rand
 	keys    map[string]Key // by ID
 	roles   map[string]iam.Policy
-	ttl     time.Duration     // of role keys
-	current map[string]string // the role key that an instance was given last
+	ttl     time.Duration     // the keys of roles
+	current map[string]string // the latest role key issued to an instance
 }
 
 func newKeys(s spec.Spec, seed uint64, st *store) (*Keys, error) {
@@ -74,7 +73,7 @@ func policyOf(actions []string, document string) (iam.Policy, error) {
 	return iam.Join(iam.Allow(actions...), p), err
 }
 
-// text is random text of so many bytes, in base64.
+// text returns random text from n bytes, in base64.
 func (ks *Keys) text(n int) string {
 	b := make([]byte, n)
 	for i := range b {
@@ -83,13 +82,13 @@ func (ks *Keys) text(n int) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Find finds a credential by its access key ID, expired ones included.
+// Find finds a credential by its access key ID, even an expired one.
 func (ks *Keys) Find(id string) (k Key, ok bool) {
 	ks.world.read(func() { k, ok = ks.keys[id] })
 	return k, ok
 }
 
-// SetRoleActions replaces the permissions of a role, even for credentials that were issued already.
+// SetRoleActions replaces the permissions of a role, even for credentials that have been issued.
 func (ks *Keys) SetRoleActions(role string, actions []string) {
 	ks.world.read(func() {
 		ks.roles[role] = iam.Allow(actions...)
@@ -102,15 +101,15 @@ func (ks *Keys) SetRoleActions(role string, actions []string) {
 	})
 }
 
-// SetCredentialTTL changes the lifetime of role credentials. Each instance gets new ones at its next
+// SetCredentialTTL changes the lifetime of role credentials. Each instance gets new ones with its next
 // request.
 func (ks *Keys) SetCredentialTTL(ttl time.Duration) {
 	ks.world.read(func() { ks.ttl, ks.current = ttl, map[string]string{} })
 }
 
-// RoleCredentials returns the current credentials of an instance's role. They
-// are replaced once half of their life is over; the old ones stay valid until
-// they expire. False when the instance has no role.
+// RoleCredentials returns the current credentials of an instance's role, or false if the instance has no
+// role. New credentials replace them after half of their lifetime; the old ones stay valid until they
+// expire.
 func (ks *Keys) RoleCredentials(instanceID string) (role string, k Key, ok bool) {
 	ks.world.read(func() {
 		i := ks.store.instances.get(instanceID)

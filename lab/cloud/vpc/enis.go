@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// maxGroups is how many security groups an ENI may have
+// maxGroups is the maximum number of security groups of an ENI
 // (VPC quotas, "Security groups per network interface").
 const maxGroups = 5
 
-// unknownGroup is the code for an unknown security group in a call about an ENI, whatever the form of its
-// ID. RunInstances and calls about groups have another.
+// unknownGroup is the code for an unknown security group in a call for an ENI, even if its ID is malformed.
+// RunInstances and calls for groups use other codes.
 const unknownGroup = "InvalidSecurityGroupID.NotFound"
 
 // ordinary is the default type of ENIs.
@@ -28,7 +28,7 @@ type ENIs struct {
 	attachments *attachments
 	trunks      *trunks
 	tokens      *clientTokens
-	quota       int // ENIs that there may be
+	quota       int // maximum number of ENIs
 }
 
 // CreateRequest is a request for a new ENI.
@@ -44,8 +44,8 @@ type CreateRequest struct {
 	Requester   string
 }
 
-// Create makes an available ENI. The same ClientToken with the
-// same request gives the same ENI, with other parameters IdempotentParameterMismatch.
+// Create creates an available ENI. A repeated ClientToken returns the same ENI, or
+// IdempotentParameterMismatch if the request differs.
 func (es *ENIs) Create(r CreateRequest) (out ENI, err error) {
 	err = es.world.change(func() error {
 		if prior, ok, err := es.tokens.replay(r.ClientToken, r); err != nil || ok {
@@ -65,7 +65,7 @@ func (es *ENIs) Create(r CreateRequest) (out ENI, err error) {
 	return out, err
 }
 
-// create makes an available ENI. The lock is held.
+// create creates an available ENI. The caller must hold the lock.
 func (es *ENIs) create(r CreateRequest) (*ENI, error) {
 	subnet := es.store.subnets.get(r.SubnetID)
 	if subnet == nil {
@@ -100,7 +100,7 @@ func (es *ENIs) create(r CreateRequest) (*ENI, error) {
 	return e, nil
 }
 
-// onCreation adds the IPv6 address that a subnet assigns if the call says nothing about IPv6 (EC2 API
+// onCreation adds the IPv6 address that a subnet assigns unless the call specifies IPv6 (EC2 API
 // Reference, CreateNetworkInterface, Ipv6AddressCount). In an IPv6-only subnet an ENI always has an
 // address, even with prefixes. The latter is not documented; clients must cope with either behaviour.
 func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
@@ -113,8 +113,8 @@ func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
 	return r
 }
 
-// Delete deletes an ENI that is not attached. For a branch it also ends the association,
-// on which the Amazon VPC resource controller relies (its pull request 372).
+// Delete deletes an ENI that is not attached. Deleting a branch also ends its association; the Amazon VPC
+// resource controller relies on this (its pull request 372).
 func (es *ENIs) Delete(id string) error {
 	return es.world.change(func() error {
 		e, err := es.store.findENI(id)
@@ -129,7 +129,7 @@ func (es *ENIs) Delete(id string) error {
 	})
 }
 
-// delete removes an ENI and frees its addresses. The lock is held.
+// delete removes an ENI and frees its addresses. The caller must hold the lock.
 func (es *ENIs) delete(e *ENI) {
 	if e.Trunk != nil {
 		es.trunks.endAssociation(e)
@@ -145,12 +145,12 @@ func (es *ENIs) delete(e *ENI) {
 	es.pools.countFree(e.SubnetID)
 }
 
-// Modification changes attributes of an ENI; nil fields stay as they are.
+// Modification changes attributes of an ENI; nil fields stay unchanged.
 type Modification struct {
 	Groups              []string
 	Description         *string
 	SourceDestCheck     *bool
-	AttachmentID        string // which attachment DeleteOnTermination is about
+	AttachmentID        string // the attachment that DeleteOnTermination applies to
 	DeleteOnTermination *bool
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Error is a refusal with EC2's code, HTTP status and wording
+// Error is an error with EC2's code, HTTP status and message
 // (EC2 API Reference, "Error codes for the Amazon EC2 API").
 type Error struct {
 	Code    string
@@ -18,7 +18,7 @@ type Error struct {
 // Error reads "InvalidSubnetID.NotFound: The subnet ID ... does not exist".
 func (e *Error) Error() string { return e.Code + ": " + e.Message }
 
-// CodeOf is the EC2 code of an error, "" for nil, "InternalError" for one that has none.
+// CodeOf returns the EC2 code of an error, "" for nil, or "InternalError" for an error without a code.
 func CodeOf(err error) string {
 	if err == nil {
 		return ""
@@ -29,7 +29,7 @@ func CodeOf(err error) string {
 	return "InternalError"
 }
 
-// Errorf makes a client error (HTTP 400).
+// Errorf returns a client error (HTTP 400).
 func Errorf(code, format string, args ...any) *Error {
 	return &Error{Code: code, Status: http.StatusBadRequest, Message: fmt.Sprintf(format, args...)}
 }
@@ -42,13 +42,13 @@ func badCombination(format string, args ...any) *Error {
 	return Errorf("InvalidParameterCombination", format, args...)
 }
 
-// idKinds are the resources by the prefix of their IDs, with the codes and the
-// words that EC2 uses for them. Its spelling of ID and Id is not regular.
+// idKinds maps the prefixes of IDs to resources, with EC2's error codes and names, whose spelling of ID and
+// Id is inconsistent.
 var idKinds = map[string]struct{ notFound, malformed, words string }{
 	"i":          {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "instance ID"},
 	"eni":        {"InvalidNetworkInterfaceID.NotFound", "InvalidNetworkInterfaceId.Malformed", "networkInterface ID"},
 	"eni-attach": {"InvalidAttachmentID.NotFound", "InvalidNetworkInterfaceAttachmentId.Malformed", "attachment ID"},
-	// The code for a malformed ID of an association is a guess.
+	// The code for a malformed association ID is a guess.
 	"trunk-assoc": {"InvalidAssociationID.NotFound", "InvalidAssociationID.Malformed", "association ID"},
 	"subnet":      {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "subnet ID"},
 	"vpc":         {"InvalidVpcID.NotFound", "InvalidVpcID.Malformed", "vpc ID"},
@@ -56,8 +56,8 @@ var idKinds = map[string]struct{ notFound, malformed, words string }{
 	"rtb":         {"InvalidRouteTableID.NotFound", "InvalidRouteTableId.Malformed", "routeTable ID"},
 }
 
-// NotFound is the error for an ID of a kind ("eni", "subnet", ...) that does
-// not exist, or that is not an ID of that kind at all (Malformed).
+// NotFound returns the error for an ID of a kind ("eni", "subnet", ...) that does not exist, or that is not
+// a valid ID of that kind (Malformed).
 func NotFound(kind string, ids ...string) *Error {
 	k := idKinds[kind]
 	for _, id := range ids {

@@ -13,8 +13,8 @@ import (
 // faults are the injected failures of calls.
 type faults struct {
 	rng  *rand.Rand
-	list []*fault       // in force
-	met  map[string]int // how often faults applied, by kind
+	list []*fault       // active faults
+	met  map[string]int // number of times that faults applied, by kind
 }
 
 type fault struct {
@@ -27,7 +27,7 @@ type fault struct {
 func newFault(f spec.Fault) *fault {
 	n := &fault{Fault: f, left: f.Count, skip: f.Skip}
 	if f.Pattern != "" {
-		n.pattern = regexp.MustCompile(f.Pattern) // checked by spec.CheckFault
+		n.pattern = regexp.MustCompile(f.Pattern) // validated by spec.CheckFault
 	}
 	return n
 }
@@ -111,7 +111,7 @@ func (api *API) Inject(f spec.Fault) (remove func(), err error) {
 	}, nil
 }
 
-// Faults lists the faults in force, including those of the spec, with the remaining Count.
+// Faults lists the active faults, including those of the spec, with their remaining Count.
 func (api *API) Faults() (out []spec.Fault) {
 	api.world.read(func() {
 		for _, f := range api.faults.list {
@@ -123,7 +123,7 @@ func (api *API) Faults() (out []spec.Fault) {
 	return out
 }
 
-// FaultsMet is how often faults have applied since the start, by kind.
+// FaultsMet returns how often faults have applied since the start, by kind.
 func (api *API) FaultsMet() (met map[string]int) {
 	api.world.read(func() { met = maps.Clone(api.faults.met) })
 	return met

@@ -7,8 +7,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Groups and rules that are added while the cloud runs are in its state and cause events.
-func TestGroupsThatChange(t *testing.T) {
+// Groups and rules that are added at run time are part of the state and cause events.
+func TestSecurityGroupsChangeAtRunTime(t *testing.T) {
 	c, err := New(spec.Default())
 	if err != nil {
 		t.Fatal(err)
@@ -30,18 +30,18 @@ func TestGroupsThatChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	if g, ok := c.Snapshot().Group(id); !ok || g.Name != "web" || len(g.Ingress) != 1 || g.Ingress[0].FromPort != 80 {
-		t.Errorf("the group is %+v", g)
+		t.Errorf("group after Authorize = %+v, want web with one rule for port 80", g)
 	}
 	if _, ok := before.Group(id); ok || told != 2 {
-		t.Errorf("in the books of before: %v, told %d times", ok, told)
+		t.Errorf("earlier snapshot has the group: %t, want false; %d events, want 2", ok, told)
 	}
 	if err := c.Authorize("sg-none", in); err == nil {
-		t.Error("a rule of a group that is not there")
+		t.Error("Authorize() accepted an unknown group")
 	}
 	if _, err := c.AddSecurityGroup(SecurityGroup{Name: "far", VPCID: "vpc-none"}); err == nil {
-		t.Error("a group of a VPC that is not there")
+		t.Error("AddSecurityGroup() accepted an unknown VPC")
 	}
 	if _, err := c.AddSecurityGroup(SecurityGroup{ID: id, VPCID: before.VPCs[0].ID}); err == nil {
-		t.Error("two groups of one ID")
+		t.Error("AddSecurityGroup() accepted a duplicate ID")
 	}
 }

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// table keeps the resources of one kind with the versions that lagging readers may still see. Values in it
-// do not change.
+// table holds the resources of one kind with the versions that lagging readers may still see. Its values
+// are immutable.
 type table[T any] struct {
 	rows map[string][]version[T] // by ID, oldest version first
 	ids  []string                // the keys of rows, sorted
-	live int                     // rows that exist now
+	live int                     // number of rows that currently exist
 }
 
-// version is a resource from a moment on; a nil value is its deletion.
+// version is a resource from a point in time on; a nil value is its deletion.
 type version[T any] struct {
 	from  time.Time
 	value *T
 }
 
-// get returns the current version; nil without one.
+// get returns the current version, or nil.
 func (t *table[T]) get(id string) *T {
 	if vs := t.rows[id]; len(vs) > 0 {
 		return vs[len(vs)-1].value
@@ -27,7 +27,7 @@ func (t *table[T]) get(id string) *T {
 	return nil
 }
 
-// asOf returns the version at a moment; nil without one.
+// asOf returns the version at a point in time, or nil.
 func (t *table[T]) asOf(id string, at time.Time) *T {
 	vs := t.rows[id]
 	for i := len(vs) - 1; i >= 0; i-- {
@@ -46,7 +46,8 @@ func (t *table[T]) first(id string) *T {
 	return nil
 }
 
-// put adds a version (nil: deleted) and drops versions that readers who lag at most keep cannot see.
+// put adds a version (nil: deleted) and drops versions that are too old for readers with a lag of at most
+// keep.
 func (t *table[T]) put(id string, v *T, now time.Time, keep time.Duration) {
 	if t.rows == nil {
 		t.rows = map[string][]version[T]{}
@@ -68,7 +69,7 @@ func (t *table[T]) put(id string, v *T, now time.Time, keep time.Duration) {
 	}
 }
 
-// prune keeps the newest version that is in force at the horizon, and all later ones.
+// prune keeps the newest version that is valid at the horizon, and all later ones.
 func prune[T any](vs []version[T], horizon time.Time) []version[T] {
 	n := 0
 	for n+1 < len(vs) && !vs[n+1].from.After(horizon) {
@@ -88,7 +89,7 @@ func (t *table[T]) drop(id string) {
 	}
 }
 
-// all returns the resources that exist now, ordered by ID.
+// all returns the resources that currently exist, ordered by ID.
 func (t *table[T]) all() []*T {
 	out := make([]*T, 0, len(t.ids))
 	for _, id := range t.ids {
@@ -99,7 +100,7 @@ func (t *table[T]) all() []*T {
 	return out
 }
 
-// allAsOf returns the resources that existed at a moment, ordered by ID.
+// allAsOf returns the resources that existed at a point in time, ordered by ID.
 func (t *table[T]) allAsOf(at time.Time) []*T {
 	out := make([]*T, 0, len(t.ids))
 	for _, id := range t.ids {

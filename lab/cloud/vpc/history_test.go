@@ -20,7 +20,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// slow is a cloud with lag and delays, on a clock that stands still.
+// slow returns a cloud with lag and delays, on a clock that the test advances.
 func slow(t *testing.T) (*Cloud, *clock.Fake) {
 	t.Helper()
 	fake := clock.NewFake(time.Unix(1e9, 0))
@@ -42,9 +42,8 @@ func plugNew(t *testing.T, c *Cloud) (eniID, attachmentID string) {
 	return e.ID, a
 }
 
-// ENIs, instances and calls that come and go leave nothing behind once no
-// reader can see them any more.
-func TestWhatIsGoneIsForgotten(t *testing.T) {
+// Deleted ENIs, terminated instances and old calls use no memory once no reader can see them.
+func TestDeletedResourcesAreForgotten(t *testing.T) {
 	synctest.Test(t, whatIsGoneIsForgotten)
 }
 
@@ -69,38 +68,36 @@ func whatIsGoneIsForgotten(t *testing.T) {
 		}
 	}
 	fake.Advance(48 * time.Hour)
-	c.Snapshot()    // settles what is due
-	synctest.Wait() // for timers of the cloud, which may still deliver events
+	c.Snapshot()    // runs due timers
+	synctest.Wait() // waits for timers of the cloud that still deliver events
 	for what, n := range map[string]int{
-		"ENIs": len(c.store.enis.rows) - 2, "their order": len(c.store.enis.ids) - 2, "instances": len(c.store.instances.rows) - 2,
+		"ENIs": len(c.store.enis.rows) - 2, "order of ENIs": len(c.store.enis.ids) - 2, "instances": len(c.store.instances.rows) - 2,
 		"places of ENIs": len(c.attachments.hosts) - 2, "ENIs ever attached": len(c.attachments.ever) - 2, "attached ENIs": len(c.attachments.current) - 2, "attachments": len(c.attachments.byID) - 2,
 		"timers": len(c.world.timers), "events": len(c.world.events.queue), "role keys": len(c.Keys.keys) - 1, "current keys": len(c.Keys.current),
 	} {
 		if n != 0 {
-			t.Errorf("%d too many: %s", n, what)
+			t.Errorf("%d entries too many: %s", n, what)
 		}
 	}
 	if n := len(c.API.CallLog()); n != callLogSize {
-		t.Errorf("the log holds %d calls, want the last %d", n, callLogSize)
+		t.Errorf("call log has %d calls, want the last %d", n, callLogSize)
 	}
 	for id, versions := range c.store.subnets.rows {
-		if len(versions) > 10 { // those of the last five seconds of changes
-			t.Errorf("%d versions of %s", len(versions), id)
+		if len(versions) > 10 { // versions of the last five seconds remain
+			t.Errorf("%d versions of %s, want at most 10", len(versions), id)
 		}
 	}
 }
 
-// A cloud that is closed with things still to come leaves no goroutine; the
-// bubble would not end if one were left.
-func TestCloseEndsWhatIsToCome(t *testing.T) {
+// Closing a cloud ends the goroutines of pending changes; otherwise the synctest bubble would not end.
+func TestCloseEndsPendingChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := slow(t)
 		plugNew(t, c)
 	})
 }
 
-// The call log bounds what it keeps of a call, and keeps nothing of the body
-// that its parameters were cut out of.
+// The call log limits the parameters that it keeps, and keeps no reference to the request body.
 func TestCallLogIsBounded(t *testing.T) {
 	c, err := New(spec.Default())
 	ok(t, err)
@@ -113,12 +110,12 @@ func TestCallLogIsBounded(t *testing.T) {
 		c.API.Finish(Call{Action: "DescribeVpcs", Params: form}, "")
 	}
 	if grown := heapBytes() - before; grown > 16<<20 {
-		t.Errorf("500 calls of 200 kB left %d bytes", grown)
+		t.Errorf("500 calls of 200 kB left %d bytes, want at most 16 MiB", grown)
 	}
 	log := c.API.CallLog()
 	got := log[len(log)-1]
 	if got.Params["N"][0] != "499" || got.Params["A"][0] != "1" || got.Omitted != 1 || len(got.Params) != 3 {
-		t.Errorf("kept %v and omitted %d", got.Params, got.Omitted)
+		t.Errorf("logged parameters %v with %d omitted, want A and N of call 499 and one omitted", got.Params, got.Omitted)
 	}
 }
 

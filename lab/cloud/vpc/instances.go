@@ -21,7 +21,7 @@ type Instances struct {
 	enis        *ENIs
 	keys        *Keys
 	account     string
-	tags        map[string]string // of all instances and ENIs that the spec launches
+	tags        map[string]string // of all instances and ENIs launched by the spec
 }
 
 // LaunchRequest is a request for identical instances.
@@ -33,7 +33,7 @@ type LaunchRequest struct {
 	Role        string
 	ImageID     string
 	Count       int
-	Primary     netip.Addr // with Count 1 only
+	Primary     netip.Addr // only with Count 1
 	Addresses   AddressRequest
 	Tags        Tags // of the instances
 	ENITags     Tags // of their primary ENIs
@@ -42,9 +42,8 @@ type LaunchRequest struct {
 	id          string
 }
 
-// Run launches instances, all or none, and returns them as pending
-// (or running, when launching takes no time). The same ClientToken with the
-// same request returns its instances that are not terminated, or
+// Run launches instances, all or none, and returns them as pending (or running, if launching takes no
+// time). A repeated ClientToken returns its instances that are not terminated, or
 // IdempotentInstanceTerminated if all are (EC2 API Reference, "Error codes").
 func (is *Instances) Run(r LaunchRequest) (out []Instance, err error) {
 	err = is.world.change(func() error {
@@ -87,7 +86,7 @@ func (is *Instances) Run(r LaunchRequest) (out []Instance, err error) {
 	return out, err
 }
 
-// launch makes one pending instance with its primary ENI. The lock is held.
+// launch creates one pending instance with its primary ENI. The caller must hold the lock.
 func (is *Instances) launch(r LaunchRequest, reservation string, index int) (*Instance, error) {
 	if r.Type == "" {
 		r.Type = "m5.large"
@@ -136,7 +135,7 @@ func (is *Instances) launch(r LaunchRequest, reservation string, index int) (*In
 	return i, nil
 }
 
-// erase undoes a launch that was part of a failed request. The lock is held.
+// erase undoes a launch that was part of a failed request. The caller must hold the lock.
 func (is *Instances) erase(id string) {
 	for _, e := range is.attachments.instanceENIs(id) {
 		is.attachments.endAttachment(e)
@@ -145,7 +144,7 @@ func (is *Instances) erase(id string) {
 	is.store.instances.drop(id)
 }
 
-// start makes a pending instance run. The lock is held.
+// start makes a pending instance run. The caller must hold the lock.
 func (is *Instances) start(id string) {
 	i := is.store.instances.get(id)
 	if i == nil || i.State != Pending {
@@ -173,7 +172,7 @@ type StateChange struct {
 	Previous, Current InstanceState
 }
 
-// StopAll starts to stop instances. Stopped ones are left as they are.
+// StopAll starts to stop instances. It does not change stopped ones.
 func (is *Instances) StopAll(ids ...string) ([]StateChange, error) {
 	return is.transition(ids, func(i *Instance) error {
 		switch i.State {
@@ -219,8 +218,8 @@ func (is *Instances) StartAll(ids ...string) ([]StateChange, error) {
 	})
 }
 
-// TerminateAll starts to terminate instances. Their ENIs are deleted or become available, by each
-// attachment's DeleteOnTermination.
+// TerminateAll starts to terminate instances. DeleteOnTermination of each attachment decides whether the
+// ENI is deleted or becomes available.
 func (is *Instances) TerminateAll(ids ...string) ([]StateChange, error) {
 	return is.transition(ids, func(i *Instance) error {
 		if i.State == Terminated || i.State == ShuttingDown {
@@ -290,7 +289,7 @@ func (is *Instances) Stop(id string) error {
 	return err
 }
 
-// ForceStop stops a stopping instance at once, by ID or name (EC2 API reference, StopInstances, Force).
+// ForceStop stops a stopping instance immediately, by ID or name (EC2 API reference, StopInstances, Force).
 func (is *Instances) ForceStop(id string) error {
 	id = is.ID(id)
 	return is.world.change(func() error {
@@ -311,7 +310,7 @@ func (is *Instances) Start(id string) error {
 	return err
 }
 
-// ID finds an instance by name; an ID or an unknown name is returned as it is.
+// ID finds an instance by name. It returns an ID or an unknown name unchanged.
 func (is *Instances) ID(name string) string {
 	id := name
 	is.world.read(func() {

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Launch launches an instance as the spec writes one, and returns it.
+// Launch launches an instance of a spec, and returns it.
 func (is *Instances) Launch(s spec.Instance) (out Instance, err error) {
 	err = is.world.change(func() error {
 		i, err := is.launchSpec(s)
@@ -20,7 +20,7 @@ func (is *Instances) Launch(s spec.Instance) (out Instance, err error) {
 	return out, err
 }
 
-// launchSpec launches an instance with all its interfaces. The lock is held.
+// launchSpec launches an instance with all its interfaces. The caller must hold the lock.
 func (is *Instances) launchSpec(s spec.Instance) (*Instance, error) {
 	if err := is.known(s); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (is *Instances) launchSpec(s spec.Instance) (*Instance, error) {
 	return is.store.instances.get(i.ID), nil
 }
 
-// launchTags adds tags to those of all instances of the spec.
+// launchTags adds tags to the tags of all instances of the spec.
 func (is *Instances) launchTags(own map[string]string) Tags {
 	tags := maps.Clone(Tags(is.tags))
 	if tags == nil {
@@ -55,7 +55,7 @@ func (is *Instances) launchTags(own map[string]string) Tags {
 	return tags
 }
 
-// known checks the names in the spec of an instance. The lock is held.
+// known validates the names in the spec of an instance. The caller must hold the lock.
 func (is *Instances) known(s spec.Instance) error {
 	if _, ok := is.keys.roles[s.Role]; s.Role != "" && !ok {
 		return fmt.Errorf("role: no role %q", s.Role)

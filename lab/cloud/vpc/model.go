@@ -29,9 +29,9 @@ type Subnet struct {
 	Zone  string
 	CIDR  netip.Prefix // zero if the subnet is IPv6-only
 	IPv6  netip.Prefix // zero without IPv6
-	// AssignIPv6: by default a new ENI gets an IPv6 address.
+	// AssignIPv6 means that a new ENI gets an IPv6 address by default.
 	AssignIPv6 bool
-	Free       int // free IPv4 addresses; reserved ones are not free
+	Free       int // free IPv4 addresses, without reserved ones
 	Public     bool
 	Tags       Tags
 }
@@ -50,9 +50,8 @@ type SecurityGroup struct {
 	Tags        Tags
 }
 
-// Rule allows traffic in one direction. Protocol is "-1" (everything),
-// "tcp", "udp", "icmp", "icmpv6" or a number. The ports are inclusive; for
-// ICMP they are type and code, -1 for any.
+// Rule allows traffic in one direction. Protocol is "-1" (everything), "tcp", "udp", "icmp", "icmpv6" or a
+// number. The ports are inclusive; for ICMP they are type and code, -1 for any.
 type Rule struct {
 	Protocol         string
 	FromPort, ToPort int
@@ -77,7 +76,7 @@ type Route struct {
 	Target      string
 }
 
-// egressOnlyGateway begins the IDs of egress-only internet gateways.
+// egressOnlyGateway is the prefix of the IDs of egress-only internet gateways.
 const egressOnlyGateway = "eigw"
 
 // EgressOnly reports whether the target is an egress-only internet gateway, which allows outbound
@@ -87,7 +86,7 @@ func (r Route) EgressOnly() bool { return strings.HasPrefix(r.Target, egressOnly
 // InstanceState is the state of an instance.
 type InstanceState string
 
-// The states, as EC2 spells them.
+// Instance states, as EC2 spells them.
 const (
 	Pending      InstanceState = "pending"
 	Running      InstanceState = "running"
@@ -110,7 +109,7 @@ type Instance struct {
 	Role          string // IAM role, "" for none
 	ImageID       string
 	ClientToken   string // of the call that launched it
-	LaunchIndex   int    // among the instances of that call, from 0
+	LaunchIndex   int    // index among the instances of that call
 	Launched      time.Time
 	Ended         time.Time // when it became terminated
 	Tags          Tags
@@ -119,15 +118,15 @@ type Instance struct {
 // AttachmentStatus is the status of an attachment.
 type AttachmentStatus string
 
-// The attachment states, as EC2 spells them.
+// Attachment states, as EC2 spells them.
 const (
 	Attaching AttachmentStatus = "attaching"
 	Attached  AttachmentStatus = "attached"
 	Detaching AttachmentStatus = "detaching"
-	Detached  AttachmentStatus = "detached" // seen in the ENIDetached event only
+	Detached  AttachmentStatus = "detached" // only in ENIDetached events
 )
 
-// Attachment plugs an ENI into an instance.
+// Attachment is the attachment of an ENI to an instance.
 type Attachment struct {
 	ID                  string
 	InstanceID          string
@@ -139,7 +138,7 @@ type Attachment struct {
 	Time                time.Time
 }
 
-// Primary reports whether the attachment is that of an instance's primary ENI: index 0 of card 0.
+// Primary reports whether it is the attachment of an instance's primary ENI: index 0 of card 0.
 func (a *Attachment) Primary() bool { return a.DeviceIndex == 0 && a.NetworkCard == 0 }
 
 // ENI is one elastic network interface.
@@ -161,15 +160,15 @@ type ENI struct {
 	RequesterID     string // the key or role that created it
 	Created         time.Time
 	Tags            Tags
-	Attachment      *Attachment  // nil unless it is attached
+	Attachment      *Attachment  // nil unless attached
 	Trunk           *Association // nil unless it is a branch
 }
 
 // available is the status of an unused ENI.
 const available = "available"
 
-// Status is "in-use" while the ENI is attached or a branch, else "available". The status of branches is not
-// documented; the Amazon VPC resource controller relies on it to find branches that it lost.
+// Status returns "in-use" while the ENI is attached or a branch, and "available" otherwise. The status of
+// branches is not documented; the Amazon VPC resource controller relies on it to find lost branches.
 func (e *ENI) Status() string {
 	if e.Attachment == nil && e.Trunk == nil {
 		return available
@@ -177,7 +176,7 @@ func (e *ENI) Status() string {
 	return "in-use"
 }
 
-// InterfaceType is the ENI's type as EC2 describes it.
+// InterfaceType returns the ENI's type as EC2 describes it.
 func (e *ENI) InterfaceType() string {
 	if e.Trunk != nil {
 		return branch
@@ -192,7 +191,7 @@ func (e *ENI) Owns(addr netip.Addr) bool {
 		slices.ContainsFunc(e.Prefixes, has) || slices.ContainsFunc(e.IPv6Prefixes, has)
 }
 
-// IPv4 lists the ENI's IPv4 addresses, the primary one first.
+// IPv4 returns the ENI's IPv4 addresses, the primary one first.
 func (e *ENI) IPv4() []netip.Addr {
 	if !e.Primary.IsValid() {
 		return nil
@@ -203,7 +202,7 @@ func (e *ENI) IPv4() []netip.Addr {
 // IPv6Native reports whether the ENI has only IPv6 addresses, as in IPv6-only subnets.
 func (e *ENI) IPv6Native() bool { return !e.Primary.IsValid() && len(e.IPv6)+len(e.IPv6Prefixes) > 0 }
 
-// Own lists the addresses that an operating system assigns to the link of a primary ENI: the primary IPv4
+// Own returns the addresses that an operating system assigns to the link of a primary ENI: the primary IPv4
 // address, if any, and the IPv6 addresses.
 func (e *ENI) Own() []netip.Addr {
 	var out []netip.Addr
@@ -213,13 +212,13 @@ func (e *ENI) Own() []netip.Addr {
 	return append(out, e.IPv6...)
 }
 
-// slots4 is how many of the type's IPv4 slots the ENI takes.
+// slots4 returns the number of the type's IPv4 slots that the ENI uses.
 func (e *ENI) slots4() int { return len(e.IPv4()) + len(e.Prefixes) }
 
-// slots6 is how many of the type's IPv6 slots the ENI takes.
+// slots6 returns the number of the type's IPv6 slots that the ENI uses.
 func (e *ENI) slots6() int { return len(e.IPv6) + len(e.IPv6Prefixes) }
 
-// Clone returns a copy that shares nothing.
+// Clone returns a deep copy.
 func (e ENI) Clone() ENI {
 	e.MAC = slices.Clone(e.MAC)
 	e.Secondary = slices.Clone(e.Secondary)
@@ -239,20 +238,20 @@ func (e ENI) Clone() ENI {
 	return e
 }
 
-// Clone returns a copy that shares nothing.
+// Clone returns a deep copy.
 func (i Instance) Clone() Instance { i.Tags = maps.Clone(i.Tags); return i }
 
-// Clone returns a copy that shares nothing.
+// Clone returns a deep copy.
 func (s Subnet) Clone() Subnet { s.Tags = maps.Clone(s.Tags); return s }
 
-// Clone returns a copy that shares nothing.
+// Clone returns a deep copy.
 func (v VPC) Clone() VPC {
 	v.CIDRs, v.IPv6CIDRs = slices.Clone(v.CIDRs), slices.Clone(v.IPv6CIDRs)
 	v.Tags = maps.Clone(v.Tags)
 	return v
 }
 
-// Clone returns a copy that shares nothing.
+// Clone returns a deep copy.
 func (g SecurityGroup) Clone() SecurityGroup {
 	g.Ingress, g.Egress, g.Tags = cloneRules(g.Ingress), cloneRules(g.Egress), maps.Clone(g.Tags)
 	return g
@@ -266,7 +265,7 @@ func cloneRules(in []Rule) []Rule {
 	return out
 }
 
-// Clone returns a copy that shares nothing.
+// Clone returns a deep copy.
 func (t RouteTable) Clone() RouteTable {
 	t.Subnets, t.Routes, t.Tags = slices.Clone(t.Subnets), slices.Clone(t.Routes), maps.Clone(t.Tags)
 	return t

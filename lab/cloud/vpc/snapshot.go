@@ -9,7 +9,7 @@ import (
 
 // Snapshot is the state of the cloud at one moment, as copies. Each list is ordered by ID.
 type Snapshot struct {
-	Seq         uint64 // of the last event that is already contained
+	Seq         uint64 // sequence number of the last event included
 	Time        time.Time
 	Region      string
 	Account     string
@@ -17,7 +17,7 @@ type Snapshot struct {
 	Subnets     []Subnet
 	Groups      []SecurityGroup
 	RouteTables []RouteTable
-	Instances   []Instance // terminated ones are shown for an hour
+	Instances   []Instance // terminated ones are included for an hour
 	ENIs        []ENI
 }
 
@@ -42,7 +42,7 @@ func copies[T any](in []*T, clone func(T) T) []T {
 	return out
 }
 
-// Instance finds an instance by ID or name; one that is not terminated first.
+// Instance finds an instance by ID or name, preferring one that is not terminated.
 func (b Snapshot) Instance(idOrName string) (found Instance, ok bool) {
 	for _, i := range b.Instances {
 		if (i.ID == idOrName || i.Name == idOrName) && (!ok || found.State == Terminated) {
@@ -67,7 +67,7 @@ func (b Snapshot) VPC(idOrName string) (VPC, bool) {
 	return find(b.VPCs, func(v VPC) bool { return v.ID == idOrName || v.Name == idOrName })
 }
 
-// Group finds a security group by ID, or by name where only one VPC has it.
+// Group finds a security group by ID, or by name if only one VPC has it.
 func (b Snapshot) Group(idOrName string) (SecurityGroup, bool) {
 	return find(b.Groups, func(g SecurityGroup) bool { return g.ID == idOrName || g.Name == idOrName })
 }
@@ -79,7 +79,7 @@ func find[T any](list []T, is func(T) bool) (found T, ok bool) {
 	return found, false
 }
 
-// InstanceENIs are the ENIs attached to an instance, the primary one first.
+// InstanceENIs returns the ENIs attached to an instance, the primary one first.
 func (b Snapshot) InstanceENIs(instanceID string) []ENI {
 	var out []ENI
 	for _, e := range b.ENIs {
@@ -98,13 +98,13 @@ type View struct {
 	at time.Time
 }
 
-// Described is the view of describe calls.
+// Described returns the view of describe calls.
 func (c *Cloud) Described() (v View) {
 	c.world.read(func() { v = View{c, c.world.clock.Now().Add(-c.store.lag)} })
 	return v
 }
 
-// Metadata is the view of the metadata service.
+// Metadata returns the view of the metadata service.
 func (c *Cloud) Metadata() (v View) {
 	c.world.read(func() { v = View{c, c.world.clock.Now().Add(-c.store.imdsLag)} })
 	return v
@@ -133,20 +133,19 @@ func (v View) Instances() []*Instance { return seen(v, &v.c.store.instances) }
 // ENIs lists all ENIs.
 func (v View) ENIs() []*ENI { return seen(v, &v.c.store.enis) }
 
-// ENI is the ENI with an ID; nil without one.
+// ENI returns the ENI with an ID, or nil.
 func (v View) ENI(id string) (out *ENI) {
 	v.c.world.read(func() { out = v.c.store.enis.asOf(id, v.at) })
 	return out
 }
 
-// Instance is the instance with an ID; nil without one.
+// Instance returns the instance with an ID, or nil.
 func (v View) Instance(id string) (out *Instance) {
 	v.c.world.read(func() { out = v.c.store.instances.asOf(id, v.at) })
 	return out
 }
 
-// InstanceENIs are the ENIs that the view shows attached to an instance, the
-// primary one first.
+// InstanceENIs returns the ENIs that the view shows as attached to an instance, the primary one first.
 func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 	v.c.world.read(func() {
 		for id := range v.c.attachments.ever[instanceID] {
@@ -159,8 +158,9 @@ func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 	return out
 }
 
-// Self is an instance with its ENIs as the instance itself sees them: like Instance and InstanceENIs, but
-// an instance that is younger than the view's lag sees its first version. Nil without the instance.
+// Self returns an instance with its ENIs as the instance itself sees them: like Instance and InstanceENIs,
+// but an instance that is younger than the view's lag sees its first version. It returns nil for an
+// unknown instance.
 func (v View) Self(id string) (*Instance, []*ENI) {
 	i, enis := v.Instance(id), v.InstanceENIs(id)
 	v.c.world.read(func() {
@@ -181,7 +181,7 @@ func bySlot(a, b *Attachment) int {
 	return cmp.Or(cmp.Compare(a.NetworkCard, b.NetworkCard), cmp.Compare(a.DeviceIndex, b.DeviceIndex))
 }
 
-// OwnerOf finds the instance with an ENI that owns an address in the form "10.0.0.7:1234".
+// OwnerOf finds the instance with the ENI that owns an address in the form "10.0.0.7:1234".
 func (b Snapshot) OwnerOf(addrPort string) (instanceID string, ok bool) {
 	ap, err := netip.ParseAddrPort(addrPort)
 	if err != nil {

@@ -15,7 +15,7 @@ const (
 	blockSize   = 1 << (32 - prefixBits4)
 )
 
-// space4 is the IPv4 address space of one subnet, with a bit an address. As in EC2, single addresses are
+// space4 is the IPv4 address space of one subnet, with one bit per address. As in EC2, single addresses are
 // chosen at random, which fragments the subnet.
 type space4 struct {
 	cidr netip.Prefix
@@ -87,7 +87,7 @@ func (s *space4) releasePrefix(p netip.Prefix) {
 	s.free += blockSize
 }
 
-// pick finds a free address, starting from a random place.
+// pick finds a free address, starting from a random position.
 func (s *space4) pick(rng *rand.Rand) (netip.Addr, bool) {
 	start := rng.IntN(s.size)
 	for n := range len(s.used) + 1 {
@@ -103,7 +103,7 @@ func (s *space4) pick(rng *rand.Rand) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// pickPrefix finds a free aligned prefix, starting from a random place.
+// pickPrefix finds a free aligned prefix, starting from a random position.
 func (s *space4) pickPrefix(rng *rand.Rand) (netip.Prefix, bool) {
 	blocks := s.size / blockSize
 	start := rng.IntN(blocks)
@@ -116,12 +116,12 @@ func (s *space4) pickPrefix(rng *rand.Rand) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// space6 is the IPv6 address space of one subnet, a /64. It keeps the taken addresses and prefixes only.
+// space6 is the IPv6 address space of one subnet, a /64. It stores only addresses and prefixes in use.
 type space6 struct {
 	cidr     netip.Prefix
 	addrs    map[netip.Addr]bool
 	prefixes map[netip.Prefix]bool
-	singles  map[netip.Prefix]int // addresses taken, by the prefix around them
+	singles  map[netip.Prefix]int // addresses in use, by the prefix around them
 }
 
 func newSpace6(cidr netip.Prefix) *space6 {
@@ -144,7 +144,7 @@ func (s *space6) prefixFree(p netip.Prefix) bool { return !s.prefixes[p] && s.si
 func (s *space6) takePrefix(p netip.Prefix)      { s.prefixes[p] = true }
 func (s *space6) releasePrefix(p netip.Prefix)   { delete(s.prefixes, p) }
 
-// reserved are the first four addresses and the last one, as with IPv4.
+// reserved reports whether a is among the first four addresses or the last one, as with IPv4.
 func (s *space6) reserved(a netip.Addr) bool {
 	b := a.As16()
 	host := binary.BigEndian.Uint64(b[8:])
@@ -157,7 +157,7 @@ func (s *space6) addr(host uint64) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// pick finds a free address at random.
+// pick finds a random free address.
 func (s *space6) pick(rng *rand.Rand) netip.Addr {
 	for {
 		if a := s.addr(rng.Uint64()); !s.taken(a) && !s.reserved(a) {

@@ -22,7 +22,7 @@ func TestSpaceSizes(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 1))
 		s := newSpace4(netip.MustParsePrefix(tc.cidr))
 		if s.free != tc.free {
-			t.Errorf("%s: %d free, want %d", tc.cidr, s.free, tc.free)
+			t.Errorf("%s: %d free addresses, want %d", tc.cidr, s.free, tc.free)
 		}
 		n := 0
 		for p, ok := s.pickPrefix(rng); ok; p, ok = s.pickPrefix(rng) {
@@ -30,22 +30,22 @@ func TestSpaceSizes(t *testing.T) {
 			n++
 		}
 		if n != tc.prefixes || s.free != tc.free-16*n {
-			t.Errorf("%s: %d prefixes and %d left, want %d", tc.cidr, n, s.free, tc.prefixes)
+			t.Errorf("%s: %d prefixes picked with %d addresses left, want %d prefixes", tc.cidr, n, s.free, tc.prefixes)
 		}
 		for a, ok := s.pick(rng); ok; a, ok = s.pick(rng) {
 			if s.reserved(a) || s.taken(a) || !s.cidr.Contains(a) {
-				t.Fatalf("%s: picked %v", tc.cidr, a)
+				t.Fatalf("%s: picked %v, which is reserved, in use or outside the subnet", tc.cidr, a)
 			}
 			s.take(a)
 			n++
 		}
 		if s.free != 0 || n != tc.prefixes+tc.free-16*tc.prefixes {
-			t.Errorf("%s: %d left after the last address", tc.cidr, s.free)
+			t.Errorf("%s: %d addresses left after the last pick, want 0", tc.cidr, s.free)
 		}
 	}
 }
 
-// The bit set agrees with a plain set of addresses, whatever is taken and released.
+// The bitmap behaves like a plain set of addresses for any sequence of takes and releases.
 func TestSpaceAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
@@ -55,7 +55,7 @@ func TestSpaceAgainstModel(t *testing.T) {
 			"take": func(t *rapid.T) {
 				a, ok := s.pick(rng)
 				if ok != (s.free > 0) {
-					t.Fatalf("pick: %v with %d free", ok, s.free)
+					t.Fatalf("pick() ok = %v with %d free addresses", ok, s.free)
 				}
 				if ok {
 					s.take(a)
@@ -72,7 +72,7 @@ func TestSpaceAgainstModel(t *testing.T) {
 			"take prefix": func(t *rapid.T) {
 				if p, ok := s.pickPrefix(rng); ok {
 					if p != p.Masked() || prefixes[p] {
-						t.Fatalf("picked %v", p)
+						t.Fatalf("picked prefix %v is unaligned or in use", p)
 					}
 					s.takePrefix(p)
 					prefixes[p] = true
@@ -87,13 +87,13 @@ func TestSpaceAgainstModel(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				if want := 123 - len(singles) - 16*len(prefixes); s.free != want {
-					t.Fatalf("%d free, want %d", s.free, want)
+					t.Fatalf("%d free addresses, want %d", s.free, want)
 				}
 				for i := range s.size {
 					a := s.addr(i)
 					held := singles[a] || s.reserved(a) || prefixes[netip.PrefixFrom(a, 28).Masked()]
 					if s.taken(a) != held {
-						t.Fatalf("%v taken: %v, want %v", a, s.taken(a), held)
+						t.Fatalf("taken(%v) = %v, want %v", a, s.taken(a), held)
 					}
 				}
 			},
@@ -101,12 +101,12 @@ func TestSpaceAgainstModel(t *testing.T) {
 	})
 }
 
-func TestSpace6(t *testing.T) {
+func TestIPv6Space(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	s := newSpace6(netip.MustParsePrefix("2600:1f14::/64"))
 	p, ok := s.pickPrefix(rng)
 	if !ok || p.Bits() != 80 || p != p.Masked() {
-		t.Fatalf("picked %v", p)
+		t.Fatalf("pickPrefix() = %v, want an aligned /80", p)
 	}
 	s.takePrefix(p)
 	if inside := p.Addr().Next(); !s.taken(inside) || s.prefixFree(p) {
@@ -122,6 +122,6 @@ func TestSpace6(t *testing.T) {
 		t.Error("a released address is not free")
 	}
 	if first := netip.MustParseAddr("2600:1f14::3"); !s.reserved(first) || s.reserved(first.Next()) {
-		t.Error("the first four addresses are reserved")
+		t.Error("reserved() does not cover exactly the first four addresses")
 	}
 }

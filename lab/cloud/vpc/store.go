@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// store keeps all resources with their histories, and the lag of readers.
+// store holds all resources with their histories, and the lag of readers.
 type store struct {
 	world *world
 	seed  byte // of MAC addresses
@@ -20,28 +20,28 @@ type store struct {
 	routes    table[RouteTable]
 	instances table[Instance]
 	enis      table[ENI]
-	macs      uint32        // made so far
+	macs      uint32        // number of MAC addresses issued
 	lag       time.Duration // of describe calls
 	imdsLag   time.Duration // of the metadata service
-	lagWrites bool          // changes lag like describe calls
+	lagWrites bool          // writes lag like describe calls
 }
 
-// newMAC makes a locally administered address that no other ENI of this cloud has.
+// newMAC returns a locally administered MAC address that is unique in this cloud.
 func (st *store) newMAC() []byte {
 	st.macs++
 	n := st.macs
 	return []byte{0x02, st.seed, byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}
 }
 
-// keep is how long old versions are kept. The lock is held.
+// keep returns how long old versions are kept. The caller must hold the lock.
 func (st *store) keep() time.Duration { return max(st.lag, st.imdsLag) }
 
 func (st *store) putENI(e *ENI) { st.enis.put(e.ID, e, st.world.clock.Now(), st.keep()) }
 
 func (st *store) putInstance(i *Instance) { st.instances.put(i.ID, i, st.world.clock.Now(), st.keep()) }
 
-// holder is the instance that an ENI is attached to, for a branch by its trunk; nil when it
-// is available. The lock is held.
+// holder returns the instance that an ENI is attached to, for a branch through its trunk, or nil if the ENI
+// is available. The caller must hold the lock.
 func (st *store) holder(e *ENI) *Instance {
 	if e.Trunk != nil {
 		e = st.enis.get(e.Trunk.TrunkID)
@@ -52,11 +52,11 @@ func (st *store) holder(e *ENI) *Instance {
 	return st.instances.get(e.Attachment.InstanceID)
 }
 
-// room checks that an instance's type supports the addresses of an ENI. In an IPv6-only
-// subnet are instances built on Nitro only (Amazon VPC User Guide, "Subnet types").
+// room checks that an instance's type supports the addresses of an ENI. An IPv6-only subnet only has
+// instances built on Nitro (Amazon VPC User Guide, "Subnet types").
 func (st *store) room(i *Instance, e *ENI) error {
 	l, _ := limits.Lookup(i.Type)
-	if !l.Prefixes && st.subnets.get(e.SubnetID).IPv6Native() { // only these have prefixes, too
+	if !l.Prefixes && st.subnets.get(e.SubnetID).IPv6Native() { // only these support prefixes, too
 		return Errorf("UnsupportedOperation", "The instance type %s does not support IPv6-only subnets: they are for Nitro-based instances.", i.Type)
 	}
 	if !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
@@ -68,7 +68,7 @@ func (st *store) room(i *Instance, e *ENI) error {
 	return nil
 }
 
-// subnetNamed finds a subnet by name or ID; nil when there is none. The lock is held.
+// subnetNamed finds a subnet by name or ID, or returns nil. The caller must hold the lock.
 func (st *store) subnetNamed(name string) *Subnet {
 	for _, s := range st.subnets.all() {
 		if s.Name == name || s.ID == name {
@@ -78,8 +78,8 @@ func (st *store) subnetNamed(name string) *Subnet {
 	return nil
 }
 
-// groupsNamed are the IDs of a VPC's groups with some names or IDs; the default group for none. The
-// lock is held.
+// groupsNamed returns the IDs of a VPC's groups by names or IDs, or the default group if none are given. The
+// caller must hold the lock.
 func (st *store) groupsNamed(vpcID string, names []string) []string {
 	if len(names) == 0 {
 		names = []string{"default"}
@@ -95,7 +95,7 @@ func (st *store) groupsNamed(vpcID string, names []string) []string {
 	return ids
 }
 
-// checkGroups returns the security groups of an ENI for the requested ones. The lock is held.
+// checkGroups returns the security groups of an ENI for the requested ones. The caller must hold the lock.
 func (st *store) checkGroups(vpcID string, ids []string) ([]string, error) {
 	if len(ids) == 0 {
 		return st.groupsNamed(vpcID, nil), nil
@@ -123,7 +123,7 @@ func (st *store) checkGroups(vpcID string, ids []string) ([]string, error) {
 	return out, nil
 }
 
-// findENI returns an ENI that a change names. The lock is held.
+// findENI returns the ENI that a write call names. The caller must hold the lock.
 func (st *store) findENI(id string) (*ENI, error) {
 	e := st.enis.get(id)
 	if e == nil || st.tooFresh(st.enis.asOf(id, st.world.clock.Now().Add(-st.lag)) == nil) {
@@ -132,7 +132,7 @@ func (st *store) findENI(id string) (*ENI, error) {
 	return e, nil
 }
 
-// findInstance returns an instance that a change names. The lock is held.
+// findInstance returns the instance that a write call names. The caller must hold the lock.
 func (st *store) findInstance(id string) (*Instance, error) {
 	i := st.instances.get(id)
 	if i == nil || st.tooFresh(st.instances.asOf(id, st.world.clock.Now().Add(-st.lag)) == nil) {
@@ -141,7 +141,7 @@ func (st *store) findInstance(id string) (*Instance, error) {
 	return i, nil
 }
 
-// tooFresh reports whether changes must not see a resource that describe calls do not show yet.
+// tooFresh reports whether write calls must not see a resource because describe calls do not return it yet.
 func (st *store) tooFresh(unseen bool) bool { return st.lagWrites && unseen }
 
 // place is the VPC of a resource and the subnet of an ENI.
@@ -158,7 +158,8 @@ func (st *store) place(id string) (vpc, subnet string) {
 	return "", ""
 }
 
-// tagged finds a resource by ID, and returns its tags and a function that replaces them. The lock is held.
+// tagged finds a resource by ID, and returns its tags and a function that replaces them. The caller must
+// hold the lock.
 func (st *store) tagged(id string) (Tags, func(Tags), error) {
 	now, keep := st.world.clock.Now(), st.keep()
 	kind, _, _ := strings.Cut(id, "-")

@@ -15,7 +15,7 @@ const (
 	maxTagValue = 256
 )
 
-// checkTags checks tags that are added to a resource.
+// checkTags validates tags that are added to a resource.
 func checkTags(has, add Tags) error {
 	n := len(has)
 	for k, v := range add {
@@ -53,7 +53,7 @@ func (c *Cloud) CreateTags(ids []string, tags Tags) error {
 }
 
 // DeleteTags removes each tag whose value in tags is nil or equal, or all tags if tags is empty. Missing
-// tags are no error.
+// tags are not an error.
 func (c *Cloud) DeleteTags(ids []string, tags map[string]*string) error {
 	return c.retag(ids, func(has Tags) (Tags, error) {
 		out := Tags{}

@@ -27,8 +27,8 @@ func (b *bucket) take(now time.Time) bool {
 	return true
 }
 
-// The documented buckets (EC2 Developer Guide, "Request throttling for the
-// Amazon EC2 API", request token limits).
+// Documented buckets (EC2 Developer Guide, "Request throttling for the Amazon EC2 API", request token
+// limits).
 var (
 	nonMutating = spec.RateLimit{Bucket: 100, Refill: 20}
 	unbounded   = spec.RateLimit{Bucket: 50, Refill: 10}
@@ -46,11 +46,11 @@ var (
 	}
 )
 
-// throttle are the token buckets of the actions.
+// throttle holds the token buckets of the actions.
 type throttle struct {
-	documented bool                      // the documented buckets are in force
+	documented bool                      // the documented buckets are enabled
 	spec       map[string]spec.RateLimit // limits of the spec, by action pattern
-	limits     map[string]spec.RateLimit // in force in place of the documented ones, by action pattern
+	limits     map[string]spec.RateLimit // overrides of these limits, by action pattern
 	buckets    map[string]*bucket
 }
 
@@ -76,9 +76,9 @@ func (t *throttle) take(call Call, now time.Time) bool {
 	return b.take(now)
 }
 
-// limitOf finds the limit of a call: that of its action, else that of the longest pattern that covers it
-// (of equally long ones the last by name), else the documented one. Each action has its own bucket, unless
-// the limit of a pattern is shared.
+// limitOf returns the limit of a call: that of its action, of the longest pattern that covers it (the last
+// by name among equally long ones), or the documented one. Each action has its own bucket, unless the
+// limit of a pattern is shared.
 func (t *throttle) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 	var best []string
 	for p := range t.limits {
@@ -109,7 +109,7 @@ func (t *throttle) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 	}
 }
 
-// narrower orders patterns that cover an action by how closely they do.
+// narrower orders patterns that cover an action by how specific they are.
 func narrower(a, b, action string) int {
 	exact := func(p string) int {
 		if strings.EqualFold(p, action) {
@@ -120,8 +120,8 @@ func narrower(a, b, action string) int {
 	return cmp.Or(cmp.Compare(exact(a), exact(b)), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// SetRateLimit sets the token bucket of an action (name or pattern) and fills
-// it; calls that share a pattern have a bucket an action, unless it is Shared.
+// SetRateLimit sets the token bucket of an action (name or pattern) and fills it. Each action of a pattern
+// has its own bucket, unless the limit is Shared.
 func (api *API) SetRateLimit(action string, l spec.RateLimit) {
 	api.world.read(func() {
 		api.throttle.limits[action] = l
@@ -141,5 +141,5 @@ func (api *API) ClearRateLimit(action string) {
 	})
 }
 
-// SetThrottle enables or disables the documented token buckets. Other limits stay in force.
+// SetThrottle enables or disables the documented token buckets. Other limits stay enabled.
 func (api *API) SetThrottle(on bool) { api.world.read(func() { api.throttle.documented = on }) }

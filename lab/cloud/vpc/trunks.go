@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// The types of trunks and branches. A branch is created as an ordinary ENI, and has its type while it is
+// Types of trunks and branches. A branch is created as an ordinary ENI, and only has its type while it is
 // associated: CreateNetworkInterface does not support "branch" (EC2 API Reference, InterfaceType), and the
 // Amazon VPC resource controller requests no type.
 const (
@@ -20,8 +20,8 @@ const (
 // maxVLAN is the highest VLAN ID (IEEE 802.1Q).
 const maxVLAN = 4094
 
-// Association makes an ENI a branch of a trunk: frames on the trunk's link with the VLAN's ID belong to
-// it.
+// Association makes an ENI a branch of a trunk: it receives and sends the frames with the VLAN ID on the
+// trunk's link.
 type Association struct {
 	ID       string
 	TrunkID  string
@@ -30,7 +30,7 @@ type Association struct {
 	Time     time.Time
 }
 
-// trunks say which ENIs are branches of which trunks. The world's lock guards them.
+// trunks records which ENIs are branches of which trunks. The world's lock guards it.
 type trunks struct {
 	world    *world
 	store    *store
@@ -46,12 +46,12 @@ type AssociateRequest struct {
 	ClientToken string
 }
 
-// Associate makes an available ENI a branch of an attached trunk. The same
-// ClientToken with the same request gives the same association.
+// Associate makes an available ENI a branch of an attached trunk. A repeated ClientToken with the same
+// request returns the same association.
 //
 // EC2 documents no errors of this action. The Amazon VPC resource controller relies on
-// InvalidVlanId.Duplicate, and on InvalidAssociationID.NotFound for the end of an association; the other
-// codes are those of similar actions. That a trunk must be attached is a rule of the lab: the behaviour of
+// InvalidVlanId.Duplicate, and on InvalidAssociationID.NotFound when it ends an association; the other
+// codes are those of similar actions. The lab requires that the trunk is attached, because the behaviour of
 // a detached trunk is not documented.
 func (es *ENIs) Associate(r AssociateRequest) (out Association, err error) {
 	err = es.world.change(func() error {
@@ -72,7 +72,7 @@ func (es *ENIs) Associate(r AssociateRequest) (out Association, err error) {
 	return out, err
 }
 
-// associate makes a branch. The lock is held.
+// associate creates the association. The caller must hold the lock.
 func (ts *trunks) associate(r AssociateRequest) (*ENI, error) {
 	t, err := ts.store.findENI(r.TrunkID)
 	if err != nil {
@@ -99,7 +99,7 @@ func (ts *trunks) associate(r AssociateRequest) (*ENI, error) {
 	return &n, nil
 }
 
-// mayAssociate checks whether an ENI may become a branch of a trunk. The lock is held.
+// mayAssociate checks whether an ENI may become a branch of a trunk. The caller must hold the lock.
 func (ts *trunks) mayAssociate(t, e *ENI, vlan int) error {
 	switch {
 	case t.Type != trunk:
@@ -129,7 +129,7 @@ func (ts *trunks) mayAssociate(t, e *ENI, vlan int) error {
 	return ts.store.room(i, e)
 }
 
-// countBranches counts the branches of an instance. The lock is held.
+// countBranches counts the branches of an instance. The caller must hold the lock.
 func (ts *trunks) countBranches(instanceID string) (n int) {
 	for trunkID, branches := range ts.branches {
 		if i := ts.store.holder(ts.store.enis.get(trunkID)); i != nil && i.ID == instanceID {
@@ -139,7 +139,7 @@ func (ts *trunks) countBranches(instanceID string) (n int) {
 	return n
 }
 
-// trunkBranches lists a trunk's branches by VLAN. The lock is held.
+// trunkBranches lists a trunk's branches by VLAN. The caller must hold the lock.
 func (ts *trunks) trunkBranches(trunkID string) (out []*ENI) {
 	for id := range ts.branches[trunkID] {
 		out = append(out, ts.store.enis.get(id))
@@ -177,7 +177,7 @@ func has(e *ENI, associationID string) bool {
 	return e != nil && e.Trunk != nil && e.Trunk.ID == associationID
 }
 
-// endAssociation ends a branch's association. The lock is held.
+// endAssociation ends a branch's association. The caller must hold the lock.
 func (ts *trunks) endAssociation(e *ENI) {
 	i := ts.store.holder(e)
 	delete(ts.branches[e.Trunk.TrunkID], e.ID)

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// trunk attaches a trunk to an instance and returns the attachment.
+// trunk creates a trunk, attaches it to an instance, and returns the ENI and the attachment ID.
 func trunk(t *testing.T, c *vpc.Cloud, instance string) (e vpc.ENI, attachmentID string) {
 	t.Helper()
 	e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Type: "trunk"})
@@ -19,9 +19,9 @@ func trunk(t *testing.T, c *vpc.Cloud, instance string) (e vpc.ENI, attachmentID
 	return e, attachmentID
 }
 
-// A branch's packets flow with the trunk's link: from the association when it is there, else
-// when it comes, and again when the instance is started.
-func TestBranchesInEvents(t *testing.T) {
+// A branch carries traffic while its trunk's link exists: after the association, or once the link appears,
+// and again after a restart of the instance.
+func TestBranchEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t, delayed())
 		s := follow(c)
@@ -54,7 +54,7 @@ func TestBranchesInEvents(t *testing.T) {
 		pass(5 * time.Second)
 		s.want(t, "InstanceLaunched node-a", "ENIAttached node-a 0", "ENIAttached node-a 1", "ENIAssociated node-a vlan 1")
 		if got := c.Snapshot().Branches(e.ID); len(got) != 1 || got[0].ID != first.BranchID || got[0].Trunk.VLAN != 1 {
-			t.Errorf("branches %+v", got)
+			t.Errorf("branches = %+v, want the first with VLAN 1", got)
 		}
 		ok(t, c.Instances.Terminate("node-a"))
 		pass(4 * time.Second)
@@ -62,8 +62,8 @@ func TestBranchesInEvents(t *testing.T) {
 	})
 }
 
-// A trunk that is being detached takes no branches.
-func TestNoBranchOfATrunkThatLeaves(t *testing.T) {
+// A trunk that is being detached accepts no branches.
+func TestDetachingTrunkAcceptsNoBranches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t, delayed())
 		e, attachment := trunk(t, c, "node-a")
@@ -71,13 +71,13 @@ func TestNoBranchOfATrunkThatLeaves(t *testing.T) {
 		ok(t, c.ENIs.Detach(attachment, false))
 		_, err := c.ENIs.Associate(vpc.AssociateRequest{TrunkID: e.ID, BranchID: spare(t, c).ID, VLAN: 1})
 		if vpc.CodeOf(err) != "IncorrectState" {
-			t.Errorf("got %v", err)
+			t.Errorf("Associate() with a detaching trunk = %v, want IncorrectState", err)
 		}
 	})
 }
 
-// Associations are seen, and can be ended, as late as their ENIs.
-func TestAssociationsLag(t *testing.T) {
+// Associations become visible, and can be ended, with the same delay as ENIs.
+func TestAssociationsAreEventuallyConsistent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := delayed()
 		s.Consistency = spec.Consistency{Describe: spec.Duration(time.Second), Writes: true}
@@ -86,28 +86,28 @@ func TestAssociationsLag(t *testing.T) {
 		e, branch := c.Snapshot().InstanceENIs(c.Instances.ID("node-a"))[1], spare(t, c)
 		_, err := c.ENIs.Associate(vpc.AssociateRequest{TrunkID: e.ID, BranchID: branch.ID, VLAN: 1})
 		if vpc.CodeOf(err) != "InvalidNetworkInterfaceID.NotFound" {
-			t.Errorf("of an ENI that nobody sees yet: %v", err)
+			t.Errorf("Associate() of an ENI that is not visible yet = %v, want InvalidNetworkInterfaceID.NotFound", err)
 		}
 		pass(time.Second)
 		a, err := c.ENIs.Associate(vpc.AssociateRequest{TrunkID: e.ID, BranchID: branch.ID, VLAN: 1})
 		ok(t, err)
 		if got := c.Described().Associations(); len(got) != 0 || c.Described().ENI(branch.ID).Status() != "available" {
-			t.Errorf("seen at once: %+v", got)
+			t.Errorf("associations immediately after Associate() = %+v, want none", got)
 		}
 		if err := c.ENIs.Disassociate(vpc.DisassociateRequest{AssociationID: a.ID}); vpc.CodeOf(err) != "InvalidAssociationID.NotFound" {
-			t.Errorf("ended at once: %v", err)
+			t.Errorf("Disassociate() immediately after Associate() = %v, want InvalidAssociationID.NotFound", err)
 		}
 		pass(time.Second)
 		if got := c.Described().Associations(); len(got) != 1 || *got[0] != a {
-			t.Errorf("a second later: %+v", got)
+			t.Errorf("associations after the delay = %+v, want one", got)
 		}
 		ok(t, c.ENIs.Disassociate(vpc.DisassociateRequest{AssociationID: a.ID}))
 		if got := c.Described().Associations(); len(got) != 1 {
-			t.Errorf("gone at once: %+v", got)
+			t.Errorf("associations immediately after Disassociate() = %+v, want one", got)
 		}
 		pass(time.Second)
 		if got := c.Described().Associations(); len(got) != 0 {
-			t.Errorf("a second after its end: %+v", got)
+			t.Errorf("associations after the second delay = %+v, want none", got)
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// world has the lock, the clock with its timers, the random numbers and the events of a Cloud, for all of
+// world provides the lock, the clock with its timers, the random numbers and the events of a Cloud to all of
 // its parts.
 type world struct {
 	clock     clock.Clock
@@ -28,23 +28,23 @@ type world struct {
 
 // events queues the events of changes for the subscribers.
 type events struct {
-	seq         uint64 // of the last one
+	seq         uint64 // sequence number of the last one
 	queue       []Event
-	delivering  bool // a goroutine calls the subscribers
+	delivering  bool // a goroutine is calling the subscribers
 	subscribers []*func(Event)
 }
 
 func newWorld() *world { return &world{clock: clock.Real{}, done: make(chan struct{})} }
 
-// close ends the timers.
+// close stops the timers.
 func (w *world) close() { w.closeOnce.Do(func() { close(w.done) }) }
 
-// newID makes an ID such as eni-0a1b2c3d4e5f60718. The lock is held.
+// newID returns an ID such as eni-0a1b2c3d4e5f60718. The caller must hold the lock.
 func (w *world) newID(prefix string) string {
 	return fmt.Sprintf("%s-0%08x%08x", prefix, w.rng.Uint32(), w.rng.Uint32())
 }
 
-// orNewID is an ID that is given, else a new one. The lock is held.
+// orNewID returns the given ID, or a new one if it is empty. The caller must hold the lock.
 func (w *world) orNewID(id, prefix string) string {
 	if id != "" {
 		return id
@@ -52,13 +52,13 @@ func (w *world) orNewID(id, prefix string) string {
 	return w.newID(prefix)
 }
 
-// timer is a function that runs at a moment, with the lock held.
+// timer is a function that runs at a point in time, with the lock held.
 type timer struct {
 	at time.Time
 	do func()
 }
 
-// after runs do with the lock held after d; at once if d is zero. The lock is held.
+// after runs do with the lock held after d, or immediately if d is zero. The caller must hold the lock.
 func (w *world) after(d time.Duration, do func()) {
 	if d <= 0 {
 		do()
@@ -75,19 +75,19 @@ func (w *world) after(d time.Duration, do func()) {
 	}()
 }
 
-// eventually runs do with the first call of any kind after d has passed. The lock is held.
+// eventually runs do during the first call of any kind after d has passed. The caller must hold the lock.
 func (w *world) eventually(d time.Duration, do func()) {
 	at := w.clock.Now().Add(d)
 	i, _ := slices.BinarySearchFunc(w.timers, at, func(t timer, at time.Time) int {
 		if t.at.After(at) {
 			return 1
 		}
-		return -1 // behind those of the same moment
+		return -1 // after timers of the same time
 	})
 	w.timers = slices.Insert(w.timers, i, timer{at, do})
 }
 
-// settle runs the timers that are due. Every reader and writer settles first. The lock is held.
+// settle runs the timers that are due. Every reader and writer settles first. The caller must hold the lock.
 func (w *world) settle() {
 	now := w.clock.Now()
 	for len(w.timers) > 0 && !w.timers[0].at.After(now) {
@@ -112,9 +112,9 @@ func (w *world) read(f func()) {
 	_ = w.change(func() error { f(); return nil })
 }
 
-// Subscribe calls f with every later event, in order, one at a time and outside the cloud's lock,
-// so that f may call the cloud. A method that causes events returns after their delivery, unless
-// another goroutine was delivering already. The returned function ends the subscription.
+// Subscribe calls f with every future event, in order, one at a time and outside the cloud's lock, so that
+// f may call the cloud. A method that causes events returns after their delivery, unless another
+// goroutine is delivering already. The returned function ends the subscription.
 func (c *Cloud) Subscribe(f func(Event)) (cancel func()) {
 	v := &c.world.events
 	c.world.mu.Lock()
@@ -127,7 +127,7 @@ func (c *Cloud) Subscribe(f func(Event)) (cancel func()) {
 	}
 }
 
-// emit queues an event. The lock is held.
+// emit queues an event. The caller must hold the lock.
 func (w *world) emit(kind EventKind, i *Instance, e *ENI) {
 	w.events.seq++
 	ev := Event{Seq: w.events.seq, Time: w.clock.Now(), Kind: kind}
@@ -140,8 +140,8 @@ func (w *world) emit(kind EventKind, i *Instance, e *ENI) {
 	w.events.queue = append(w.events.queue, ev)
 }
 
-// deliver calls the subscribers with the queued events. The lock is not held. Only one goroutine
-// delivers at a time, which keeps the order.
+// deliver calls the subscribers with the queued events. The caller must not hold the lock. Only one
+// goroutine delivers at a time, which preserves the order.
 func (w *world) deliver() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -165,37 +165,36 @@ func (w *world) deliver() {
 // EventKind is the kind of an event.
 type EventKind string
 
-// The kinds of events.
+// Kinds of events.
 const (
-	// InstanceLaunched: the instance runs, for the first time or after a stop.
-	// ENIAttached follows for each ENI that is attached.
+	// InstanceLaunched: the instance runs, for the first time or after a stop. ENIAttached follows for each
+	// attached ENI.
 	InstanceLaunched EventKind = "InstanceLaunched"
-	// InstanceStopped: the machine is off and all its links are gone, though
-	// its ENIs stay attached.
+	// InstanceStopped: the machine is off and all its links are gone, although its ENIs stay attached.
 	InstanceStopped EventKind = "InstanceStopped"
-	// InstanceTerminated: the machine is gone. ENIDetached preceded for each ENI, and
-	// ENIDisassociated for each branch.
+	// InstanceTerminated: the machine is gone. It follows ENIDetached for each ENI, and ENIDisassociated for
+	// each branch.
 	InstanceTerminated EventKind = "InstanceTerminated"
-	// ENIAttached: the link appears in the instance at this moment, which is
-	// the link delay after AttachNetworkInterface returned.
+	// ENIAttached: the link appears in the instance now, the link delay after AttachNetworkInterface
+	// returned.
 	ENIAttached EventKind = "ENIAttached"
-	// ENIDetached: the link is gone. ENI.Attachment still says from where.
+	// ENIDetached: the link is gone. ENI.Attachment is the former attachment.
 	ENIDetached EventKind = "ENIDetached"
-	// ENIAssociated: the trunk's link carries the branch's packets from this
-	// moment. It follows ENIAttached of the trunk for each of its branches.
+	// ENIAssociated: the trunk's link starts to carry the branch's packets. It follows ENIAttached of the
+	// trunk for each of its branches.
 	ENIAssociated EventKind = "ENIAssociated"
-	// ENIDisassociated: it does not any more. ENI.Trunk still says where it was.
+	// ENIDisassociated: the trunk's link stops carrying the branch's packets. ENI.Trunk is the former
+	// association.
 	ENIDisassociated EventKind = "ENIDisassociated"
-	// AddressesChanged: addresses or prefixes of an ENI, attached or not.
+	// AddressesChanged: addresses or prefixes of an ENI changed, attached or not.
 	AddressesChanged EventKind = "AddressesChanged"
-	// GroupsChanged: the security groups of an ENI, or its source/destination
-	// check.
+	// GroupsChanged: the security groups of an ENI, or its source/destination check, changed.
 	GroupsChanged EventKind = "GroupsChanged"
-	// RulesChanged: the rules of a security group, or a new group.
+	// RulesChanged: the rules of a security group changed, or a group was created.
 	RulesChanged EventKind = "RulesChanged"
 )
 
-// Event is one change. Instance and ENI are copies; zero if the event has none. Seq counts the events;
+// Event is one change. Instance and ENI are copies, or zero if the event has none. Seq numbers the events;
 // Snapshot.Seq is that of the last event in a snapshot.
 type Event struct {
 	Seq      uint64
@@ -205,7 +204,7 @@ type Event struct {
 	ENI      ENI
 }
 
-// clientTokens keep the results of requests with client tokens. The world's lock guards them.
+// clientTokens holds the results of requests with client tokens. The world's lock guards it.
 type clientTokens struct {
 	world *world
 	used  map[string]idempotent
@@ -219,7 +218,8 @@ type idempotent struct {
 	at      time.Time
 }
 
-// replay finds the result of a client token. There is none for an empty token. The lock is held.
+// replay returns the result of a client token, and whether there is one. An empty token has none. The caller must hold
+// the lock.
 func (ct *clientTokens) replay(token string, request any) (idempotent, bool, error) {
 	prior, ok := ct.used[token]
 	if !ok || token == "" {
@@ -232,7 +232,7 @@ func (ct *clientTokens) replay(token string, request any) (idempotent, bool, err
 	return prior, true, nil
 }
 
-// remember keeps the result of a client token for a day. The lock is held.
+// remember keeps the result of a client token for a day. The caller must hold the lock.
 func (ct *clientTokens) remember(token string, v idempotent) {
 	if token == "" {
 		return

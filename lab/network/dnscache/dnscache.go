@@ -1,6 +1,6 @@
-// Package dnscache makes a node look as NodeLocal DNSCache leaves it (kubernetes/dns, cmd/node-cache/app): with a link that
-// has the addresses at which the cache listens, and with iptables rules that exempt the cache's packets from connection
-// tracking. The caller decides what listens there, such as an echo.Server.
+// Package dnscache configures a node like NodeLocal DNSCache (kubernetes/dns, cmd/node-cache/app): with a link that has the
+// addresses of the cache, and with iptables rules that exempt the cache's packets from connection tracking. The caller
+// provides the server on these addresses, such as an echo.Server.
 package dnscache
 
 import (
@@ -16,13 +16,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// Backends are those of iptables.
+// Backends of iptables.
 var Backends = []string{"nft", "legacy"}
 
-// What the cache listens at, of both families.
+// Addresses of the cache, of both families.
 var (
 	Local      = []netip.Addr{netip.MustParseAddr("169.254.20.10"), netip.MustParseAddr("fd00:20::10")}
-	ClusterIPs = []netip.Addr{netip.MustParseAddr("172.20.0.10"), netip.MustParseAddr("fd00:172:20::a")} // of kube-dns
+	ClusterIPs = []netip.Addr{netip.MustParseAddr("172.20.0.10"), netip.MustParseAddr("fd00:172:20::a")} // address of kube-dns
 	Addrs      = slices.Concat(Local, ClusterIPs)
 )
 
@@ -37,7 +37,7 @@ type Cache struct {
 	port           uint16
 }
 
-// Install gives the namespace at a path the cache's link and rules. The cache listens on a port of Addrs.
+// Install adds the cache's link and rules to the network namespace at a path. The cache listens on a port of Addrs.
 func Install(netns, backend string, port uint16) (*Cache, error) {
 	c := &Cache{netns, backend, port}
 	if err := ns.Netlink(netns, addLink); err != nil {
@@ -46,7 +46,8 @@ func Install(netns, backend string, port uint16) (*Cache, error) {
 	return c, c.change("-A")
 }
 
-// addLink makes a veth where the kernel has no dummy links. Both are local without being set up.
+// addLink creates a dummy link, or a veth on kernels without dummy links. The addresses of either are local even while it
+// is down.
 func addLink(h *netlink.Handle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = link
@@ -69,12 +70,12 @@ func addLink(h *netlink.Handle) error {
 	return nil
 }
 
-// Remove removes what Install added.
+// Remove removes everything that Install added.
 func (c *Cache) Remove() error {
 	return errors.Join(c.change("-D"), ns.Netlink(c.netns, func(h *netlink.Handle) error { return ns.DeleteLink(h, link) }))
 }
 
-// change adds or deletes the rules of all addresses: -A or -D.
+// change adds (-A) or deletes (-D) the rules of all addresses.
 func (c *Cache) change(op string) error {
 	for _, command := range []string{"iptables", "ip6tables"} {
 		raw, filter := []string{"*raw"}, []string{"*filter"}
@@ -102,8 +103,8 @@ func (c *Cache) change(op string) error {
 	return nil
 }
 
-// Tracked returns an error if some of the packets that pods and the node exchange with the cache were tracked: a rule that
-// met none.
+// Tracked returns an error if packets between the cache and pods or the node were tracked, which means that some rule
+// matched no packet.
 func (c *Cache) Tracked() error {
 	var errs []error
 	for _, command := range []string{"iptables", "ip6tables"} {
@@ -111,7 +112,7 @@ func (c *Cache) Tracked() error {
 		errs = append(errs, err)
 		for line := range strings.Lines(out) {
 			if strings.HasPrefix(line, "[0:0] -A ") && !strings.Contains(line, fmt.Sprint("port ", healthPort)) {
-				errs = append(errs, fmt.Errorf("%s: no packet met the rule %s", command, strings.TrimSpace(line)))
+				errs = append(errs, fmt.Errorf("%s: rule %s matched no packet", command, strings.TrimSpace(line)))
 			}
 		}
 	}

@@ -13,9 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// Ask sends text from the namespace at path to the server at remote over
-// network ("tcp" or "udp") and returns its answer. A zero local address leaves
-// the source to the kernel.
+// Ask sends text from the namespace at path to the server at remote over network ("tcp" or "udp") and returns the
+// reply. If local is zero, the kernel chooses the source.
 func Ask(ctx context.Context, path, network string, remote netip.AddrPort, local netip.Addr, text string) (Reply, error) {
 	c, err := Connect(ctx, path, network, remote, local)
 	if err != nil {
@@ -32,20 +31,19 @@ type Conn struct {
 	in      *bufio.Reader
 }
 
-// Connect begins a conversation.
+// Connect starts a conversation.
 func Connect(ctx context.Context, path, network string, remote netip.AddrPort, local netip.Addr) (*Conn, error) {
 	c, err := ns.Dial(ctx, path, network, remote, local)
 	if err != nil {
 		return nil, err
 	}
 	if t, ok := c.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // no TIME-WAIT that would outlive the lab's namespaces
+		_ = t.SetLinger(0) // avoids a TIME-WAIT that outlives the lab's namespaces
 	}
 	return &Conn{Conn: c, network: network, in: bufio.NewReaderSize(c, 64<<10)}, nil
 }
 
-// Ask sends one message and waits for its answer until ctx ends. Over UDP it
-// asks again every 300 ms, as a client of a datagram protocol must.
+// Ask sends one message and waits for the reply until ctx ends. Over UDP it repeats the message every 300 ms.
 func (c *Conn) Ask(ctx context.Context, text string) (Reply, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -69,8 +67,7 @@ func (c *Conn) Ask(ctx context.Context, text string) (Reply, error) {
 	}
 }
 
-// Once sends one message a single time, over UDP too, and waits that long for
-// its answer.
+// Once sends one message without repetition, even over UDP, and waits for the reply up to a timeout.
 func (c *Conn) Once(text string, wait time.Duration) (Reply, error) {
 	if c.network == "udp" {
 		return c.once(text, time.Now().Add(wait), c.readDatagram)

@@ -1,8 +1,6 @@
-// Package echo answers every message with the address that it came from, which
-// is what the lab's hosts and pods run so that traffic can be judged by the
-// source that arrived. The protocol is text: a line over TCP or a datagram over
-// UDP with the words W is answered "you are ADDR, to ADDR: W"; HTTP on
-// HTTPPort answers any GET likewise with the path as W.
+// Package echo is a server that replies to every message with the address that it came from. The lab's hosts and pods
+// run it, so that callers can check the source of their traffic. The protocol is text: the reply to a TCP line or a UDP
+// datagram W is "you are ADDR, to ADDR: W"; the reply to an HTTP GET on HTTPPort is the same with the path as W.
 package echo
 
 import (
@@ -19,23 +17,23 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// The ports that a Server listens on: one number for TCP and UDP, one for HTTP.
+// Ports of a Server: one number for TCP and UDP, one for HTTP.
 const (
 	Port     = 7777
 	HTTPPort = 8080
 )
 
-// Reply is one answer: the source as the server saw it and the server's own address.
+// Reply is one reply: the source as seen by the server, and the server's own address.
 type Reply struct {
 	You  netip.Addr
 	To   netip.Addr
 	Text string
 }
 
-// String is the reply as it goes over the wire.
+// String formats the reply for the wire.
 func (r Reply) String() string { return fmt.Sprintf("you are %s, to %s: %s", r.You, r.To, r.Text) }
 
-// Parse reads what String wrote.
+// Parse parses the output of String.
 func Parse(s string) (Reply, error) {
 	var you, to string
 	head, text, ok := strings.Cut(strings.TrimRight(s, "\r\n"), ": ")
@@ -59,7 +57,7 @@ func Parse(s string) (Reply, error) {
 	return r, nil
 }
 
-// Server answers in one network namespace on all its addresses.
+// Server replies in one network namespace, on all addresses.
 type Server struct {
 	closers []interface{ Close() error }
 	serving sync.WaitGroup
@@ -69,8 +67,7 @@ type Server struct {
 	done  bool
 }
 
-// Serve starts answering in the namespace at path, on Port and HTTPPort of
-// every address that it has or gets.
+// Serve starts a server in the namespace at path, on Port and HTTPPort of every current and future address.
 func Serve(path string) (*Server, error) {
 	s := &Server{conns: map[net.Conn]bool{}}
 	err := ns.Do(path, func() error {
@@ -101,7 +98,7 @@ func Serve(path string) (*Server, error) {
 	return s, nil
 }
 
-// Close ends the server and its connections, and returns when nothing of it runs.
+// Close stops the server, and returns when its connections and goroutines have ended.
 func (s *Server) Close() error {
 	var errs []error
 	for _, c := range s.closers {
@@ -112,7 +109,7 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	s.done = true
 	for c := range s.conns {
-		// A reset leaves no TIME-WAIT, which would keep the namespace.
+		// A reset avoids TIME-WAIT, which would keep the namespace.
 		if t, ok := c.(*net.TCPConn); ok {
 			_ = t.SetLinger(0)
 		}
@@ -167,7 +164,7 @@ func (s *Server) serveHTTP(l net.Listener) {
 	_ = srv.Serve(l) // ends when the listener is closed
 }
 
-// track remembers a connection for Close; after Close it closes it and returns false.
+// track registers a connection for Close; after Close it closes the connection and returns false.
 func (s *Server) track(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

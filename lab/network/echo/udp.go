@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenUDP opens a dual-stack socket that reports to which of the host's
-// addresses a datagram was sent, so that the answer leaves from there.
+// listenUDP opens a dual-stack socket that reports the destination address of each datagram, so that the reply has it
+// as its source.
 func listenUDP() (*net.UDPConn, error) {
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv6zero, Port: Port})
 	if err != nil {
@@ -37,7 +37,7 @@ func listenUDP() (*net.UDPConn, error) {
 	return c, nil
 }
 
-// serveUDP answers until the socket is closed.
+// serveUDP replies until the socket is closed.
 func serveUDP(c *net.UDPConn) {
 	buf, oob := make([]byte, 64<<10), make([]byte, 256)
 	for {
@@ -47,13 +47,13 @@ func serveUDP(c *net.UDPConn) {
 		}
 		to, control := destination(oob[:oobn])
 		r := Reply{You: from.Addr().Unmap(), To: to, Text: string(buf[:n])}
-		// A full socket buffer or an unreachable peer loses the answer, as UDP may.
+		// A full socket buffer or an unreachable peer may lose the reply, as usual with UDP.
 		_, _, _ = c.WriteMsgUDPAddrPort([]byte(r.String()), control, from)
 	}
 }
 
-// destination reads to which address a datagram came from its control
-// messages, and returns those that make the answer leave from it.
+// destination reads the destination address of a datagram from its control messages, and returns control messages that
+// make it the source of the reply.
 func destination(oob []byte) (netip.Addr, []byte) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -19,32 +19,31 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// The router of a subnet with IPv6 advertises itself on each ENI's link (RFC 4861,
-// section 6.2), as that of a VPC does: to who solicits, when a link appears, and every
-// minute. It has a lifetime and the flag for managed addresses, since those are DHCPv6's,
-// and it announces no prefix: everything but the link itself is behind the router. An
-// instance's kernel takes its default route from it where accept_ra says so, on any ENI
-// that is up: 1 does only as long as the instance does not forward, 2 always.
+// Like the router of a VPC, the router of a subnet with IPv6 advertises itself on each ENI's link (RFC 4861,
+// section 6.2): in reply to solicitations, when a link appears, and every minute. The advertisement has a
+// lifetime, the flag for managed addresses, because addresses come from DHCPv6, and no prefix: all destinations
+// but the link itself are behind the router. An instance's kernel takes its default route from it on any ENI
+// that is up, depending on accept_ra: with 1 only while the instance does not forward, with 2 always.
 
-// The fields of an advertisement (RFC 4861, section 4.2).
+// Fields of an advertisement (RFC 4861, section 4.2).
 const (
-	advertHopLimit = 255 // that hosts shall use
+	advertHopLimit = 255 // hop limit for hosts
 	advertManaged  = 0x80
 	advertLifetime = 30 * time.Minute
 	advertEvery    = time.Minute
-	// neighbourHops is the hop limit of all messages of neighbour discovery, by which a
-	// receiver knows that they come from the link.
+	// neighbourHops is the hop limit of all neighbour discovery messages. It proves to the receiver that they were
+	// sent on the link.
 	neighbourHops = 255
 )
 
-// adverts is the router's advertising. Its methods may be called concurrently.
+// adverts advertises the router. It is safe for concurrent use.
 type adverts struct {
 	conn *inet6.PacketConn
 	stop chan struct{}
 	done sync.WaitGroup
 }
 
-// advertise begins to answer solicitations and to advertise from time to time; close ends it.
+// advertise starts to reply to solicitations and to advertise periodically, until close.
 func advertise(router string, links func() []int) (*adverts, error) {
 	var conn *inet6.PacketConn
 	err := ns.Do(router, func() error {
@@ -75,7 +74,7 @@ func (a *adverts) close() {
 	_ = a.conn.Close()
 }
 
-// advertised lists the indexes of the router's links that it advertises itself on.
+// advertised lists the indexes of the links on which the router advertises itself.
 func (f *Fabric) advertised() (links []int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,8 +87,8 @@ func (f *Fabric) advertised() (links []int) {
 	return links
 }
 
-// answer answers solicitations until the socket is closed. Those that came through a router are
-// none (RFC 4861, section 6.1.1).
+// answer replies to solicitations until the socket is closed. It ignores those that a router has forwarded
+// (RFC 4861, section 6.1.1).
 func (a *adverts) answer(links func() []int) {
 	buf := make([]byte, 1500)
 	for {
@@ -100,7 +99,7 @@ func (a *adverts) answer(links func() []int) {
 		if err != nil || from == nil || from.HopLimit != neighbourHops || !slices.Contains(links(), from.IfIndex) {
 			continue
 		}
-		_ = a.send(from.IfIndex) // who hears nothing solicits again
+		_ = a.send(from.IfIndex) // without a reply, the node solicits again
 	}
 }
 
@@ -119,14 +118,13 @@ func (a *adverts) repeat(links func() []int) {
 	}
 }
 
-// send advertises the router on one of its links, to all that are there. The kernel
-// fills the checksum in.
+// send advertises the router on one of its links, to all nodes. The kernel sets the checksum.
 func (a *adverts) send(link int) error {
 	m := make([]byte, 16)
 	m[0] = byte(inet6.ICMPTypeRouterAdvertisement)
 	m[4], m[5] = advertHopLimit, advertManaged
 	binary.BigEndian.PutUint16(m[6:], uint16(advertLifetime/time.Second))
-	// Reachable time and retransmission timer are 0: the host's affair.
+	// Reachable time and retransmission timer are 0: unspecified by the router.
 	cm := &inet6.ControlMessage{HopLimit: neighbourHops, IfIndex: link, Src: Router6.AsSlice()}
 	if _, err := a.conn.WriteTo(m, cm, &net.IPAddr{IP: net.IPv6linklocalallnodes}); err != nil {
 		return fmt.Errorf("advertise the router on link %d: %w", link, err)
@@ -134,7 +132,7 @@ func (a *adverts) send(link int) error {
 	return nil
 }
 
-// until advertises the router on a new link until the node has taken it.
+// until advertises the router on a new link until taken reports that the node has the route.
 func (a *adverts) until(p *plugged, taken func() (bool, error)) error {
 	const patience = 20 * time.Second
 	for end := time.Now().Add(patience); ; {
@@ -150,9 +148,8 @@ func (a *adverts) until(p *plugged, taken func() (bool, error)) error {
 	}
 }
 
-// takesAdverts reports whether the kernel takes a default route from advertisements on a link
-// of the calling thread's namespace (the kernel's Documentation/networking/ip-sysctl.rst,
-// accept_ra).
+// takesAdverts reports whether the kernel accepts a default route from advertisements on a link of the calling
+// thread's namespace (the kernel's Documentation/networking/ip-sysctl.rst, accept_ra).
 func takesAdverts(link string) (bool, error) {
 	var values [2]string
 	for i, name := range []string{"accept_ra", "forwarding"} {
@@ -165,7 +162,7 @@ func takesAdverts(link string) (bool, error) {
 	return values[0] == "2" || values[0] == "1" && values[1] == "0", nil
 }
 
-// hasDefault6 reports whether a link has a default route of IPv6.
+// hasDefault6 reports whether a link has an IPv6 default route.
 func hasDefault6(h *netlink.Handle, name string) (bool, error) {
 	l, err := h.LinkByName(name)
 	if err != nil {
@@ -173,7 +170,7 @@ func hasDefault6(h *netlink.Handle, name string) (bool, error) {
 	}
 	routes, err := h.RouteList(l, unix.AF_INET6)
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
-		return false, nil // and again
+		return false, nil // the caller retries
 	}
 	if err != nil {
 		return false, fmt.Errorf("list routes of %s: %w", name, err)

@@ -9,30 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cause says why the fabric dropped a packet.
+// Cause is the reason why the fabric dropped a packet.
 type Cause string
 
-// The causes.
+// Causes of drops.
 const (
-	Source      Cause = "source"      // not assigned to the ENI it came from
-	Destination Cause = "destination" // inside the VPC, owned by nobody
-	Gateway     Cause = "gateway"     // the internet gateway has no public address for it
-	Egress      Cause = "egress"      // no egress rule of the sender's groups
-	Ingress     Cause = "ingress"     // no ingress rule of the receiver's groups
+	Source      Cause = "source"      // source not assigned to the ENI that sent it
+	Destination Cause = "destination" // destination in the VPC that no ENI owns
+	Gateway     Cause = "gateway"     // no public address at the internet gateway
+	Egress      Cause = "egress"      // not allowed by an egress rule of the sender's groups
+	Ingress     Cause = "ingress"     // not allowed by an ingress rule of the receiver's groups
 )
 
 var eniCauses = [...]Cause{Source, Destination, Gateway, Egress, Ingress}
 
-// gatewayCounter stands in for an ENI ID where the packet came by none.
+// gatewayCounter replaces an ENI ID for packets that came from no ENI.
 const gatewayCounter = "igw"
 
-// Drops are packets dropped since an ENI was attached, by cause; causes
-// without a drop are left out. Ingress drops are the receiver's, all others
-// the sender's.
+// Drops counts dropped packets since an ENI was attached, by cause, without causes that are zero. Ingress drops
+// count for the receiver, all others for the sender.
 type Drops map[Cause]uint64
 
-// Drops returns the drops of every attached ENI by its ID, and those of
-// packets from the internet or to the EC2 API under "igw".
+// Drops returns the drops of every attached ENI by its ID, and those of packets from the internet or to the EC2
+// API under "igw".
 func (f *Fabric) Drops() (map[string]Drops, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -13,17 +13,16 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// The router sends everything for an ENI to a neighbour with the
-// ENI's MAC, whatever the address. They exist on the router's links only.
+// The router sends all packets for an ENI, whatever their address, to a neighbour with the ENI's MAC address.
+// These neighbours only exist on the router's links.
 var (
 	toENI  = netip.MustParseAddr("169.254.0.2")
 	toENI6 = netip.MustParseAddr("fe80::2")
 )
 
-// Attach plugs an ENI into a node: its link appears there, down and without
-// an address, except that the primary ENI (device index 0) is configured as a
-// DHCP client would. Attaching an ENI that is attached is an error. One of type
-// "efa-only" has no link: it is a device for other traffic than IP.
+// Attach attaches an ENI to a node: its link appears there, down and without an address, except that the primary
+// ENI (device index 0) is configured as by a DHCP client. Attaching an attached ENI is an error. An ENI of type
+// "efa-only" gets no link, because it does not carry IP traffic.
 func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -35,7 +34,7 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	case f.enis[e.ID] != nil:
 		return fmt.Errorf("attach %s: it is attached to %s", e.ID, f.enis[e.ID].node)
 	case !f.nodes[node]:
-		return fmt.Errorf("attach %s: no node %s", e.ID, node)
+		return fmt.Errorf("attach %s: node %s does not exist", e.ID, node)
 	}
 	p := &plugged{eni: e.Clone(), node: node, link: f.router.newLink()}
 	err := ns.AddVeth(f.router.rt, p.link, f.NodePath(node), linkName(e.Attachment), e.MAC, ENIMTU)
@@ -52,9 +51,8 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	return nil
 }
 
-// linkName is an ENI's link in its node, as the kernel names the interfaces of
-// Nitro instances by slot: ens5, ens6, … on network card 0, and with the bus of
-// another card enp1s5, enp1s6, ….
+// linkName returns the name of an ENI's link in its node. The kernel names the interfaces of Nitro instances by
+// slot: ens5, ens6, … on network card 0, and with the bus of another card enp1s5, enp1s6, ….
 func linkName(a *vpc.Attachment) string {
 	if a.NetworkCard == 0 {
 		return fmt.Sprintf("ens%d", 5+a.DeviceIndex)
@@ -62,7 +60,7 @@ func linkName(a *vpc.Attachment) string {
 	return fmt.Sprintf("enp%ds%d", a.NetworkCard, 5+a.DeviceIndex)
 }
 
-// plug sets the router's side of a link up that has been made.
+// plug configures and brings up the router's side of a new link.
 func (f *Fabric) plug(p *plugged) error {
 	if err := f.router.answerAtOnce(p.link); err != nil {
 		return err
@@ -72,7 +70,7 @@ func (f *Fabric) plug(p *plugged) error {
 		return fmt.Errorf("find link %s: %w", p.link, err)
 	}
 	p.idx = l.Attrs().Index
-	_ = f.router.rt.LinkSetAlias(l, p.eni.ID+" on "+p.node) // for people who look around
+	_ = f.router.rt.LinkSetAlias(l, p.eni.ID+" on "+p.node) // for debugging
 	if err := f.rules.add(f.nft, p, f.groups); err != nil {
 		return err
 	}
@@ -101,11 +99,10 @@ func (f *Fabric) plug(p *plugged) error {
 	return nil
 }
 
-// lease configures a primary ENI's link as a DHCP client does: the primary
-// addresses, the IPv4 default route (none in an IPv6-only subnet), and
-// the link up. That of IPv6 is not DHCP's
-// affair (RFC 8415, section 4): the node's kernel learns it from the router's
-// advertisement before this returns, if it takes any.
+// lease configures a primary ENI's link like a DHCP client: it sets the primary addresses and the IPv4 default
+// route (none in an IPv6-only subnet), and brings the link up. DHCP does not provide the IPv6 default route
+// (RFC 8415, section 4): the node's kernel takes it from the router's advertisement before lease returns, if it
+// accepts any.
 func (f *Fabric) lease(p *plugged, link string) error {
 	s, err := f.opts.subnet(p.eni)
 	if err != nil {
@@ -130,8 +127,8 @@ func (f *Fabric) lease(p *plugged, link string) error {
 	})
 }
 
-// Detach unplugs an ENI: its link vanishes from the node, and with a trunk go its
-// branches. An ENI that is not attached is no error.
+// Detach detaches an ENI: its link disappears from the node, for a trunk together with its branches. Detaching an
+// ENI that is not attached is not an error.
 func (f *Fabric) Detach(eniID string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,13 +148,13 @@ func (f *Fabric) Detach(eniID string) error {
 	return nil
 }
 
-// forget unplugs an ENI, for which no link answers any more.
+// forget unplugs an ENI, and makes the router stop answering NDP for its addresses.
 func (f *Fabric) forget(p *plugged) error {
 	delete(f.enis, p.eni.ID)
 	return errors.Join(f.unplug(p), f.forgetNDP(p))
 }
 
-// unplug deletes the link, with which routes and neighbours go, then its rules.
+// unplug deletes the link, which also removes routes and neighbours, and then its rules.
 func (f *Fabric) unplug(p *plugged) error {
 	var errs []error
 	l, err := f.router.rt.LinkByName(p.link)
@@ -170,8 +167,8 @@ func (f *Fabric) unplug(p *plugged) error {
 	return errors.Join(append(errs, f.rules.remove(f.nft, p))...)
 }
 
-// Update takes over an ENI's or branch's addresses, prefixes, security groups
-// and source/destination check. An ENI that is not attached is no error.
+// Update applies changes of an ENI's or branch's addresses, prefixes, security groups and source/destination
+// check. An ENI that is not attached is not an error.
 func (f *Fabric) Update(e vpc.ENI) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,7 +195,7 @@ func (f *Fabric) Update(e vpc.ENI) error {
 	return f.rules.update(f.nft, p, f.groups)
 }
 
-// SetGroups takes over the rules of all security groups.
+// SetGroups applies the rules of all security groups.
 func (f *Fabric) SetGroups(groups []vpc.SecurityGroup) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -214,7 +211,7 @@ func (f *Fabric) SetGroups(groups []vpc.SecurityGroup) error {
 	return nil
 }
 
-// owned lists what EC2 delivers to an ENI.
+// owned lists the destinations that EC2 delivers to an ENI.
 func owned(e vpc.ENI) []netip.Prefix {
 	var out []netip.Prefix
 	for _, addrs := range [][]netip.Addr{e.IPv4(), e.IPv6} {
@@ -225,7 +222,7 @@ func owned(e vpc.ENI) []netip.Prefix {
 	return append(append(out, e.Prefixes...), e.IPv6Prefixes...)
 }
 
-// route is the router's route to an address or prefix of an ENI.
+// route returns the router's route to an address or prefix of an ENI.
 func route(p *plugged, dst netip.Prefix) *netlink.Route {
 	gw := toENI
 	if dst.Addr().Is6() {
@@ -235,29 +232,26 @@ func route(p *plugged, dst netip.Prefix) *netlink.Route {
 }
 
 func (f *Fabric) addRoute(p *plugged, dst netip.Prefix) error {
-	// Replace: an address that moved between ENIs (AllowReassignment) may
-	// arrive before it leaves.
+	// Replace: an address that moves between ENIs (AllowReassignment) may be added before it is removed.
 	if err := f.router.rt.RouteReplace(route(p, dst)); err != nil {
-		return fmt.Errorf("add route to %s by %s: %w", dst, p.link, err)
+		return fmt.Errorf("add route to %s through %s: %w", dst, p.link, err)
 	}
 	return f.proxyNDP(p, dst, true)
 }
 
 func (f *Fabric) delRoute(p *plugged, dst netip.Prefix) error {
 	if err := f.router.rt.RouteDel(route(p, dst)); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("delete route to %s by %s: %w", dst, p.link, err)
+		return fmt.Errorf("delete route to %s through %s: %w", dst, p.link, err)
 	}
 	return f.proxyNDP(p, dst, false)
 }
 
-// A branch is a VLAN on its trunk's link: the router has a link of its own for it there,
-// which is all that distinguishes it from the link of an ENI. Frames without a VLAN are the
-// trunk's. Frames of a VLAN that no branch has are dropped by the router's kernel, which has
-// no link for them (packets for other hosts, to it). Nothing is made in the node: it has to
-// make its end, with the VLAN and the branch's MAC.
+// A branch is a VLAN on its trunk's link. The router has a VLAN link for it there, which it otherwise treats like
+// the link of an ENI. Frames without a VLAN belong to the trunk. The router's kernel drops frames of a VLAN without
+// a branch, because it has no link for them. The fabric creates nothing in the node: the node must create its end,
+// with the VLAN and the branch's MAC address.
 
-// Associate makes an ENI a branch of a trunk that is attached. Associating one that is
-// plugged in is an error.
+// Associate makes an ENI a branch of an attached trunk. Associating a branch that is plugged in is an error.
 func (f *Fabric) Associate(e vpc.ENI) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,15 +1,13 @@
-// Package fabric is the packet side of a virtual VPC on one machine. A network
-// namespace is the VPC's router; a node is a namespace; an ENI is a veth
-// between the two with the ENI's MAC on the node's side, and a branch of a trunk
-// is a VLAN on the trunk's. The router delivers
-// to an ENI what EC2 says the ENI owns and drops what a VPC would drop: a
-// source that is not assigned to the ENI it came from, a destination that
-// nobody owns, what the security groups do not let through, and what the
-// internet gateway has no public address for. Beyond the router lie two hosts:
-// one on the internet and one on premises, behind a private gateway.
+// Package fabric carries the packets of a virtual VPC on one machine. A network namespace is the VPC's router; each
+// node is a namespace; an ENI is a veth pair between the two with the ENI's MAC address on the node's side, and a
+// branch of a trunk is a VLAN on the trunk's link. The router delivers to an ENI the packets for addresses that the
+// ENI owns in EC2, and drops what a VPC would drop: packets with a source that is not assigned to the sending ENI, or
+// with a destination that no ENI owns, packets that the security groups do not allow, and packets without a public
+// address at the internet gateway. Beyond the router are two hosts: one on the internet and one on premises, behind a
+// private gateway.
 //
-// Everything is made by netlink; nothing is executed. All namespaces of a
-// fabric begin with its prefix, so that Sweep finds what a crash left.
+// It only uses netlink and executes no programs. The names of all namespaces of a fabric start with its prefix, so
+// that Sweep finds the leftovers of a crash.
 package fabric
 
 import (
@@ -30,8 +28,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Addresses outside the VPC. The internet ones are of the documentation
-// ranges (RFC 5737, RFC 3849), so no real network is shadowed.
+// Addresses outside the VPC. The internet ones are from the documentation ranges (RFC 5737, RFC 3849), so that they
+// do not shadow a real network.
 var (
 	// InternetHost and InternetHost6 belong to the host on the internet.
 	InternetHost  = netip.MustParseAddr("203.0.113.10")
@@ -39,25 +37,24 @@ var (
 	// OnPremHost and OnPremHost6 belong to the host on premises.
 	OnPremHost  = netip.MustParseAddr("192.168.100.10")
 	OnPremHost6 = netip.MustParseAddr("fd64:0:0:100::10")
-	// EC2Endpoint and EC2Endpoint6 are where the EC2 API is served, public addresses of the cloud.
+	// EC2Endpoint and EC2Endpoint6 are the addresses of the EC2 API, public addresses of the cloud.
 	EC2Endpoint  = netip.MustParseAddr("198.51.100.10")
 	EC2Endpoint6 = netip.MustParseAddr("2001:db8:fffe::10")
-	// APIEndpoint is where the Kubernetes API is served, if it is; APIEndpoint6 in an
-	// IPv6-only cluster.
+	// APIEndpoint is the address of the Kubernetes API, if any; APIEndpoint6 in an IPv6-only cluster.
 	APIEndpoint  = netip.MustParseAddr("198.51.100.20")
 	APIEndpoint6 = netip.MustParseAddr("2001:db8:fffe::20")
-	// IMDSEndpoint and IMDSEndpoint6 are where the metadata service is served.
+	// IMDSEndpoint and IMDSEndpoint6 are the addresses of the metadata service.
 	IMDSEndpoint  = netip.MustParseAddr("169.254.169.254")
 	IMDSEndpoint6 = netip.MustParseAddr("fd00:ec2::254")
-	// Router6 is the router on every ENI's link for IPv6. A VPC announces its
-	// link-local address in router advertisements.
+	// Router6 is the router's address on every ENI's link for IPv6. A VPC announces its link-local address in router
+	// advertisements.
 	Router6 = netip.MustParseAddr("fe80::1")
-	// VPCRouter6 is the router's other link-local address there, the same in
-	// every VPC (VPC User Guide, "Subnet CIDR blocks").
+	// VPCRouter6 is the router's other link-local address there, the same in every VPC (VPC User Guide, "Subnet CIDR
+	// blocks").
 	VPCRouter6 = netip.MustParseAddr("fe80:ec2::1")
 )
 
-// The networks at the far end of the gateways; the router has the first address of each.
+// Networks behind the gateways; the router has the first address of each.
 var (
 	internetNet  = netip.MustParsePrefix("203.0.113.0/24")
 	internetNet6 = netip.MustParsePrefix("2001:db8:ffff::/64")
@@ -65,8 +62,8 @@ var (
 	onPremNet6   = netip.MustParsePrefix("fd64:0:0:100::/64")
 )
 
-// MTU of an ENI and of what lies beyond a gateway, in bytes (EC2 User Guide,
-// "Network maximum transmission unit (MTU) for your EC2 instance").
+// MTU of an ENI and of the networks beyond a gateway, in bytes (EC2 User Guide, "Network maximum transmission unit
+// (MTU) for your EC2 instance").
 const (
 	ENIMTU     = 9001
 	GatewayMTU = 1500
@@ -74,23 +71,22 @@ const (
 
 // Options describe a fabric.
 type Options struct {
-	// ID distinguishes this fabric from others on the machine: up to 12 lower-case
-	// letters and digits.
+	// ID distinguishes this fabric from others on the machine: up to 12 lower-case letters and digits.
 	ID string
-	// CIDRs are the VPC's blocks, both families.
+	// CIDRs are the VPC's blocks of both families.
 	CIDRs []netip.Prefix
-	// Subnets whose router address answers on their ENIs' links.
+	// Subnets whose router address responds on their ENIs' links.
 	Subnets []vpc.Subnet
-	// EgressOnly has IPv6 leave by an egress-only internet gateway, which lets no
-	// connection in (VPC User Guide, "Egress-only internet gateways").
+	// EgressOnly gives IPv6 an egress-only internet gateway, which allows no connections from outside (VPC User Guide,
+	// "Egress-only internet gateways").
 	EgressOnly bool
 }
 
-// Fabric is a running one. Its methods may be called concurrently.
+// Fabric is a running fabric. It is safe for concurrent use.
 type Fabric struct {
 	opts Options
 
-	// mu serialises changes, which the kernel does too, and guards all below.
+	// mu serialises changes, as the kernel does too, and guards all below.
 	mu     sync.Mutex
 	closed bool
 	router *router
@@ -107,17 +103,17 @@ type Fabric struct {
 type plugged struct {
 	eni  vpc.ENI
 	node string
-	link string // the router's side
-	idx  int    // its index
+	link string // link on the router's side
+	idx  int    // index of link
 }
 
 var validID = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
-// Prefix begins the name of every namespace of the fabric called id.
+// Prefix returns the prefix of the names of all namespaces of the fabric called id.
 func Prefix(id string) string { return "vpclab-" + id + "-" }
 
-// New raises the router and the two outside hosts. Leftovers of an earlier
-// fabric of the same ID are an error: Sweep them first.
+// New creates the router and the two outside hosts. Leftovers of an earlier fabric with the same ID are an error:
+// call Sweep first.
 func New(o Options) (*Fabric, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -130,7 +126,7 @@ func New(o Options) (*Fabric, error) {
 		groups: map[string]vpc.SecurityGroup{},
 	}
 	if err := f.raise(); err != nil {
-		return nil, errors.Join(fmt.Errorf("raise fabric %s: %w", o.ID, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("create fabric %s: %w", o.ID, err), f.Close())
 	}
 	return f, nil
 }
@@ -149,17 +145,17 @@ func (o Options) validate() error {
 	return nil
 }
 
-// RouterPath is the namespace file of the VPC's router, where the EC2 API and
-// the metadata service listen, and whatever else belongs to no node.
+// RouterPath returns the namespace file of the VPC's router, where the EC2 API, the metadata service and everything
+// else that belongs to no node listen.
 func (f *Fabric) RouterPath() string { return f.router.path }
 
-// InternetPath is the namespace file of the host on the internet.
+// InternetPath returns the namespace file of the host on the internet.
 func (f *Fabric) InternetPath() string { return f.opts.path("internet") }
 
-// OnPremPath is the namespace file of the host on premises.
+// OnPremPath returns the namespace file of the host on premises.
 func (f *Fabric) OnPremPath() string { return f.opts.path("onprem") }
 
-// NodePath is the namespace file of a node.
+// NodePath returns the namespace file of a node.
 func (f *Fabric) NodePath(node string) string { return f.opts.path("node-" + node) }
 
 func (o Options) name(part string) string     { return Prefix(o.ID) + part }
@@ -174,7 +170,7 @@ func (o Options) subnet(e vpc.ENI) (vpc.Subnet, error) {
 	return o.Subnets[i], nil
 }
 
-// raise makes the router and the outside.
+// raise creates the router and the hosts outside.
 func (f *Fabric) raise() error {
 	for _, part := range []string{"vpc", "internet", "onprem"} {
 		if err := ns.Create(f.opts.name(part)); err != nil {
@@ -185,7 +181,7 @@ func (f *Fabric) raise() error {
 		if f.router.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return fmt.Errorf("open rtnetlink: %w", err)
 		}
-		// A lasting connection stays in the namespace that it was opened in.
+		// A netlink connection stays in the namespace in which it was opened.
 		if f.nft, err = nftables.New(nftables.AsLasting()); err != nil {
 			return fmt.Errorf("open nftables: %w", err)
 		}
@@ -209,13 +205,13 @@ func (f *Fabric) raise() error {
 	return err
 }
 
-// AddNode makes a node's namespace, with loopback up and the sysctls of a
-// fresh machine: no forwarding, strict reverse path filter on new links.
+// AddNode creates a node's namespace, with loopback up and the sysctls of a fresh machine: no forwarding, and strict
+// reverse path filters on new links.
 func (f *Fabric) AddNode(node string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.nodes[node] {
-		return fmt.Errorf("node %s exists", node)
+		return fmt.Errorf("node %s already exists", node)
 	}
 	if err := ns.Create(f.opts.nodeName(node)); err != nil {
 		return err
@@ -234,8 +230,8 @@ func (f *Fabric) AddNode(node string) error {
 	})
 }
 
-// RemoveNode takes a node's ENIs off the fabric and removes its namespace. The
-// caller has ended the node's processes. An unknown node is no error.
+// RemoveNode detaches a node's ENIs and removes its namespace. The caller must have ended the node's processes. An
+// unknown node is not an error.
 func (f *Fabric) RemoveNode(node string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -247,15 +243,14 @@ func (f *Fabric) RemoveNode(node string) error {
 		}
 	}
 	delete(f.nodes, node)
-	// The links go with the namespace, all at once.
+	// The links are deleted with the namespace, all at once.
 	return errors.Join(append(errs, ns.Remove(f.opts.nodeName(node)))...)
 }
 
 // attached lists the attached ENIs by ID, in order.
 func (f *Fabric) attached() []string { return slices.Sorted(maps.Keys(f.enis)) }
 
-// Close removes everything of the fabric. Processes in its namespaces must
-// have ended. A second Close does nothing.
+// Close removes the whole fabric. The processes in its namespaces must have ended. A second Close does nothing.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -277,9 +272,8 @@ func (f *Fabric) Close() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// Sweep ends every process inside the namespaces of the fabric called id and
-// removes the namespaces with their links, also when the process that made
-// them died. It returns the names of what it removed.
+// Sweep kills every process in the namespaces of the fabric called id and removes the namespaces with their links,
+// even if the process that created them crashed. It returns the names of what it removed.
 func Sweep(id string) ([]string, error) {
 	names, err := ns.List(Prefix(id))
 	if err != nil || len(names) == 0 {
@@ -292,7 +286,7 @@ func Sweep(id string) ([]string, error) {
 	if _, err := ns.Kill(time.Minute, paths...); err != nil {
 		return nil, err
 	}
-	// Side by side, since the kernel makes each wait for its links.
+	// In parallel, because the kernel delays each removal until its links are gone.
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, n := range names {

@@ -20,10 +20,10 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-func TestNodesReachEachOtherAndTheOutside(t *testing.T) {
+func TestNodeConnectivity(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
-	b.node("b", eni("b", "10.0.0.11", 0))  // same subnet: through proxied ARP
+	b.node("b", eni("b", "10.0.0.11", 0))  // same subnet: through proxy ARP
 	b.node("c", eni("c", "10.0.16.10", 0)) // another subnet: through the router
 	b.serve(b.InternetPath())
 	b.serve(b.OnPremPath())
@@ -31,14 +31,14 @@ func TestNodesReachEachOtherAndTheOutside(t *testing.T) {
 		b.reaches(b.NodePath("a"), "10.0.0.10", to)
 	}
 	b.reaches(b.OnPremPath(), "", "10.0.16.10")
-	b.reaches(b.InternetPath(), "", "10.0.0.10") // by its public address, which is the same here
+	b.reaches(b.InternetPath(), "", "10.0.0.10") // by its public address, which is identical here
 	if d := b.drops(); len(d["eni-a"])+len(d["eni-b"])+len(d["eni-c"])+len(d["igw"]) != 0 {
-		t.Errorf("good traffic was dropped: %v", d)
+		t.Errorf("allowed traffic was dropped: %v", d)
 	}
 }
 
-// TestPathMTU sends more than a packet to where packets are smaller than on
-// the ENI: the router has to say so, and the sender to hear it.
+// TestPathMTU sends large packets to destinations with a smaller MTU than the ENI's: the router must report it, and
+// the sender must adapt.
 func TestPathMTU(t *testing.T) {
 	b := raise(t)
 	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
@@ -50,10 +50,10 @@ func TestPathMTU(t *testing.T) {
 		defer cancel()
 		r, err := echo.Ask(ctx, b.NodePath("a"), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, long)
 		if err != nil || r.Text != long {
-			t.Errorf("to %s: %d bytes of %d came back, %v", to, len(r.Text), len(long), err)
+			t.Errorf("reply from %s has %d of %d bytes, %v", to, len(r.Text), len(long), err)
 		}
 	}
-	// TCP keeps to what the other side takes; a datagram does not, and its sender gets an error.
+	// TCP adapts to the other side's maximum segment size; the sender of a datagram gets an error.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	ask := func() error {
@@ -65,7 +65,7 @@ func TestPathMTU(t *testing.T) {
 		err = ask()
 	}
 	if err != nil {
-		t.Errorf("a datagram of 5000 bytes to %s: %v", InternetHost6, err)
+		t.Errorf("datagram of 5000 bytes to %s: %v", InternetHost6, err)
 	}
 	var learned int
 	b.inNode("a", func(h *netlink.Handle, _ netlink.Link) error {
@@ -76,11 +76,11 @@ func TestPathMTU(t *testing.T) {
 		return err
 	})
 	if learned != GatewayMTU {
-		t.Errorf("the node learned an MTU of %d towards the internet by IPv6, want %d from Packet Too Big", learned, GatewayMTU)
+		t.Errorf("learned MTU towards the internet over IPv6 = %d, want %d from Packet Too Big", learned, GatewayMTU)
 	}
 }
 
-func TestDropsWhatAVPCDrops(t *testing.T) {
+func TestForbiddenPacketsAreDropped(t *testing.T) {
 	b := raise(t)
 	a := eni("a", "10.0.0.10", 0)
 	a.Secondary = []netip.Addr{netip.MustParseAddr("10.0.0.20")}
@@ -91,28 +91,28 @@ func TestDropsWhatAVPCDrops(t *testing.T) {
 	b.own("a", "ens5", "10.0.0.20", "10.0.0.99", "8.8.8.8", "10.0.0.11")
 	path := b.NodePath("a")
 
-	b.reaches(path, "10.0.0.20", "10.0.0.11") // a secondary address is fine inside
+	b.reaches(path, "10.0.0.20", "10.0.0.11") // a secondary address may be used within the VPC
 	b.reaches(path, "10.0.0.20", OnPremHost.String())
 	for name, tc := range map[string]struct {
 		from, to string
 		cause    Cause
 	}{
-		"source that nobody owns":         {"10.0.0.99", OnPremHost.String(), Source},
-		"source outside the VPC":          {"8.8.8.8", OnPremHost.String(), Source},
-		"source of another ENI":           {"10.0.0.11", OnPremHost.String(), Source},
-		"destination that nobody owns":    {"10.0.0.10", "10.0.17.77", Destination},
-		"secondary address to internet":   {"10.0.0.20", InternetHost.String(), Gateway},
-		"unowned address to the internet": {"10.0.0.99", InternetHost.String(), Source},
+		"unowned source":                    {"10.0.0.99", OnPremHost.String(), Source},
+		"source outside the VPC":            {"8.8.8.8", OnPremHost.String(), Source},
+		"source of another ENI":             {"10.0.0.11", OnPremHost.String(), Source},
+		"destination that nobody owns":      {"10.0.0.10", "10.0.17.77", Destination},
+		"secondary address to the internet": {"10.0.0.20", InternetHost.String(), Gateway},
+		"unowned address to the internet":   {"10.0.0.99", InternetHost.String(), Source},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &harness{b.Fabric, t}
 			b.blocked(path, tc.from, tc.to, "eni-a", tc.cause)
 		})
 	}
-	b.blocked(b.InternetPath(), "", "10.0.0.20", gatewayCounter, Gateway) // no public address leads there
+	b.blocked(b.InternetPath(), "", "10.0.0.20", gatewayCounter, Gateway) // no public address maps to it
 }
 
-func TestSourceCheckCanBeOff(t *testing.T) {
+func TestDisabledSourceCheck(t *testing.T) {
 	b := raise(t)
 	a := eni("a", "10.0.0.10", 0)
 	b.node("a", a)
@@ -121,20 +121,20 @@ func TestSourceCheckCanBeOff(t *testing.T) {
 	b.blocked(b.NodePath("a"), "172.31.0.1", "10.0.0.11", "eni-a", Source)
 	a.SourceDestCheck = false
 	b.ok(b.Update(a))
-	before := b.drops()["eni-a"][Source] // with what of the question was still on its way
-	// The answer goes the way of the internet, as a VPC without a route for it
-	// would have it; that the question arrived is what counts.
+	before := b.drops()["eni-a"][Source] // after packets in flight have arrived
+	// As in a VPC without another route, the reply leaves through the internet gateway; it is enough that
+	// the request arrives.
 	arrived := b.received("b")
-	b.unanswered("without the check", func(wait time.Duration) error {
+	b.unanswered("request with the check off", func(wait time.Duration) error {
 		_, err := b.ask(b.NodePath("a"), "172.31.0.1", "10.0.0.11", wait)
 		return err
 	}, func() bool { return b.received("b") > arrived })
 	if after := b.drops()["eni-a"][Source]; after != before {
-		t.Errorf("source drops went from %d to %d with the check off", before, after)
+		t.Errorf("source drops changed from %d to %d with the check off", before, after)
 	}
 }
 
-func TestAddressesComeAndGo(t *testing.T) {
+func TestAddressAssignment(t *testing.T) {
 	b := raise(t)
 	a := eni("a", "10.0.0.10", 0)
 	b.node("a", a)
@@ -155,7 +155,7 @@ func TestAddressesComeAndGo(t *testing.T) {
 	b.blocked(b.NodePath("a"), "10.0.0.37", "10.0.0.11", "eni-a", Source)
 }
 
-func TestAddressMovesBetweenENIsInAnyOrder(t *testing.T) {
+func TestAddressReassignmentInAnyOrder(t *testing.T) {
 	for name, takeFirst := range map[string]bool{"new owner first": true, "old owner first": false} {
 		t.Run(name, func(t *testing.T) {
 			b := raise(t)
@@ -186,40 +186,40 @@ func TestSecondaryENI(t *testing.T) {
 	b.ok(b.Attach("a", second))
 	l := b.link("a", "ens6")
 	if l == nil {
-		t.Fatal("no ens6 in the node")
+		t.Fatal("node has no link ens6")
 	}
 	if l.Attrs().HardwareAddr.String() != second.MAC.String() || l.Attrs().MTU != ENIMTU {
-		t.Errorf("ens6 has MAC %s and MTU %d; want %s and %d", l.Attrs().HardwareAddr, l.Attrs().MTU, second.MAC, ENIMTU)
+		t.Errorf("ens6 has MAC address %s and MTU %d; want %s and %d", l.Attrs().HardwareAddr, l.Attrs().MTU, second.MAC, ENIMTU)
 	}
 	if l.Attrs().Flags&net.FlagUp != 0 {
-		t.Error("a secondary ENI's link came up by itself; a VPC leaves it down")
+		t.Error("link of a secondary ENI is up, want down as in a VPC")
 	}
-	// Delivered once up, whatever the host makes of it; strict rp_filter would drop it.
+	// Delivered once the link is up, whatever the host does with it; strict rp_filter would drop it.
 	b.ok(ns.Do(b.NodePath("a"), func() error {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/conf/ens6/rp_filter", Value: "2"})
 	}))
 	b.own("a", "ens6", "10.0.16.20")
-	// The answer leaves by ens5 with the source of ens6's ENI: dropped by the VPC.
+	// The reply leaves through ens5 with the address of ens6's ENI as its source: the VPC drops it.
 	b.blocked(b.NodePath("b"), "", "10.0.16.20", "eni-a", Source)
 
 	b.ok(b.Detach(second.ID))
 	if b.link("a", "ens6") != nil {
-		t.Error("ens6 is still in the node after detaching")
+		t.Error("ens6 still exists after Detach()")
 	}
-	b.ok(b.Detach(second.ID)) // again is fine
+	b.ok(b.Detach(second.ID)) // a repeated detach succeeds
 	if _, there := b.drops()[second.ID]; there {
-		t.Error("counters of a detached ENI remain")
+		t.Error("counters of a detached ENI still exist")
 	}
-	b.ok(b.Attach("a", second)) // and it can come back
+	b.ok(b.Attach("a", second)) // and it can be attached again
 	b.ok(b.RemoveNode("a"))
 	b.unowned("b", "eni-b", "10.0.0.10")
 	if names, _ := ns.List(Prefix(b.opts.ID) + "node-a"); len(names) != 0 {
-		t.Error("the removed node's namespace is still there")
+		t.Error("namespace of the removed node still exists")
 	}
 }
 
-// The links of several network cards have names of their own, and only index 0
-// of card 0 is a primary ENI: the others are left down and have no public address.
+// The links of different network cards have different names, and only index 0 of card 0 is a primary ENI: the
+// others are down and have no public address.
 func TestNetworkCards(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
@@ -229,14 +229,14 @@ func TestNetworkCards(t *testing.T) {
 		b.ok(b.Attach("a", e))
 		l := b.link("a", link)
 		if l == nil || l.Attrs().HardwareAddr.String() != e.MAC.String() || l.Attrs().Flags&net.FlagUp != 0 {
-			t.Fatalf("%s: %+v; want it down, with MAC %s", link, l, e.MAC)
+			t.Fatalf("link %s = %+v, want down with MAC address %s", link, l, e.MAC)
 		}
 	}
 	efa := eni("efa", "10.0.16.30", 3)
 	efa.Type, efa.Primary = "efa-only", netip.Addr{}
 	b.ok(b.Attach("a", efa))
 	if b.link("a", "ens8") != nil {
-		t.Error("an ENI for EFA only has a link")
+		t.Error("an EFA-only ENI has a link")
 	}
 	b.ok(b.Update(efa))
 	b.ok(b.Detach(efa.ID))
@@ -246,17 +246,17 @@ func TestNetworkCards(t *testing.T) {
 	b.blocked(b.InternetPath(), "", "10.0.16.20", gatewayCounter, Gateway)
 }
 
-// What branches do is in trunk_guest_test.go: it takes a kernel with VLANs.
-func TestAssociateMistakes(t *testing.T) {
+// Branches are tested in trunk_guest_test.go, which requires a kernel with VLANs.
+func TestAssociateErrors(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
 	e := eni("p", "10.0.16.20", 1)
 	if err := b.Associate(e); err == nil || !strings.Contains(err.Error(), "no association") {
-		t.Errorf("an ENI without an association: %v", err)
+		t.Errorf("Associate() of an ENI without association = %v, want error", err)
 	}
 	e.Trunk = &vpc.Association{TrunkID: "eni-trunk", VLAN: 7}
 	if err := b.Associate(e); err == nil || !strings.Contains(err.Error(), "eni-trunk is not attached") {
-		t.Errorf("a trunk that is not there: %v", err)
+		t.Errorf("Associate() with an unattached trunk = %v, want error", err)
 	}
 	b.ok(b.Detach(e.ID))
 }
@@ -290,12 +290,12 @@ func TestSecurityGroups(t *testing.T) {
 		dropAt            string
 		cause             Cause
 	}{
-		{"client", "tcp", "10.0.0.10", "", ""},                   // group to group, answers pass statefully
-		{"b", "udp", "10.0.0.10", "", ""},                        // by block and port range
+		{"client", "tcp", "10.0.0.10", "", ""},                   // group to group; replies pass statefully
+		{"b", "udp", "10.0.0.10", "", ""},                        // from a block, with a port range
 		{"far", "udp", "10.0.0.10", "eni-web", Ingress},          // outside the block
-		{"b", "tcp", "10.0.0.10", "eni-web", Ingress},            // not of the group
-		{"client", "udp", "10.0.0.10", "eni-client", Egress},     // wrong protocol on the way out
-		{"client", "tcp", "10.0.16.11", "eni-client", Egress},    // wrong group on the way out
+		{"b", "tcp", "10.0.0.10", "eni-web", Ingress},            // not from the group
+		{"client", "udp", "10.0.0.10", "eni-client", Egress},     // wrong egress protocol
+		{"client", "tcp", "10.0.16.11", "eni-client", Egress},    // wrong egress group
 		{"b", "udp", "10.0.0.11", "eni-client", Ingress},         // no ingress rule at all
 		{"web", "tcp", "10.0.16.11", "eni-web", Egress},          // no egress rule at all
 		{"web", "udp", InternetHost.String(), "eni-web", Egress}, // the same to the outside
@@ -304,9 +304,9 @@ func TestSecurityGroups(t *testing.T) {
 			b := &harness{b.Fabric, t}
 			try := func(wait time.Duration) error { return ask(tc.node, tc.network, tc.to, wait) }
 			if tc.cause != "" {
-				b.unanswered("a question", try, b.counted(tc.dropAt, tc.cause))
+				b.unanswered("request", try, b.counted(tc.dropAt, tc.cause))
 			} else if err := try(patience); err != nil {
-				t.Fatalf("%v; drops %v", err, b.drops())
+				t.Fatalf("%v; drops = %v", err, b.drops())
 			}
 		})
 	}
@@ -314,15 +314,15 @@ func TestSecurityGroups(t *testing.T) {
 		web.Ingress = nil
 		b := &harness{b.Fabric, t}
 		b.ok(b.SetGroups([]vpc.SecurityGroup{web, client, open}))
-		b.unanswered("after the rule was revoked", func(wait time.Duration) error {
+		b.unanswered("request after the rule was revoked", func(wait time.Duration) error {
 			return ask("client", "tcp", "10.0.0.10", wait)
 		}, b.counted("eni-web", Ingress))
 		b.ok(b.Update(eni("web", "10.0.0.10", 0, web.ID, open.ID)))
 		if err := ask("client", "tcp", "10.0.0.10", patience); err != nil {
-			t.Errorf("a second group did not open the way: %v", err)
+			t.Errorf("request after adding a second group: %v", err)
 		}
 		if err := ask("far", "udp", "10.0.0.10", patience); err != nil {
-			t.Errorf("a second group did not open the way: %v", err)
+			t.Errorf("request after adding a second group: %v", err)
 		}
 	})
 }
@@ -345,13 +345,13 @@ func TestIPv6(t *testing.T) {
 	}
 	b.blocked(b.NodePath("a"), "2001:db8:1::10", "2001:db8:1:1::77", "eni-a", Destination)
 
-	// The router answers by the link-local address that it has in every VPC.
+	// The router responds on the link-local address that it has in every VPC.
 	b.inNode("a", func(h *netlink.Handle, l netlink.Link) error {
 		return ns.DefaultRoutes(h, l.Attrs().Name, []netip.Addr{netip.MustParseAddr("fe80:ec2::1")})
 	})
 	b.reaches(b.NodePath("a"), "2001:db8:1::10", "2001:db8:1:1::10")
 
-	// A host that takes the subnet for on-link asks by NDP.
+	// A host that considers the subnet on-link uses neighbour discovery.
 	d := eni("d", "10.0.0.12", 0)
 	d.IPv6 = []netip.Addr{netip.MustParseAddr("2001:db8:1::12")}
 	b.node("d", d)
@@ -362,7 +362,7 @@ func TestIPv6(t *testing.T) {
 }
 
 // A node in an IPv6-only subnet has no IPv4 address, and reaches IPv6 hosts.
-func TestNodeOfIPv6Alone(t *testing.T) {
+func TestIPv6OnlyNode(t *testing.T) {
 	six := vpc.Subnet{ID: "subnet-six", IPv6: netip.MustParsePrefix("2001:db8:1:6::/64")}
 	b := raiseWith(t, Options{Subnets: append(slices.Clone(subnets), six)})
 	e := with6(eni("six", "10.0.0.66", 0), "2001:db8:1:6::10")
@@ -376,17 +376,17 @@ func TestNodeOfIPv6Alone(t *testing.T) {
 	b.reaches(b.NodePath("a"), "2001:db8:1::10", e.IPv6[0].String())
 	b.inNode("six", func(h *netlink.Handle, l netlink.Link) error {
 		if addrs, err := h.AddrList(l, unix.AF_INET); err != nil || len(addrs) > 0 {
-			t.Errorf("its link has %v, %v", addrs, err)
+			t.Errorf("IPv4 addresses = %v, %v; want none", addrs, err)
 		}
 		routes, err := h.RouteList(l, unix.AF_INET)
 		if len(routes) > 0 {
-			t.Errorf("its routes of IPv4 are %v", routes)
+			t.Errorf("IPv4 routes = %v, want none", routes)
 		}
 		return err
 	})
 }
 
-// Of an egress-only internet gateway, connections begin inside.
+// An egress-only internet gateway only allows connections from inside.
 func TestEgressOnlyGateway(t *testing.T) {
 	b := raiseWith(t, Options{EgressOnly: true})
 	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
@@ -394,13 +394,13 @@ func TestEgressOnlyGateway(t *testing.T) {
 	b.serve(b.OnPremPath())
 	b.reaches(b.NodePath("a"), "2001:db8:1::10", InternetHost6.String())
 	b.blocked(b.InternetPath(), "", "2001:db8:1::10", gatewayCounter, Gateway)
-	b.reaches(b.InternetPath(), "", "10.0.0.10") // IPv4 has a gateway of its own
+	b.reaches(b.InternetPath(), "", "10.0.0.10") // IPv4 has a separate gateway
 	b.reaches(b.OnPremPath(), "", "2001:db8:1::10")
 }
 
-// An error of ICMPv6 belongs to the connection that it is about: it comes back through the
-// security groups, which let nothing in.
-func TestErrorsOfICMPv6ComeBack(t *testing.T) {
+// ICMPv6 errors pass the security groups as part of the connection that they belong to, even without an ingress
+// rule.
+func TestICMPv6ErrorsPassSecurityGroups(t *testing.T) {
 	shut := vpc.SecurityGroup{ID: "sg-shut", Egress: []vpc.Rule{{Protocol: "udp", FromPort: 0, ToPort: 65535, CIDRs: anywhere("::/0")}}}
 	b := raise(t, shut)
 	b.node("a", with6(eni("a", "10.0.0.10", 0, shut.ID), "2001:db8:1::10"))
@@ -410,12 +410,12 @@ func TestErrorsOfICMPv6ComeBack(t *testing.T) {
 		_, err := echo.Ask(ctx, b.NodePath("a"), "udp", netip.AddrPortFrom(to, 9), netip.Addr{}, "x")
 		cancel()
 		if !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("from a port of %s that nobody has: %v, want connection refused", to, err)
+			t.Errorf("request to a closed port of %s: %v, want connection refused", to, err)
 		}
 	}
 }
 
-func TestSecurityGroupsOfIPv6(t *testing.T) {
+func TestIPv6SecurityGroups(t *testing.T) {
 	web := vpc.SecurityGroup{
 		ID: "sg-web",
 		Ingress: []vpc.Rule{
@@ -433,7 +433,7 @@ func TestSecurityGroupsOfIPv6(t *testing.T) {
 	b.own("far", "ens5", "2001:db8:1:1:b::7")
 	b.serve(b.InternetPath())
 	b.reaches(b.NodePath("far"), "2001:db8:1:1::11", "2001:db8:1::10")
-	b.reaches(b.NodePath("near"), "", "10.0.0.10") // by the rule of IPv4
+	b.reaches(b.NodePath("near"), "", "10.0.0.10") // by the IPv4 rule
 	b.blocked(b.NodePath("near"), "2001:db8:1::11", "2001:db8:1::10", "eni-web", Ingress)
 	b.blocked(b.InternetPath(), "", "2001:db8:1::10", "eni-web", Ingress)
 	b.reaches(b.NodePath("web"), "2001:db8:1::10", "2001:db8:1:1:b::7")
@@ -441,14 +441,14 @@ func TestSecurityGroupsOfIPv6(t *testing.T) {
 	b.blocked(b.NodePath("web"), "10.0.0.10", "10.0.16.11", "eni-web", Egress)
 }
 
-// A node has its default route of IPv6 from the router's advertisement: it is the kernel's,
-// it ends with its lifetime, and a node that begins to forward loses it unless its link
-// takes advertisements even so. Who solicits is answered.
+// The kernel of a node takes its IPv6 default route from the router's advertisement. The route expires with its
+// lifetime, and a node loses it when it starts to forward, unless accept_ra is 2. The router replies to
+// solicitations.
 func TestRouterAdvertisements(t *testing.T) {
 	b := raise(t)
 	b.node("a", with6(eni("a", "10.0.0.10", 0), "2001:db8:1::10"))
 	b.node("c", with6(eni("c", "10.0.16.10", 0), "2001:db8:1:1::10"))
-	b.node("old", eni("old", "10.0.0.12", 0)) // without an address of IPv6
+	b.node("old", eni("old", "10.0.0.12", 0)) // without an IPv6 address
 	kernels := func(node string) (routes []netlink.Route) {
 		b.inNode(node, func(h *netlink.Handle, l netlink.Link) error {
 			list, err := h.RouteList(l, unix.AF_INET6)
@@ -462,7 +462,7 @@ func TestRouterAdvertisements(t *testing.T) {
 		return routes
 	}
 	if got := kernels("a"); len(got) != 1 {
-		t.Fatalf("default routes by advertisements: %v", got)
+		t.Fatalf("default routes from advertisements = %v, want one", got)
 	}
 	forward := func(node, acceptRA string) {
 		b.inNode(node, func(*netlink.Handle, netlink.Link) error {
@@ -473,10 +473,10 @@ func TestRouterAdvertisements(t *testing.T) {
 	forward("a", "2")
 	forward("c", "1")
 	if got := kernels("a"); len(got) != 1 {
-		t.Errorf("with accept_ra=2 a node that forwards has %v", got)
+		t.Errorf("default routes of a forwarding node with accept_ra=2 = %v, want one", got)
 	}
 	if got := kernels("c"); len(got) != 0 {
-		t.Errorf("with accept_ra=1 a node that forwards has %v", got)
+		t.Errorf("default routes of a forwarding node with accept_ra=1 = %v, want none", got)
 	}
 	b.reaches(b.NodePath("a"), "2001:db8:1::10", InternetHost6.String())
 	moved := with6(eni("c", "10.0.16.10", 0), "2001:db8:1:1::10")
@@ -484,17 +484,17 @@ func TestRouterAdvertisements(t *testing.T) {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/default/forwarding", Value: "1"})
 	})
 	b.ok(b.Detach(moved.ID))
-	b.ok(b.Attach("c", moved)) // nobody waits for what it does not take
+	b.ok(b.Attach("c", moved)) // Attach does not wait for an advertisement that the node ignores
 	if got := kernels("c"); len(got) != 0 {
-		t.Errorf("a node that forwards already has %v of a link that appears", got)
+		t.Errorf("default routes on a new link of a forwarding node = %v, want none", got)
 	}
 	hops, advert := b.solicit("old")
 	if hops != neighbourHops || advert[4] != advertHopLimit || advert[5] != advertManaged || binary.BigEndian.Uint16(advert[6:]) != 1800 || len(advert) != 16 {
-		t.Errorf("advertised with hop limit %d: % x", hops, advert)
+		t.Errorf("advertisement = hop limit %d, % x", hops, advert)
 	}
 }
 
-func TestServicesOfTheCloud(t *testing.T) {
+func TestCloudServices(t *testing.T) {
 	b := raise(t)
 	a := eni("a", "10.0.0.10", 0)
 	a.Secondary = []netip.Addr{netip.MustParseAddr("10.0.0.20")}
@@ -504,15 +504,15 @@ func TestServicesOfTheCloud(t *testing.T) {
 	b.reaches(b.NodePath("a"), "10.0.0.10", EC2Endpoint.String())
 	b.reaches(b.NodePath("a"), "10.0.0.10", IMDSEndpoint.String())
 	b.reaches(b.NodePath("a"), "10.0.0.20", IMDSEndpoint.String())
-	b.blocked(b.NodePath("a"), "10.0.0.20", EC2Endpoint.String(), gatewayCounter, Gateway) // public address, no gateway for this source
-	b.reaches(b.NodePath("a"), "10.0.0.10", "10.0.0.1")                                    // the subnet's router answers ARP
+	b.blocked(b.NodePath("a"), "10.0.0.20", EC2Endpoint.String(), gatewayCounter, Gateway) // public address, but no gateway for this source
+	b.reaches(b.NodePath("a"), "10.0.0.10", "10.0.0.1")                                    // the subnet's router replies to ARP
 }
 
-func TestFabricsSideBySide(t *testing.T) {
+func TestFabricsAreIsolated(t *testing.T) {
 	for i := range 4 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			b := raise(t) // the same addresses in each
+			b := raise(t) // same addresses in each
 			b.node("a", eni("a", "10.0.0.10", 0))
 			b.node("b", eni("b", "10.0.0.11", 0))
 			b.reaches(b.NodePath("a"), "10.0.0.10", "10.0.0.11")
@@ -520,21 +520,21 @@ func TestFabricsSideBySide(t *testing.T) {
 	}
 }
 
-func TestSweepAfterACrash(t *testing.T) {
+func TestSweepAfterCrash(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
-	b.ok(ns.Create(b.opts.name("pod-a-x"))) // made by others under the prefix
+	b.ok(ns.Create(b.opts.name("pod-a-x"))) // created by others with the prefix
 	if _, err := New(b.opts); err == nil {
-		t.Error("a second fabric of the same ID was raised over the first")
+		t.Error("New() succeeded although a fabric with the same ID exists")
 	} else if names, _ := ns.List(Prefix(b.opts.ID)); len(names) != 0 {
-		t.Errorf("the failed one left %v", names)
+		t.Errorf("failed New() left namespaces %v", names)
 	}
 	if removed, err := Sweep(b.opts.ID); err != nil || len(removed) != 0 {
-		t.Errorf("a second sweep removed %v, %v", removed, err)
+		t.Errorf("second Sweep() removed %v, %v", removed, err)
 	}
 }
 
-func TestOptions(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	for name, o := range map[string]Options{
 		"no ID":            {},
 		"dash in the ID":   {ID: "a-b"},
@@ -542,7 +542,7 @@ func TestOptions(t *testing.T) {
 		"internet CIDR":    {ID: "x", CIDRs: anywhere("203.0.0.0/8")},
 	} {
 		if f, err := New(o); err == nil {
-			t.Errorf("%s: accepted", name)
+			t.Errorf("%s: New() succeeded, want an error", name)
 			f.Close()
 		}
 	}

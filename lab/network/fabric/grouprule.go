@@ -12,12 +12,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// direction of a security group rule, from the ENI's point of view.
+// direction of a security group rule from the ENI's point of view.
 type direction int
 
 const (
 	ingress direction = iota // peer is the source; a match accepts
-	egress                   // peer is the destination; a match goes on to the ingress rules
+	egress                   // peer is the destination; a match continues with the ingress rules
 )
 
 func (d direction) verdict() expr.VerdictKind {
@@ -27,8 +27,7 @@ func (d direction) verdict() expr.VerdictKind {
 	return expr.VerdictAccept
 }
 
-// addGroupRule writes a security group's rule: one nftables rule for each
-// block and each group that it names.
+// addGroupRule adds a security group's rule: one nftables rule for each block and each group in it.
 func (r *ruleset) addGroupRule(c *nftables.Conn, chain *nftables.Chain, rule vpc.Rule, d direction) error {
 	what, err := protocol(rule)
 	if err != nil {
@@ -52,7 +51,7 @@ func (r *ruleset) addGroupRule(c *nftables.Conn, chain *nftables.Chain, rule vpc
 }
 
 func peerIn(cidr netip.Prefix, d direction) []expr.Any {
-	off := map[direction][2]uint32{ingress: {12, 8}, egress: {16, 24}}[d] // of the address in the IPv4 and IPv6 headers
+	off := map[direction][2]uint32{ingress: {12, 8}, egress: {16, 24}}[d] // offset of the address in the IPv4 and IPv6 headers
 	if cidr.Addr().Is4() {
 		return append(ipv4(), prefixMatch(off[0], cidr)...)
 	}
@@ -91,7 +90,7 @@ func protocol(rule vpc.Rule) ([]expr.Any, error) {
 	return out, nil
 }
 
-// protocolNumber is -1 for any protocol.
+// protocolNumber returns the number of a protocol, or -1 for any.
 func protocolNumber(p string) (int, error) {
 	switch p {
 	case "-1", "":

@@ -29,7 +29,7 @@ var subnets = []vpc.Subnet{
 
 func anywhere(family string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(family)} }
 
-// open lets everything through; closed only its own members, and out nothing.
+// open allows everything; closed only allows its own members, and no egress.
 var open = vpc.SecurityGroup{
 	ID:      "sg-open",
 	Ingress: []vpc.Rule{{Protocol: "-1", CIDRs: anywhere("0.0.0.0/0")}, {Protocol: "-1", CIDRs: anywhere("::/0")}},
@@ -47,11 +47,11 @@ func raise(t testing.TB, groups ...vpc.SecurityGroup) *harness {
 	return raiseWith(t, Options{}, groups...)
 }
 
-// raiseWith is raise with options; ID, CIDRs, and subnets unless there are some, are filled in.
+// raiseWith is raise with options. It sets ID and CIDRs, and subnets if there are none.
 func raiseWith(t testing.TB, o Options, groups ...vpc.SecurityGroup) *harness {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Fatal("the fabric's tests make network namespaces: run them as root")
+		t.Fatal("the fabric's tests create network namespaces: run them as root")
 	}
 	o.ID = fmt.Sprintf("t%x", rand.Uint32())
 	if o.Subnets == nil {
@@ -67,7 +67,7 @@ func raiseWith(t testing.TB, o Options, groups ...vpc.SecurityGroup) *harness {
 			t.Error(err)
 		}
 		if left, err := ns.List(Prefix(f.opts.ID)); err != nil || len(left) > 0 {
-			t.Errorf("namespaces left behind: %v, %v", left, err)
+			t.Errorf("namespaces after Close() = %v, %v; want none", left, err)
 		}
 	})
 	b := &harness{f, t}
@@ -82,7 +82,7 @@ func (b *harness) ok(err error) {
 	}
 }
 
-// eni makes an ENI of the subnet that its primary address lies in.
+// eni returns an ENI of the subnet that contains its primary address.
 func eni(id, primary string, index int, groups ...string) vpc.ENI {
 	a := netip.MustParseAddr(primary)
 	b := a.As4()
@@ -97,13 +97,13 @@ func eni(id, primary string, index int, groups ...string) vpc.ENI {
 	}
 }
 
-// with6 is an ENI with an IPv6 address.
+// with6 returns the ENI with an IPv6 address.
 func with6(e vpc.ENI, addr string) vpc.ENI {
 	e.IPv6 = []netip.Addr{netip.MustParseAddr(addr)}
 	return e
 }
 
-// node adds a node with its primary ENI and a server that answers there.
+// node adds a node with its primary ENI and an echo server.
 func (b *harness) node(name string, primary vpc.ENI) {
 	b.t.Helper()
 	b.ok(b.AddNode(name))
@@ -118,7 +118,7 @@ func (b *harness) serve(path string) {
 	b.t.Cleanup(func() { s.Close() })
 }
 
-// own puts addresses on a link of a node and sets it up, as a host would that uses them.
+// own assigns addresses to a link of a node and sets it up, as the host would.
 func (b *harness) own(node, link string, addrs ...string) {
 	b.t.Helper()
 	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) error {
@@ -136,7 +136,7 @@ func (b *harness) own(node, link string, addrs ...string) {
 	}))
 }
 
-// ask is a UDP question with a source; an empty source leaves the choice to the kernel.
+// ask sends a UDP request from a source; if empty, the kernel chooses the source.
 func (b *harness) ask(path, from, to string, wait time.Duration) (echo.Reply, error) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), wait)
 	defer cancel()
@@ -151,40 +151,39 @@ func (b *harness) reaches(path, from, to string) {
 	b.t.Helper()
 	r, err := b.ask(path, from, to, patience)
 	if err != nil {
-		b.t.Fatalf("from %q to %s: %v\ndrops: %v", from, to, err, b.drops())
+		b.t.Fatalf("request from %q to %s: %v\ndrops: %v", from, to, err, b.drops())
 	}
 	if from != "" && r.You.String() != from || r.Text != "hello" {
-		b.t.Fatalf("from %q to %s: got %q", from, to, r)
+		b.t.Fatalf("request from %q to %s: source seen as %q, want %q", from, to, r, from)
 	}
 }
 
-// patience bounds a wait for what a busy machine may be slow to do.
+// patience is the timeout for operations that may be slow on a busy machine.
 const patience = time.Minute
 
-// unanswered asks until seen reports that a question was dropped, and fails when
-// one is answered or none ends so in time. Asking again is what makes it hold
-// on a busy machine, where a question may not even have left at first.
+// unanswered sends requests until seen reports that one was dropped. It fails if one is answered, or at the timeout.
+// The repetition makes it reliable on a busy machine, where the first request may not even have left.
 func (b *harness) unanswered(question string, ask func(wait time.Duration) error, seen func() bool) {
 	b.t.Helper()
 	for began := time.Now(); time.Since(began) < patience; {
 		if err := ask(50 * time.Millisecond); err == nil {
-			b.t.Fatalf("%s: got through", question)
+			b.t.Fatalf("%s: got a reply, want none", question)
 		}
 		if seen() {
 			return
 		}
 	}
-	b.t.Fatalf("%s: not answered, but not seen to be dropped either: %v", question, b.drops())
+	b.t.Fatalf("%s: neither a reply nor a counted drop: %v", question, b.drops())
 }
 
-// counted reports whether an ENI's drops for a cause have risen since the call.
+// counted reports whether an ENI's drops for a cause have increased since the call.
 func (b *harness) counted(eniID string, cause Cause) func() bool {
 	b.t.Helper()
 	before := b.drops()[eniID][cause]
 	return func() bool { return b.drops()[eniID][cause] > before }
 }
 
-// blocked asks, and wants the fabric to count a drop for it, not an answer.
+// blocked sends a request, and wants the fabric to count a drop for it and no reply.
 func (b *harness) blocked(path, from, to, eniID string, cause Cause) {
 	b.t.Helper()
 	b.unanswered(fmt.Sprintf("from %q to %s", from, to), func(wait time.Duration) error {
@@ -193,8 +192,8 @@ func (b *harness) blocked(path, from, to, eniID string, cause Cause) {
 	}, b.counted(eniID, cause))
 }
 
-// unowned asks a node's neighbour on the subnet that there is not: nobody
-// answers for the address, or what is sent to it all the same is dropped.
+// unowned sends requests from a node to an address on its subnet that no ENI owns: neighbour discovery fails, or the
+// router drops the packets.
 func (b *harness) unowned(node, eniID, to string) {
 	b.t.Helper()
 	b.inNode(node, func(*netlink.Handle, netlink.Link) error { // give up after 0.15 s instead of 3 s
@@ -207,7 +206,7 @@ func (b *harness) unowned(node, eniID, to string) {
 	}, func() bool { return dropped() || b.noNeighbour(node, to) })
 }
 
-// noNeighbour reports whether the kernel of a node has given up to find a neighbour.
+// noNeighbour reports whether the kernel of a node has given up neighbour discovery.
 func (b *harness) noNeighbour(node, addr string) (failed bool) {
 	b.t.Helper()
 	b.inNode(node, func(h *netlink.Handle, l netlink.Link) error {
@@ -239,7 +238,7 @@ func (b *harness) drops() map[string]Drops {
 	return d
 }
 
-// received counts the datagrams that the sockets of a node's namespace got.
+// received returns the number of datagrams that the sockets of a node's namespace received.
 func (b *harness) received(node string) (n int) {
 	b.t.Helper()
 	b.ok(ns.Do(b.NodePath(node), func() error {
@@ -247,7 +246,7 @@ func (b *harness) received(node string) (n int) {
 		if err != nil {
 			return err
 		}
-		// Two lines for each protocol: the names of the counters, their values.
+		// Two lines for each protocol: the names of the counters, and their values.
 		for line := range strings.Lines(string(text)) {
 			if _, err := fmt.Sscanf(line, "Udp: %d", &n); err == nil { // InDatagrams is the first
 				return nil
@@ -258,7 +257,7 @@ func (b *harness) received(node string) (n int) {
 	return n
 }
 
-// link returns a link of a node, nil when there is none.
+// link returns a link of a node, or nil.
 func (b *harness) link(node, name string) netlink.Link {
 	b.t.Helper()
 	var l netlink.Link
@@ -272,8 +271,7 @@ func (b *harness) link(node, name string) netlink.Link {
 	return l
 }
 
-// solicit has a node solicit advertisements (RFC 4861, section 4.1), and returns the first
-// with its hop limit.
+// solicit makes a node solicit advertisements (RFC 4861, section 4.1), and returns the first one with its hop limit.
 func (b *harness) solicit(node string) (hops int, advert []byte) {
 	b.t.Helper()
 	var conn *inet6.PacketConn
@@ -293,7 +291,7 @@ func (b *harness) solicit(node string) (hops int, advert []byte) {
 	defer conn.Close()
 	buf := make([]byte, 1500)
 	for began := time.Now(); time.Since(began) < patience; {
-		// Until the link has an address to send from, nothing is sent.
+		// Nothing is sent until the link has an address to send from.
 		_, _ = conn.WriteTo([]byte{byte(inet6.ICMPTypeRouterSolicitation), 0, 0, 0, 0, 0, 0, 0},
 			&inet6.ControlMessage{HopLimit: neighbourHops, IfIndex: link}, &net.IPAddr{IP: net.IPv6linklocalallrouters})
 		b.ok(conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)))
@@ -301,6 +299,6 @@ func (b *harness) solicit(node string) (hops int, advert []byte) {
 			return cm.HopLimit, buf[:n]
 		}
 	}
-	b.t.Fatalf("%s: no advertisement within %v", node, patience)
+	b.t.Fatalf("no advertisement for node %s within %v", node, patience)
 	return 0, nil
 }

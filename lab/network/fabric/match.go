@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The pieces that the router's rules are put together from. In comments, what
-// nft(8) would print.
+// Building blocks of the router's rules. Comments show the output of nft(8).
 
 // flatten joins expressions and lists of expressions.
 func flatten(parts []any) []expr.Any {
@@ -44,7 +43,7 @@ func vmap(key expr.MetaKey, set *nftables.Set) []expr.Any {
 	}
 }
 
-// @set, != @set, for what is in register 1
+// @set, != @set, for the value in register 1
 func in(set *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID}
 }
@@ -69,7 +68,7 @@ func header(offset, n uint32) expr.Any {
 // ip6 daddr ff00::/8
 func daddr6Multicast() []expr.Any { return []expr.Any{header(24, 1), equal([]byte{0xff})} }
 
-// prefixMatch matches an address of the network header; offset says where it is.
+// prefixMatch matches an address of the network header, which is at offset.
 func prefixMatch(offset uint32, p netip.Prefix) []expr.Any {
 	if p.Bits() == 0 {
 		return nil
@@ -95,7 +94,7 @@ func established() []expr.Any {
 	}
 }
 
-// What a fib lookup is about.
+// Inputs and results of a fib lookup.
 var (
 	fibSource      = expr.Fib{Register: 1, ResultOIF: true, FlagSADDR: true, FlagIIF: true}
 	fibDestination = expr.Fib{Register: 1, ResultOIF: true, FlagDADDR: true}

@@ -7,8 +7,7 @@ import (
 	"github.com/google/nftables"
 )
 
-// join brings the sets that an ENI is in up to date: its groups' links, and
-// the public addresses.
+// join updates the sets that contain an ENI: the links of its groups, and the public addresses.
 func (r *ruleset) join(c *nftables.Conn, p *plugged) error {
 	for _, id := range p.eni.Groups {
 		if _, err := r.group(c, id); err != nil {
@@ -27,7 +26,7 @@ func (r *ruleset) join(c *nftables.Conn, p *plugged) error {
 	return r.setPublic(c, p.link, public)
 }
 
-// leave takes an ENI out of all sets.
+// leave removes an ENI from all sets.
 func (r *ruleset) leave(c *nftables.Conn, p *plugged) error {
 	for id, links := range r.members {
 		if err := r.setMember(c, id, links, p.link, false); err != nil {
@@ -68,7 +67,7 @@ func (r *ruleset) setPublic(c *nftables.Conn, link, addr string) error {
 	return c.SetAddElements(r.public, []nftables.SetElement{{Key: []byte(addr)}})
 }
 
-// group returns the set of a group's links, made when it is first named.
+// group returns the set of a group's links, which it creates on first use.
 func (r *ruleset) group(c *nftables.Conn, id string) (*nftables.Set, error) {
 	if s := r.groups[id]; s != nil {
 		return s, nil

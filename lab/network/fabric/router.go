@@ -14,14 +14,14 @@ import (
 
 // gateway connects the VPC to one host outside.
 type gateway struct {
-	part  string // of the host's namespace name
-	link  string // the router's side
+	part  string // suffix of the host's namespace name
+	link  string // link on the router's side
 	nets  [2]netip.Prefix
 	hosts [2]netip.Addr
-	route bool // the router's default route leads here
+	route bool // the router's default route uses it
 }
 
-// The links of the router that are no ENI's.
+// Links of the router other than those of ENIs.
 const (
 	internetLink = "igw"
 	onPremLink   = "vgw"
@@ -32,31 +32,30 @@ var gateways = [...]gateway{
 	{"onprem", onPremLink, [2]netip.Prefix{onPremNet, onPremNet6}, [2]netip.Addr{OnPremHost, OnPremHost6}, false},
 }
 
-// routerSysctls: the router leaves the judgement of sources to nftables, and answers
-// ARP at once for what it has a route to elsewhere. New links inherit the defaults.
+// routerSysctls leave the check of sources to nftables, and make the router answer ARP immediately for addresses that
+// it has a route to on another link. New links inherit the defaults.
 var routerSysctls = slices.Concat(ns.Forwarding, []ns.Sysctl{
 	{Name: "net/ipv4/conf/all/send_redirects", Value: "0"},
 	{Name: "net/ipv4/conf/default/send_redirects", Value: "0"},
 	{Name: "net/ipv4/conf/default/proxy_arp", Value: "1"},
-	{Name: "net/ipv6/conf/default/addr_gen_mode", Value: "1"}, // no link-local address but Router6
+	{Name: "net/ipv6/conf/default/addr_gen_mode", Value: "1"}, // no link-local address except Router6
 	{Name: "net/ipv6/conf/default/proxy_ndp", Value: "1"},
 })
 
 // router is the kernel of the VPC's router. The fabric's lock guards it.
 type router struct {
-	path  string          // of its namespace
-	rt    *netlink.Handle // there
-	links int             // how many ENI links were ever created: each gets a name of its own
+	path  string          // path of its namespace
+	rt    *netlink.Handle // in that namespace
+	links int             // number of ENI links created so far, for unique names
 }
 
-// newLink names a link.
+// newLink returns a new link name.
 func (r *router) newLink() string {
 	r.links++
 	return fmt.Sprintf("eni%d", r.links)
 }
 
-// setUp gives the router its own addresses, and sends to nowhere what
-// is inside the VPC and owned by nobody.
+// setUp assigns the router's own addresses, and drops packets for unowned addresses of the VPC.
 func (r *router) setUp(o Options) error {
 	if err := ns.Do(r.path, func() error { return ns.SetSysctls(routerSysctls...) }); err != nil {
 		return err
@@ -64,7 +63,7 @@ func (r *router) setUp(o Options) error {
 	if err := ns.LinkUp(r.rt, "lo"); err != nil {
 		return err
 	}
-	// By the first the router itself asks, as the API server does that reaches pods.
+	// The router itself uses the first address as a source, for example when the API server calls pods.
 	own := []netip.Addr{APIEndpoint, APIEndpoint6, EC2Endpoint, EC2Endpoint6, IMDSEndpoint, IMDSEndpoint6}
 	for _, s := range o.Subnets {
 		if !s.IPv6Native() {
@@ -92,11 +91,11 @@ func (r *router) setUp(o Options) error {
 	return nil
 }
 
-// RouterOf is the router's address in a subnet: the first after the network
-// address (VPC User Guide, "Subnet CIDR blocks").
+// RouterOf returns the router's address in a subnet: the first after the network address (VPC User Guide, "Subnet
+// CIDR blocks").
 func RouterOf(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
 
-// addGateway plugs an outside host into the router.
+// addGateway connects an outside host to the router.
 func (r *router) addGateway(g gateway, host string) error {
 	var own []netip.Prefix
 	var via []netip.Addr
@@ -107,7 +106,7 @@ func (r *router) addGateway(g gateway, host string) error {
 	if err := ns.AddHost(r.rt, g.link, host, own, via, GatewayMTU); err != nil {
 		return err
 	}
-	// The source of the router's neighbour solicitations.
+	// Source address of the router's neighbour solicitations.
 	if err := ns.Configure(r.rt, g.link, []netip.Prefix{netip.PrefixFrom(Router6, 64)}, nil); err != nil {
 		return err
 	}
@@ -117,9 +116,8 @@ func (r *router) addGateway(g gateway, host string) error {
 	return ns.DefaultRoutes(r.rt, g.link, g.hosts[:])
 }
 
-// answerAtOnce has the router answer on another's behalf at once. It would wait up
-// to 0.8 s (arp(7), proxy_delay), and this parameter has no default that new links
-// inherit.
+// answerAtOnce disables the delay of proxy replies, which is up to 0.8 s (arp(7), proxy_delay). The parameter has no
+// default for new links to inherit.
 func (r *router) answerAtOnce(link string) error {
 	return ns.Do(r.path, func() error {
 		return ns.SetSysctls(
@@ -130,7 +128,7 @@ func (r *router) answerAtOnce(link string) error {
 }
 
 func (r *router) setProxy(p *plugged, a netip.Addr, on bool) error {
-	// Permanent, as the kernel forgets others when the node sets its end of the link down.
+	// Permanent: the kernel forgets other entries when the node sets its end of the link down.
 	n := &netlink.Neigh{LinkIndex: p.idx, Family: unix.AF_INET6, Flags: netlink.NTF_PROXY, State: netlink.NUD_PERMANENT, IP: a.AsSlice()}
 	var err error
 	if on {
@@ -144,13 +142,13 @@ func (r *router) setProxy(p *plugged, a netip.Addr, on bool) error {
 	return nil
 }
 
-// addVLAN makes the router's link of a branch on that of its trunk.
+// addVLAN creates the router's link of a branch on the link of its trunk.
 func (r *router) addVLAN(p, t *plugged) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex, attrs.MTU = p.link, t.idx, ENIMTU
 	err := r.rt.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: p.eni.Trunk.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("add link %s: this kernel has no VLANs (802.1Q), as that of vpclab vm has: %w", p.link, err)
+		return fmt.Errorf("add link %s: this kernel does not support VLANs (802.1Q), unlike that of vpclab vm: %w", p.link, err)
 	}
 	if err != nil {
 		return fmt.Errorf("add link %s of VLAN %d on %s: %w", p.link, p.eni.Trunk.VLAN, t.link, err)
@@ -158,12 +156,11 @@ func (r *router) addVLAN(p, t *plugged) error {
 	return nil
 }
 
-// ARP needs no list: the kernel answers for any address that it has a route
-// to by another link (proxy_arp). For NDP it wants each address of each link
-// named: the subnet's router and every other ENI's addresses in the subnet.
-// Prefixes are not answered for; a VPC routes them (RFC 4389 proxies cannot either).
+// For ARP, the kernel answers for any address that it has a route to on another link (proxy_arp). For NDP, each
+// address must be added to each link: the subnet's router and the addresses of all other ENIs in the subnet. Prefixes
+// are not included; a VPC routes them (and RFC 4389 proxies cannot answer for them).
 
-// answerNDP makes a new ENI's link answer for existing addresses.
+// answerNDP makes the link of a new ENI answer for existing addresses.
 func (f *Fabric) answerNDP(p *plugged) error {
 	s, err := f.opts.subnet(p.eni)
 	if err != nil || !s.IPv6.IsValid() {
@@ -186,7 +183,7 @@ func (f *Fabric) answerNDP(p *plugged) error {
 	return nil
 }
 
-// proxyNDP makes the other links of the subnet answer for dst, or stop to.
+// proxyNDP makes the other links of the subnet start or stop answering for dst.
 func (f *Fabric) proxyNDP(p *plugged, dst netip.Prefix, on bool) error {
 	if dst.Bits() != 128 {
 		return nil
@@ -203,7 +200,7 @@ func (f *Fabric) proxyNDP(p *plugged, dst netip.Prefix, on bool) error {
 	return nil
 }
 
-// forgetNDP makes no link answer for an ENI's addresses any more.
+// forgetNDP makes all links stop answering for an ENI's addresses.
 func (f *Fabric) forgetNDP(p *plugged) error {
 	for _, a := range p.eni.IPv6 {
 		if err := f.proxyNDP(p, netip.PrefixFrom(a, 128), false); err != nil {

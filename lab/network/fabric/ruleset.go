@@ -11,20 +11,19 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// ruleset is the router's judgement of packets, as nftables has it:
+// ruleset is the router's packet filter in nftables:
 //
 //	map from  { iif : jump from-ENI }   prerouting, before connection tracking:
-//	          the source must be the ENI's own, the destination must be somebody's
+//	          the source must belong to the ENI, the destination to some owner
 //	map out   { iif : jump out-ENI }    a new connection leaving the ENI: internet
-//	          gateway and the egress rules of its groups; returns when allowed
+//	          gateway and the egress rules of its groups; returns if allowed
 //	map in    { oif : jump in-ENI }     a new connection to the ENI: the ingress rules
 //	set sg-…  { link, … }               the links of a group's ENIs: since sources are
-//	          checked, the link a packet came by selects its group
+//	          checked, the incoming link of a packet identifies its groups
 //	set public { address, … }           primary addresses of primary ENIs, the only ones
-//	          that the internet gateway has a public address for
+//	          with a public address at the internet gateway
 //
-// What is dropped is counted in named counters, one an ENI and cause, which
-// outlive changes of the rules.
+// Named counters per ENI and cause count dropped packets. They survive changes of the rules.
 type ruleset struct {
 	table         *nftables.Table
 	from, out, in *nftables.Set
@@ -32,13 +31,13 @@ type ruleset struct {
 	groups        map[string]*nftables.Set
 	members       map[string]map[string]bool // group ID to links, as in the kernel
 	publicOf      map[string]string          // link to its address in public, 4 raw bytes
-	sets          uint32                     // how many sets were made
+	sets          uint32                     // number of sets created so far
 }
 
 var accept, drop = nftables.ChainPolicyAccept, nftables.ChainPolicyDrop
 
-// install makes the part of the ruleset that no ENI changes. With egressOnly no
-// connection of IPv6 comes in from the internet.
+// install creates the part of the ruleset that does not depend on ENIs. With egressOnly, IPv6 allows no connections from
+// the internet.
 func (r *ruleset) install(c *nftables.Conn, egressOnly bool) error {
 	r.groups, r.members, r.publicOf = map[string]*nftables.Set{}, map[string]map[string]bool{}, map[string]string{}
 	r.table = c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "vpclab"})
@@ -63,8 +62,7 @@ func (r *ruleset) install(c *nftables.Conn, egressOnly bool) error {
 	})
 	r.addRule(c, preroute, vmap(expr.MetaKeyIIFNAME, r.from))
 
-	// The EC2 API is on the internet: only a public address gets there, and
-	// what runs beside it.
+	// The EC2 API is on the internet: only packets with a public address reach it, and those of programs beside it.
 	input := c.AddChain(&nftables.Chain{
 		Table: r.table, Name: "input", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &accept,
@@ -85,7 +83,7 @@ func (r *ruleset) install(c *nftables.Conn, egressOnly bool) error {
 		r.addRule(c, forward, link(expr.MetaKeyIIFNAME, internetLink), ipv6(), r.count(gatewayCounter, Gateway), verdict(expr.VerdictDrop))
 	}
 	r.addRule(c, forward, vmap(expr.MetaKeyOIFNAME, r.in))
-	// Between the two gateways nothing passes: what is left must come from an ENI.
+	// Nothing is forwarded between the two gateways: the remaining packets must come from an ENI.
 	for _, outside := range []string{internetLink, onPremLink} {
 		r.addRule(c, forward, link(expr.MetaKeyIIFNAME, outside), verdict(expr.VerdictDrop))
 	}
@@ -98,8 +96,7 @@ func (r *ruleset) install(c *nftables.Conn, egressOnly bool) error {
 	return nil
 }
 
-// newSet names a set and numbers it: the library would number it from a
-// package variable, which fabrics side by side cannot share.
+// newSet names and numbers a set. The library would use a package variable, which concurrent fabrics cannot share.
 func (r *ruleset) newSet(name string, key nftables.SetDatatype) *nftables.Set {
 	r.sets++
 	return &nftables.Set{Table: r.table, ID: r.sets, Name: name, KeyType: key}
@@ -114,7 +111,7 @@ func eniChains(p *plugged) (from, out, in string) {
 	return "from-" + p.eni.ID, "out-" + p.eni.ID, "in-" + p.eni.ID
 }
 
-// add makes an ENI's chains and directs its link's packets to them.
+// add creates an ENI's chains and directs its link's packets to them.
 func (r *ruleset) add(c *nftables.Conn, p *plugged, groups map[string]vpc.SecurityGroup) error {
 	for _, cause := range eniCauses {
 		c.AddObj(r.counter(p.eni.ID, cause))
@@ -138,8 +135,7 @@ func (r *ruleset) add(c *nftables.Conn, p *plugged, groups map[string]vpc.Securi
 	return nil
 }
 
-// update rewrites an ENI's chains in one transaction, for its present
-// addresses, groups and their rules.
+// update rewrites an ENI's chains in one transaction, for its current addresses, groups and their rules.
 func (r *ruleset) update(c *nftables.Conn, p *plugged, groups map[string]vpc.SecurityGroup) error {
 	from, out, in := eniChains(p)
 	for _, name := range []string{from, out, in} {
@@ -154,7 +150,7 @@ func (r *ruleset) update(c *nftables.Conn, p *plugged, groups map[string]vpc.Sec
 	return nil
 }
 
-// fill writes an ENI's chains and its memberships of sets.
+// fill writes an ENI's chains and updates its set memberships.
 func (r *ruleset) fill(c *nftables.Conn, p *plugged, groups map[string]vpc.SecurityGroup) error {
 	if err := r.join(c, p); err != nil {
 		return err
@@ -162,7 +158,7 @@ func (r *ruleset) fill(c *nftables.Conn, p *plugged, groups map[string]vpc.Secur
 	fromName, outName, inName := eniChains(p)
 
 	from := c.AddChain(&nftables.Chain{Table: r.table, Name: fromName})
-	// Neighbour discovery and the like is between the ENI and its router.
+	// Neighbour discovery and other link-local traffic stays between the ENI and its router.
 	r.addRule(c, from, ipv6(), daddr6Multicast(), verdict(expr.VerdictReturn))
 	if p.eni.SourceDestCheck {
 		r.addRule(c, from, fibMissing(fibSource), r.count(p.eni.ID, Source), verdict(expr.VerdictDrop))
@@ -191,7 +187,7 @@ func (r *ruleset) fill(c *nftables.Conn, p *plugged, groups map[string]vpc.Secur
 	return nil
 }
 
-// remove takes an ENI's chains, elements and counters away, and forgets its drops.
+// remove removes an ENI's chains, elements and counters.
 func (r *ruleset) remove(c *nftables.Conn, p *plugged) error {
 	if r.table == nil {
 		return nil
@@ -219,7 +215,7 @@ func (r *ruleset) remove(c *nftables.Conn, p *plugged) error {
 	return nil
 }
 
-// ifname is a link name as nftables compares it.
+// ifname returns a link name in the format of nftables.
 func ifname(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)

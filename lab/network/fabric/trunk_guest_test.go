@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// trunkOf plugs a trunk into a node as ens6.
+// trunkOf attaches a trunk to a node as ens6.
 func (b *harness) trunkOf(node, addr string) vpc.ENI {
 	b.t.Helper()
 	e := eni("trunk-"+node, addr, 1)
@@ -30,15 +30,15 @@ func (b *harness) trunkOf(node, addr string) vpc.ENI {
 	return e
 }
 
-// branch is an ENI that is a branch of a trunk.
+// branch returns an ENI as a branch of a trunk.
 func branch(t vpc.ENI, vlan int, e vpc.ENI) vpc.ENI {
 	e.Attachment, e.Trunk = nil, &vpc.Association{ID: "trunk-assoc-" + e.ID, TrunkID: t.ID, BranchID: e.ID, VLAN: vlan}
 	return e
 }
 
-// pod makes a node's end of a branch, as whoever runs there does: the VLAN on the trunk's link
-// with the branch's MAC, in the namespace of a pod, which has the branch's addresses, a server,
-// and a default route of IPv4. That of IPv6 is the router's to tell. It returns the namespace.
+// pod creates a node's end of a branch, as Berth would: the VLAN on the trunk's link with the branch's MAC address, in the
+// namespace of a pod with the branch's addresses, an echo server, and an IPv4 default route. The IPv6 default route
+// comes from the router's advertisement. It returns the namespace.
 func (b *harness) pod(node string, e vpc.ENI) string {
 	b.t.Helper()
 	name := b.opts.name("pod-" + e.ID)
@@ -76,20 +76,20 @@ func (b *harness) pod(node string, e vpc.ENI) string {
 	return path
 }
 
-// eventually waits for what the kernel does in its own time.
+// eventually waits for asynchronous changes in the kernel.
 func (b *harness) eventually(what string, is func() bool) {
 	b.t.Helper()
 	for began := time.Now(); !is(); <-time.After(20 * time.Millisecond) {
 		if time.Since(began) > patience {
-			b.t.Fatalf("%s: not within %v", what, patience)
+			b.t.Fatalf("timed out after %v waiting for %s", patience, what)
 		}
 	}
 }
 
-// routed waits until a pod has its default route of IPv6, which its kernel solicits.
+// routed waits until a pod has its IPv6 default route, which its kernel solicits.
 func (b *harness) routed(path string, vlan int) {
 	b.t.Helper()
-	b.eventually("a default route of IPv6 by an advertisement", func() (has bool) {
+	b.eventually("an IPv6 default route from an advertisement", func() (has bool) {
 		b.ok(ns.Netlink(path, func(h *netlink.Handle) (err error) {
 			has, err = hasDefault6(h, fmt.Sprintf("ens6.%d", vlan))
 			return err
@@ -98,7 +98,7 @@ func (b *harness) routed(path string, vlan int) {
 	})
 }
 
-// noRouter wants a pod's questions unanswered, since nobody in its VLAN is the router.
+// noRouter checks that a pod's requests get no reply, because its VLAN has no router.
 func (b *harness) noRouter(path, to string) {
 	b.t.Helper()
 	b.unanswered("from "+path+" to "+to, func(wait time.Duration) error {
@@ -114,8 +114,7 @@ func (b *harness) noRouter(path, to string) {
 	})
 }
 
-// A branch is an ENI but for its link: what it owns reaches it, and what it does not own does
-// not leave it.
+// A branch behaves like an ENI except for its link: it receives packets for its addresses, and cannot send from others.
 func TestBranches(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
@@ -129,7 +128,7 @@ func TestBranches(t *testing.T) {
 	q := branch(trunk, 4094, with6(eni("q", "10.0.16.21", 1), "2001:db8:1:1::21"))
 	pod := b.pod("a", p)
 	other := b.pod("a", q)
-	b.noRouter(pod, "10.0.0.11") // a VLAN of nobody
+	b.noRouter(pod, "10.0.0.11") // a VLAN without a branch
 	b.ok(b.Associate(p))
 	b.ok(b.Associate(q))
 	b.routed(pod, 7)
@@ -145,23 +144,23 @@ func TestBranches(t *testing.T) {
 	b.reaches(b.NodePath("far"), "", "2001:db8:1:1::20")
 	b.reaches(b.OnPremPath(), "", "10.0.16.21")
 
-	// A packet of a branch has as much room as one of an ENI, beside its tag.
+	// The MTU of a branch is that of an ENI, in addition to the VLAN tag.
 	long := strings.Repeat("x", 30000)
 	for _, to := range []string{"10.0.0.11", "2001:db8:1::11"} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		r, err := echo.Ask(ctx, pod, "tcp", netip.AddrPortFrom(netip.MustParseAddr(to), echo.Port), netip.Addr{}, long)
 		cancel()
 		if err != nil || r.Text != long {
-			t.Errorf("to %s: %d bytes of %d came back, %v", to, len(r.Text), len(long), err)
+			t.Errorf("reply from %s has %d of %d bytes, %v", to, len(r.Text), len(long), err)
 		}
 	}
 	if mtu := b.mtu(pod, "ens6.7"); mtu != ENIMTU {
-		t.Errorf("the pod's link has an MTU of %d, want %d", mtu, ENIMTU)
+		t.Errorf("MTU of the pod's link = %d, want %d", mtu, ENIMTU)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := echo.Ask(ctx, pod, "udp", netip.AddrPortFrom(netip.MustParseAddr("10.0.0.11"), echo.Port), netip.Addr{}, long[:ENIMTU-28]); err != nil {
-		t.Errorf("a packet of %d bytes: %v", ENIMTU, err)
+		t.Errorf("packet of %d bytes: %v", ENIMTU, err)
 	}
 
 	inPod := func(addr string) {
@@ -189,7 +188,7 @@ func TestBranches(t *testing.T) {
 	b.ok(b.Update(p))
 	b.blocked(pod, "10.0.16.30", OnPremHost.String(), p.ID, Source)
 
-	// Without a VLAN it is the trunk's own traffic.
+	// Frames without a VLAN are the trunk's own traffic.
 	b.ok(ns.Do(b.NodePath("a"), func() error {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/conf/ens6/rp_filter", Value: "2"})
 	}))
@@ -205,7 +204,7 @@ func TestBranches(t *testing.T) {
 	b.blocked(b.NodePath("a"), "10.0.16.22", OnPremHost.String(), trunk.ID, Source)
 }
 
-// A pod that takes its subnet for on-link asks by NDP, and one that knows the router's address needs no
+// A pod that considers its subnet on-link uses neighbour discovery. A pod that knows the router's address needs no
 // advertisement.
 func TestBranchesOnLink(t *testing.T) {
 	b := raise(t)
@@ -215,7 +214,7 @@ func TestBranchesOnLink(t *testing.T) {
 	p, q := branch(trunk, 7, with6(eni("p", "10.0.16.20", 1), "2001:db8:1:1::20")), branch(trunk, 8, with6(eni("q", "10.0.16.21", 1), "2001:db8:1:1::21"))
 	b.ok(b.Associate(p))
 	b.ok(b.Associate(q))
-	b.ok(ns.Netlink(b.NodePath("a"), func(h *netlink.Handle) error { // as who sets the trunk up may
+	b.ok(ns.Netlink(b.NodePath("a"), func(h *netlink.Handle) error { // as the owner of the trunk may do
 		l, err := h.LinkByName("ens6")
 		if err != nil {
 			return err
@@ -254,8 +253,8 @@ func (b *harness) mtu(path, link string) (mtu int) {
 	return mtu
 }
 
-// A branch ends with its association or its trunk, and its VLAN may be another's then.
-func TestBranchesComeAndGo(t *testing.T) {
+// A branch ends with its association or its trunk. Another branch may then use its VLAN.
+func TestBranchLifecycle(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
 	b.node("far", eni("far", "10.0.0.11", 0))
@@ -263,7 +262,7 @@ func TestBranchesComeAndGo(t *testing.T) {
 	p, q := branch(trunk, 7, eni("p", "10.0.16.20", 1)), branch(trunk, 7, eni("q", "10.0.16.21", 1))
 	b.ok(b.Associate(p))
 	if err := b.Associate(p); err == nil {
-		t.Error("a branch is associated twice")
+		t.Error("a branch was associated twice")
 	}
 	if err := b.Associate(q); err == nil {
 		t.Error("two branches share a VLAN")
@@ -271,17 +270,17 @@ func TestBranchesComeAndGo(t *testing.T) {
 	pod := b.pod("a", p)
 	b.reaches(pod, "", "10.0.0.11")
 	b.ok(b.Detach(p.ID))
-	b.ok(b.Detach(p.ID)) // again is fine
+	b.ok(b.Detach(p.ID)) // a repeated detach succeeds
 	if _, there := b.drops()[p.ID]; there {
-		t.Error("counters of a branch that is none remain")
+		t.Error("counters of a former branch still exist")
 	}
 	b.unowned("far", "eni-far", "10.0.16.20")
 	before := b.received("far")
 	if _, err := b.ask(pod, "", "10.0.0.11", time.Second); err == nil || b.received("far") != before {
-		t.Errorf("what was a branch is still heard: %v", err)
+		t.Errorf("former branch still sends packets: %v", err)
 	}
 
-	// The next branch of the VLAN has another MAC: what is left of the first hears nothing of it.
+	// The next branch with the VLAN has a different MAC address, so that the first one's link receives nothing for it.
 	b.ok(b.Associate(q))
 	b.blocked(pod, p.Primary.String(), OnPremHost.String(), q.ID, Source)
 	b.ok(ns.Netlink(pod, func(h *netlink.Handle) error { return ns.DeleteLink(h, "ens6.7") }))
@@ -292,23 +291,23 @@ func TestBranchesComeAndGo(t *testing.T) {
 	b.ok(b.Detach(trunk.ID))
 	for _, id := range []string{trunk.ID, q.ID, r.ID} {
 		if _, there := b.drops()[id]; there {
-			t.Errorf("counters of %s remain after its trunk was detached", id)
+			t.Errorf("counters of %s still exist after its trunk was detached", id)
 		}
 	}
 	b.unowned("far", "eni-far", "10.0.16.22")
-	b.ok(b.Attach("a", trunk)) // and all can come back
+	b.ok(b.Attach("a", trunk)) // and it can be attached again
 	b.ok(b.Associate(r))
 	b.own("a", "ens6")
 	b.reaches(b.pod("a", r), "", "10.0.0.11")
 	b.ok(b.RemoveNode("a"))
 	if len(b.enis) != 1 {
-		t.Errorf("left of a removed node: %v", b.attached())
+		t.Errorf("ENIs after RemoveNode() = %v, want one", b.attached())
 	}
 }
 
-// Groups are a branch's own, whatever those of its trunk and of other branches there let
-// through, and rules that name a group mean its branches.
-func TestSecurityGroupsOfBranches(t *testing.T) {
+// The security groups of a branch apply independently of those of its trunk and of other branches, and rules that name a
+// group match its branches.
+func TestBranchSecurityGroups(t *testing.T) {
 	port := func(protocol string) vpc.Rule {
 		return vpc.Rule{Protocol: protocol, FromPort: echo.Port, ToPort: echo.Port}
 	}
@@ -333,18 +332,18 @@ func TestSecurityGroupsOfBranches(t *testing.T) {
 	web4, web6 := enis["web"].Primary.String(), enis["web"].IPv6[0].String()
 	for _, to := range []string{web4, web6} {
 		b.reaches(paths["client"], "", to)                     // group to group, on one trunk
-		b.reaches(b.NodePath("c"), "", to)                     // and from an ENI of the group
-		b.blocked(paths["open"], "", to, "eni-web", Ingress)   // not of the group
-		b.blocked(b.NodePath("a"), "", to, "eni-web", Ingress) // nor is the node that the branch is on
-		b.blocked(paths["shut"], "", to, "eni-shut", Egress)   // nothing out
+		b.reaches(b.NodePath("c"), "", to)                     // from an ENI of the group
+		b.blocked(paths["open"], "", to, "eni-web", Ingress)   // not from the group
+		b.blocked(b.NodePath("a"), "", to, "eni-web", Ingress) // not from the branch's own node
+		b.blocked(paths["shut"], "", to, "eni-shut", Egress)   // no egress
 	}
 	for _, to := range []string{enis["shut"].Primary.String(), enis["shut"].IPv6[0].String()} {
-		b.blocked(paths["open"], "", to, "eni-shut", Ingress) // nothing in
+		b.blocked(paths["open"], "", to, "eni-shut", Ingress) // no ingress
 		b.blocked(b.NodePath("c"), "", to, "eni-shut", Ingress)
 	}
 	moved := enis["open"]
 	moved.Groups = []string{open.ID, client.ID}
-	b.ok(b.Update(moved)) // what ModifyNetworkInterfaceAttribute does
+	b.ok(b.Update(moved)) // like ModifyNetworkInterfaceAttribute
 	b.reaches(paths["open"], "", web4)
 	b.reaches(paths["open"], "", web6)
 	b.ok(b.Detach("eni-client"))

@@ -1,5 +1,5 @@
-// Package forward carries TCP connections between networks that do not reach each
-// other, such as namespaces of a lab and the machine around them.
+// Package forward forwards TCP connections between networks that cannot reach each other, such as namespaces of a lab and
+// the machine's own.
 package forward
 
 import (
@@ -8,14 +8,13 @@ import (
 	"net"
 )
 
-// Forward carries the connections of one listener.
+// Forward forwards the connections of one listener.
 type Forward struct {
 	net.Listener
 	end context.CancelFunc // of the connections
 }
 
-// Start carries each connection to l to one of its own that dial makes. A connection for
-// which dial fails is closed.
+// Start forwards each connection to l over a new connection from dial. If dial fails, the connection is closed.
 func Start(l net.Listener, dial func(context.Context) (net.Conn, error)) *Forward {
 	ctx, end := context.WithCancel(context.Background())
 	go func() {
@@ -30,7 +29,7 @@ func Start(l net.Listener, dial func(context.Context) (net.Conn, error)) *Forwar
 	return &Forward{l, end}
 }
 
-// carry carries one connection until either side or ctx ends it.
+// carry forwards one connection until either side or ctx ends it.
 func carry(ctx context.Context, from net.Conn, dial func(context.Context) (net.Conn, error)) {
 	defer from.Close()
 	to, err := dial(ctx)
@@ -47,7 +46,7 @@ func carry(ctx context.Context, from net.Conn, dial func(context.Context) (net.C
 	_, _ = io.Copy(from, to)
 }
 
-// Close ends the connections too.
+// Close also closes the connections.
 func (f *Forward) Close() error {
 	f.end()
 	return f.Listener.Close()

@@ -1,8 +1,7 @@
-// Package guest imitates the NICs of a virtual machine in a pod. A runtime in the
-// pod takes each of them as KubeVirt's does: a tap device is opened as it is (its
-// domainAttachmentType tap), any other interface is taken to a bridge with a tap device of the
-// runtime's own (its bridge binding). The machine itself is a network namespace: what it sends
-// and receives goes through the file of the tap device, frame by frame, as by QEMU's.
+// Package guest simulates the NICs of a virtual machine in a pod. A runtime in the pod attaches each of them like
+// KubeVirt: it opens a tap device directly (domainAttachmentType tap), and connects any other interface to a bridge with
+// a tap device of its own (bridge binding). The machine is a network namespace whose frames pass through the file of the
+// tap device, as with QEMU.
 package guest
 
 import (
@@ -18,24 +17,24 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// NIC is one that a machine has, as its runtime learns it from the pod's network.
+// NIC is one NIC of a machine, as described to its runtime by the pod's network.
 type NIC struct {
-	Name     string // of the pod's interface, and in the machine
+	Name     string // name of the interface in the pod and in the machine
 	MAC      net.HardwareAddr
 	Addrs    []netip.Prefix
-	Gateways []netip.Addr // of default routes by it
-	Queues   int          // with which a tap device is opened; 0: without IFF_MULTI_QUEUE
+	Gateways []netip.Addr // gateways of its default routes
+	Queues   int          // number of queues for opening a tap device; 0: without IFF_MULTI_QUEUE
 }
 
-// Guest is a machine that runs.
+// Guest is a running machine.
 type Guest struct {
-	name  string // of its namespace
+	name  string // name of its namespace
 	files []*os.File
 	pumps sync.WaitGroup
 }
 
-// Start starts a machine whose runtime is in the namespace at sandbox. name is that of the
-// machine's own namespace, which is made.
+// Start starts a machine whose runtime is in the namespace at sandbox. name is the name of the machine's namespace, which
+// Start creates.
 func Start(sandbox, name string, nics []NIC) (_ *Guest, err error) {
 	if err := ns.Create(name); err != nil {
 		return nil, err
@@ -55,16 +54,16 @@ func Start(sandbox, name string, nics []NIC) (_ *Guest, err error) {
 	}
 	for i, nic := range nics {
 		if err := g.add(sandbox, i, nic); err != nil {
-			return nil, fmt.Errorf("NIC %s of a machine: %w", nic.Name, err)
+			return nil, fmt.Errorf("add NIC %s to the machine: %w", nic.Name, err)
 		}
 	}
 	return g, nil
 }
 
-// Netns is the file of the namespace that is the machine.
+// Netns returns the path of the machine's namespace.
 func (g *Guest) Netns() string { return ns.Path(g.name) }
 
-// Close stops the machine. What its runtime created in the pod is removed with the pod.
+// Close stops the machine. Everything that its runtime created in the pod is removed with the pod.
 func (g *Guest) Close() error {
 	for _, f := range g.files {
 		_ = f.Close()
@@ -73,7 +72,7 @@ func (g *Guest) Close() error {
 	return ns.Remove(g.name)
 }
 
-// add gives the machine a NIC.
+// add adds a NIC to the machine.
 func (g *Guest) add(sandbox string, index int, nic NIC) error {
 	device, mtu, err := prepare(sandbox, index, nic)
 	if err != nil {
@@ -86,7 +85,7 @@ func (g *Guest) add(sandbox string, index int, nic NIC) error {
 	g.files = append(g.files, queues...)
 	inside, err := open(g.Netns(), nic.Name, 0, func(h *netlink.Handle) error { return nic.configure(h, mtu) })
 	if err != nil {
-		return fmt.Errorf("make it: %w", err)
+		return fmt.Errorf("create the NIC: %w", err)
 	}
 	g.files = append(g.files, inside...)
 	for _, q := range queues {
@@ -96,7 +95,7 @@ func (g *Guest) add(sandbox string, index int, nic NIC) error {
 	return nil
 }
 
-// configure applies what a runtime's DHCP server answers.
+// configure applies the answers of a runtime's DHCP server.
 func (n NIC) configure(h *netlink.Handle, mtu int) error {
 	l, err := h.LinkByName(n.Name)
 	if err != nil {
@@ -108,10 +107,10 @@ func (n NIC) configure(h *netlink.Handle, mtu int) error {
 	return ns.Configure(h, n.Name, n.Addrs, n.Gateways)
 }
 
-// longest is that of a frame that is passed on, in bytes.
+// longest is the maximum length of a frame in bytes.
 const longest = 1 << 16
 
-// pump passes frames on until one of the files is closed, or its device is gone.
+// pump forwards frames until one of the files is closed, or its device is gone.
 func pump(from, to *os.File) {
 	frame := make([]byte, longest)
 	for {
@@ -119,6 +118,6 @@ func pump(from, to *os.File) {
 		if err != nil {
 			return
 		}
-		_, _ = to.Write(frame[:n]) // a device that is down takes none: the frame is lost, as on a wire
+		_, _ = to.Write(frame[:n]) // a device that is down rejects the frame, which is lost as on a wire
 	}
 }

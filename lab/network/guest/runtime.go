@@ -11,13 +11,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// prepare returns the tap device in the pod by which a machine has an interface of it, and
-// the MTU of that.
+// prepare returns the tap device in the pod that connects a machine to an interface, and its MTU.
 func prepare(sandbox string, index int, nic NIC) (device string, mtu int, err error) {
 	err = ns.Netlink(sandbox, func(h *netlink.Handle) error {
 		l, err := h.LinkByName(nic.Name)
 		if err != nil {
-			return fmt.Errorf("the pod's interface: %w", err)
+			return fmt.Errorf("pod interface: %w", err)
 		}
 		mtu = l.Attrs().MTU
 		if l.Type() == "tuntap" {
@@ -30,11 +29,11 @@ func prepare(sandbox string, index int, nic NIC) (device string, mtu int, err er
 	return device, mtu, err
 }
 
-// bind is KubeVirt's bridge binding (bridgeBindingSpec of its pkg/network/setup/netpod): the
-// pod's interface loses its addresses, is renamed, takes the MAC address of a new bridge and
-// joins it, with a tap device; in its place is a link with its MAC address and its addresses,
-// by which the runtime remembers them: a dummy there, here a bridge without ports, as not every
-// kernel has dummies. The pod does not answer ARP for these: the machine does.
+// bind implements KubeVirt's bridge binding (bridgeBindingSpec of its pkg/network/setup/netpod): it removes the addresses
+// of the pod's interface, renames it, gives it the MAC address of a new bridge and adds it to the bridge, together with
+// a tap device. A link with the interface's name, MAC address and addresses replaces it, from which the runtime reads
+// them: KubeVirt uses a dummy, bind a bridge without ports, because not every kernel has dummies. The machine answers
+// ARP for the addresses, the pod does not.
 func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	name, mac, mtu := l.Attrs().Name, l.Attrs().HardwareAddr, l.Attrs().MTU
 	addrs, err := h.AddrList(l, netlink.FAMILY_ALL)
@@ -44,7 +43,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "k6t-" + name
 	if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
-		return fmt.Errorf("make the runtime's bridge: %w", err)
+		return fmt.Errorf("create the runtime's bridge: %w", err)
 	}
 	bridge, err := h.LinkByName(attrs.Name)
 	if err != nil {
@@ -62,7 +61,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 		func() error { return h.LinkSetMaster(l, bridge) },
 		func() error {
 			for _, a := range addrs {
-				if err := h.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // IPv6 goes when the link goes down
+				if err := h.AddrDel(l, &netlink.Addr{IPNet: a.IPNet}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // setting the link down removes IPv6 addresses
 					return err
 				}
 			}
@@ -78,7 +77,7 @@ func bind(h *netlink.Handle, l netlink.Link, device string) error {
 		func() error { return h.LinkSetUp(bridge) },
 	} {
 		if err := step(); err != nil {
-			return fmt.Errorf("bind %s by a bridge: %w", name, err)
+			return fmt.Errorf("bind %s with a bridge: %w", name, err)
 		}
 	}
 	return nil
@@ -110,8 +109,8 @@ func join(h *netlink.Handle, name string, bridge netlink.Link) error {
 	return h.LinkSetUp(l)
 }
 
-// open opens a tap device of a namespace as a runtime of machines does, once or with so many
-// queues, and creates it if it is missing; ready is called with it open.
+// open opens a tap device of a namespace like a runtime of virtual machines, once or with several queues, and creates it if
+// missing. It calls ready while the device is open.
 func open(path, name string, queues int, ready func(*netlink.Handle) error) (files []*os.File, err error) {
 	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI)
 	if queues > 0 {
@@ -139,8 +138,7 @@ func open(path, name string, queues int, ready func(*netlink.Handle) error) (fil
 	return files, nil
 }
 
-// openQueue opens a device of the calling thread's namespace (the kernel's
-// Documentation/networking/tuntap.rst).
+// openQueue opens a device in the calling thread's namespace (the kernel's Documentation/networking/tuntap.rst).
 func openQueue(name string, flags uint16) (*os.File, error) {
 	req, err := unix.NewIfreq(name)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package hub is a network that joins bridges of several nodes: a namespace with a bridge,
-// which has the addresses of the routers of the network's subnets, and routes between them.
-// Packets go there without a tunnel.
+// Package hub connects the bridges of several nodes: a hub is a namespace with a bridge that has the router addresses of
+// the network's subnets, and routes between them. It uses no tunnels.
 package hub
 
 import (
@@ -14,27 +13,27 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// bridge is the hub's.
+// bridge is the name of the hub's bridge.
 const bridge = "hub"
 
-// Hub is one. Make it with New. It is safe for concurrent use.
+// Hub is one hub. It is safe for concurrent use.
 type Hub struct {
 	name string // of its namespace
 	mtu  int    // bytes
 
 	mu    sync.Mutex // guards links
-	links int        // ever made, for their names
+	links int        // number of links created so far, for their names
 }
 
-// New makes the namespace called name, with the addresses of routers in their subnets.
-// mtu is that of links to it, in bytes.
+// New creates the namespace called name, with the addresses of routers in their subnets. mtu is the MTU of its links in
+// bytes.
 func New(name string, mtu int, routers ...netip.Prefix) (*Hub, error) {
 	if err := ns.Create(name); err != nil {
 		return nil, err
 	}
 	h := &Hub{name: name, mtu: mtu}
 	if err := h.raise(routers); err != nil {
-		return nil, errors.Join(fmt.Errorf("raise hub %s: %w", name, err), h.Close())
+		return nil, errors.Join(fmt.Errorf("create hub %s: %w", name, err), h.Close())
 	}
 	return h, nil
 }
@@ -54,8 +53,8 @@ func (h *Hub) raise(routers []netip.Prefix) error {
 	})
 }
 
-// Join joins a bridge in the namespace at path by a link called name there. One of that
-// name that exists is left over, and is removed.
+// Join connects a bridge in the namespace at path through a link called name there. It replaces a leftover link with that
+// name.
 func (h *Hub) Join(path, to, name string) error {
 	h.mu.Lock()
 	h.links++
@@ -89,5 +88,5 @@ func enslave(n *netlink.Handle, name, to string) error {
 	return errors.Join(n.LinkSetMaster(l, b), n.LinkSetUp(l))
 }
 
-// Close removes it with all links to it.
+// Close removes the hub with all its links.
 func (h *Hub) Close() error { return ns.Remove(h.name) }

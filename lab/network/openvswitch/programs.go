@@ -1,5 +1,4 @@
-// Package openvswitch runs the programs of Open vSwitch and OVN, as Debian has them, in a
-// network namespace.
+// Package openvswitch runs Debian's programs of Open vSwitch and OVN in a network namespace.
 package openvswitch
 
 import (
@@ -19,11 +18,11 @@ import (
 // Programs are the paths of programs by name.
 type Programs map[string]string
 
-// adminDirs are where Debian puts programs to which only root's PATH leads.
+// adminDirs are Debian's directories that are only in root's PATH.
 var adminDirs = []string{"/usr/sbin", "/sbin"}
 
-// Find finds programs. The error names one that is not installed, and the group of
-// hack/deps.sh by which it is to be had.
+// Find returns the paths of programs. The error names one that is not installed, and the group of hack/deps.sh that
+// installs it.
 func Find(group string, names ...string) (Programs, error) {
 	found := Programs{}
 	for _, name := range names {
@@ -42,27 +41,27 @@ func Find(group string, names ...string) (Programs, error) {
 	return found, nil
 }
 
-// Schema is the path of a database's schema, which is where the package of a program put it.
+// Schema returns the path of a database's schema, as installed by the package of a program.
 func (p Programs) Schema(program, file string) string {
 	return filepath.Join(filepath.Dir(p[program]), "../share", file)
 }
 
-// Runner runs programs in one place: a namespace, with a folder for their sockets and
-// another for logs. Start, Serve and Kill are not called while another method is.
+// Runner runs programs in one namespace, with one directory for their sockets and another for logs. Start, Serve and Kill
+// must not be called concurrently with other methods.
 type Runner struct {
 	Programs
 	Who   string // such as "node-1"
-	Netns string // path
-	Dir   string // short, as sockets lie in it
+	Netns string // path of the network namespace
+	Dir   string // short, because of socket paths
 	Logs  string
 
 	procs []*proc.Process
 }
 
-// In is the path of a file in Dir.
+// In returns the path of a file in Dir.
 func (r *Runner) In(name string) string { return filepath.Join(r.Dir, name) }
 
-// Command runs a program in the place.
+// Command returns a command for a program in the namespace.
 func (r *Runner) Command(program string, args ...string) proc.Command {
 	return proc.Command{
 		Path: r.Programs[program], Args: args, Netns: r.Netns, Dir: r.Dir,
@@ -70,10 +69,10 @@ func (r *Runner) Command(program string, args ...string) proc.Command {
 	}
 }
 
-// Start starts a program that runs until Kill, known as what.
+// Start starts a program, described as what, that runs until Kill.
 func (r *Runner) Start(what, program string, args ...string) (*proc.Process, error) {
 	args = append(args, "--pidfile="+r.In(what+".pid"), "-vconsole:warn", "-vsyslog:off")
-	if program != "ovn-controller" { // which has a control socket of its own in OVN_RUNDIR
+	if program != "ovn-controller" { // its control socket is in OVN_RUNDIR by default
 		args = append(args, "--unixctl="+r.In(what+".ctl"))
 	}
 	p := proc.New(r.title(what), filepath.Join(r.Logs, what+"-"+r.Who+".log"), func() proc.Command { return r.Command(program, args...) })
@@ -81,7 +80,7 @@ func (r *Runner) Start(what, program string, args ...string) (*proc.Process, err
 	return p, p.Start()
 }
 
-// Once runs a program until it has ended.
+// Once runs a program to completion.
 func (r *Runner) Once(ctx context.Context, program string, args ...string) error {
 	var out bytes.Buffer
 	if err := proc.Run(ctx, r.Command(program, args...), nil, &out, &out); err != nil {
@@ -90,8 +89,8 @@ func (r *Runner) Once(ctx context.Context, program string, args ...string) error
 	return nil
 }
 
-// Serve serves a database at NAME.sock, from the file, which is made by the schema where it
-// is missing. It returns once it can be spoken to.
+// Serve serves a database at NAME.sock from a file, which it creates from the schema if missing. It returns once the
+// database accepts connections.
 func (r *Runner) Serve(ctx context.Context, name, file, schema string) error {
 	if _, err := os.Stat(file); err != nil {
 		if err := r.Once(ctx, "ovsdb-tool", "create", file, schema); err != nil {
@@ -105,12 +104,11 @@ func (r *Runner) Serve(ctx context.Context, name, file, schema string) error {
 	return db.Wait(ctx, func() error { return proc.Listens(ctx, r.In(name+".sock")) })
 }
 
-// Restart kills a database that Serve began, and serves it again. It returns once it can be
-// spoken to.
+// Restart kills a database that Serve started, and serves it again. It returns once the database accepts connections.
 func (r *Runner) Restart(ctx context.Context, name string) error {
 	i := slices.IndexFunc(r.procs, func(p *proc.Process) bool { return p.String() == r.title(name) })
 	if i < 0 {
-		return fmt.Errorf("%s serves no database %s", r.Who, name)
+		return fmt.Errorf("no database %[2]s is served on %[1]s", r.Who, name)
 	}
 	db := r.procs[i]
 	if err := db.Kill(); err != nil {
@@ -122,10 +120,10 @@ func (r *Runner) Restart(ctx context.Context, name string) error {
 	return db.Wait(ctx, func() error { return proc.Listens(ctx, r.In(name+".sock")) })
 }
 
-// title is the name of a process.
+// title returns the name of a process.
 func (r *Runner) title(what string) string { return what + " of " + r.Who }
 
-// Alive is nil while no program has ended by itself.
+// Alive returns an error if a program has exited by itself.
 func (r *Runner) Alive() error {
 	for _, p := range r.procs {
 		if err := p.Failed(); err != nil {
@@ -135,7 +133,7 @@ func (r *Runner) Alive() error {
 	return nil
 }
 
-// Until waits for a condition, and fails at once when a program has exited.
+// Until waits for a condition, and fails immediately if a program has exited.
 func (r *Runner) Until(ctx context.Context, what string, is func() error) error {
 	err := poll.Retry(ctx, is, func(error) bool { return r.Alive() == nil })
 	if ended := r.Alive(); ended != nil {
@@ -147,7 +145,7 @@ func (r *Runner) Until(ctx context.Context, what string, is func() error) error 
 	return nil
 }
 
-// LogTails are the ends of the programs' logs, of some lines each.
+// LogTails returns the last lines of each program's log.
 func (r *Runner) LogTails(lines int) string {
 	var all strings.Builder
 	for _, p := range r.procs {
@@ -156,7 +154,7 @@ func (r *Runner) LogTails(lines int) string {
 	return all.String()
 }
 
-// Kill ends all programs, the last first.
+// Kill kills all programs, the last one first.
 func (r *Runner) Kill() error {
 	var first error
 	for i := len(r.procs) - 1; i >= 0; i-- {

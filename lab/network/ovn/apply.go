@@ -9,20 +9,19 @@ import (
 	"slices"
 )
 
-// Priorities of rules, as Neutron's OVN driver has them: what no group allows is dropped.
+// Priorities of rules, as in Neutron's OVN driver: packets that no group allows are dropped.
 const (
 	dropPriority  = "1001"
 	allowPriority = "1002"
-	dropGroup     = "pg_drop" // has all ports
+	dropGroup     = "pg_drop" // contains all ports
 )
 
-// Apply brings OVN to a desired state. It returns when OVN's northbound database
-// has it; nodes follow.
+// Apply brings OVN to a desired state. It returns when OVN's northbound database contains it; nodes follow later.
 func (v *OVN) Apply(ctx context.Context, s State) error {
 	v.applying.Lock()
 	defer v.applying.Unlock()
-	// ovn-nbctl finds an address or a name taken by what it removes in the same transaction,
-	// so removals come before the rest.
+	// Removals come first, because ovn-nbctl rejects an address or a name that is still in use, even if the same
+	// transaction removes its owner.
 	if rest := v.applied.without(s); v.written {
 		if err := v.write(ctx, changes(v.applied, rest, false)); err != nil {
 			return err
@@ -36,7 +35,7 @@ func (v *OVN) Apply(ctx context.Context, s State) error {
 	return nil
 }
 
-// write runs commands of ovn-nbctl, if there are any, in one transaction.
+// write runs commands of ovn-nbctl, if any, in one transaction.
 func (v *OVN) write(ctx context.Context, commands [][]string) error {
 	if len(commands) == 0 {
 		return nil
@@ -54,8 +53,8 @@ func (v *OVN) write(ctx context.Context, commands [][]string) error {
 	return nil
 }
 
-// changes are the commands of ovn-nbctl (ovn-nbctl(8)) that lead from one state to another, in
-// one transaction. The first ones create what all ports share.
+// changes returns the commands of ovn-nbctl (ovn-nbctl(8)) that lead from one state to another in one transaction. The
+// first ones create the objects that all ports share.
 func changes(from, to State, first bool) [][]string {
 	d := &diff{from: from, to: to, before: from.ports(), after: to.ports()}
 	if first {
@@ -75,10 +74,10 @@ func changes(from, to State, first bool) [][]string {
 	return d.commands
 }
 
-// diff is what leads from one state to another.
+// diff collects the changes from one state to another.
 type diff struct {
 	from, to      State
-	before, after map[string]placed // ports
+	before, after map[string]placed // port IDs
 	commands      [][]string
 }
 
@@ -138,7 +137,7 @@ func (d *diff) ports() {
 	}
 }
 
-// members sets the ports of a group of ports.
+// members sets the ports of a port group.
 func (d *diff) members(group string, were, are []string) {
 	switch {
 	case slices.Equal(were, are):
@@ -167,7 +166,7 @@ func (d *diff) gone() {
 	}
 }
 
-// router makes a network's router anew, which has the gateways' addresses.
+// router recreates a network's router, which has the gateways' addresses.
 func router(n Network) [][]string {
 	name, leg := n.ID+"-router", n.ID+"-gateway"
 	commands := [][]string{{"--if-exists", "lsp-del", leg}, {"--if-exists", "lsp-del", n.ID + "-uplink"}, {"--if-exists", "lr-del", name}}
@@ -186,7 +185,7 @@ func router(n Network) [][]string {
 	return commands
 }
 
-// routerMAC is a locally administered address of a network's router.
+// routerMAC returns a locally administered MAC address for a network's router.
 func routerMAC(network string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(network))

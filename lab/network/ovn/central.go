@@ -17,42 +17,40 @@ import (
 // needed are the programs that the package runs.
 var needed = []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ovn-northd", "ovn-controller", "ovn-nbctl", "ovn-sbctl"}
 
-// Installed reports whether all programs are there that the package runs. The error names one
-// that is not, and how to get it.
+// Installed returns an error if a program that the package runs is missing. It names the program and how to install it.
 func Installed() error {
 	_, err := openvswitch.Find("ovn", needed...)
 	return err
 }
 
-// Options describe an OVN. All are needed.
+// Options describe an OVN. All are required.
 type Options struct {
-	Dir   string // for sockets, databases and logs; short, as sockets lie in it
-	Netns string // of what belongs to no node
+	Dir   string // for sockets, databases and logs; short, because of socket paths
+	Netns string // namespace of the central programs
 }
 
-// startTimeout is far more than any of the programs takes.
+// startTimeout is much longer than any of the programs takes.
 const startTimeout = 2 * time.Minute
 
-// OVN is a running one. Its methods may be called concurrently.
+// OVN is a running OVN. It is safe for concurrent use.
 type OVN struct {
 	opts    Options
 	central openvswitch.Runner
 	nb      client.Client
 
-	applying sync.Mutex // held while Apply works
-	applied  State      // guarded by applying: what was written last
-	written  bool       // likewise: that something was
+	applying sync.Mutex // held during Apply
+	applied  State      // guarded by applying: the last state written
+	written  bool       // likewise: whether a state was written
 
 	mu      sync.Mutex      // guards all below; never held across I/O
-	up      map[string]bool // ports
+	up      map[string]bool // ports that are up
 	onState func(port string, up bool)
 	nodes   map[string]*Switch
 	numbers map[int]bool // of nodes
 	closed  bool
 }
 
-// Start runs OVN's databases and northd, and makes the link between nodes. Leftovers of
-// another are an error.
+// Start runs OVN's databases and northd, and creates the link between nodes. Leftovers of another OVN are an error.
 func Start(ctx context.Context, o Options) (*OVN, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -83,7 +81,7 @@ func (v *OVN) raise(ctx context.Context) error {
 			return err
 		}
 	}
-	// Else northd and the first controller both make the first row of the other's database.
+	// Otherwise northd and the first controller both create the first row of the other's database.
 	if err := v.nbctl(ctx, "init"); err != nil {
 		return err
 	}
@@ -100,7 +98,7 @@ func (v *OVN) nbctl(ctx context.Context, args ...string) error {
 	return v.central.Once(ctx, "ovn-nbctl", append([]string{"--no-leader-only", "--db=unix:" + v.central.In("nb.sock")}, args...)...)
 }
 
-// Alive is an error when one of the programs ended by itself.
+// Alive returns an error if one of the programs has exited by itself.
 func (v *OVN) Alive() error {
 	errs := []error{v.central.Alive()}
 	for _, s := range v.Switches() {
@@ -109,8 +107,7 @@ func (v *OVN) Alive() error {
 	return errors.Join(errs...)
 }
 
-// Close ends all programs. Namespaces and their links are left to who made them. A second
-// Close does nothing.
+// Close kills all programs. The caller removes the namespaces and their links. A second Close does nothing.
 func (v *OVN) Close() error {
 	v.mu.Lock()
 	closed := v.closed

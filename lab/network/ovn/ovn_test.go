@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
-		fmt.Println("these tests make network namespaces: run them as root")
+		fmt.Println("these tests create network namespaces: run them as root")
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
@@ -91,7 +91,7 @@ func (b *bench) space(name string) string {
 	return ns.Path(name)
 }
 
-// pod makes a pod on a node with a port that stands in a state, and an echo server.
+// pod creates a pod on a node with a port of a state, and an echo server.
 func (b *bench) pod(node string, p Port, gateway string) *plug.Want {
 	b.t.Helper()
 	path := b.space("p" + p.ID[:4])
@@ -132,7 +132,7 @@ func (b *bench) reaches(w *plug.Want, to string) {
 func (b *bench) doesNotReach(w *plug.Want, to string) {
 	b.t.Helper()
 	if b.ask(w, to, 500*time.Millisecond) == nil {
-		b.t.Errorf("%s reaches %s, and must not", w.PortID, to)
+		b.t.Errorf("%s reaches %s, want no reply", w.PortID, to)
 	}
 }
 
@@ -150,9 +150,8 @@ func port(n int, addr, host string, groups ...string) Port {
 	}
 }
 
-// Pods of one network reach each other across nodes and subnets, and nobody of another, as
-// their groups allow.
-func TestNetworks(t *testing.T) {
+// Pods of one network reach each other across nodes and subnets if their groups allow it, and no pods of another network.
+func TestNetworksAndGroups(t *testing.T) {
 	b := newBench(t)
 	groups := []Group{
 		{ID: open, Rules: []Rule{{Egress: true}, {Protocol: "tcp"}}},
@@ -172,7 +171,7 @@ func TestNetworks(t *testing.T) {
 	b.waitFor(up, "0001true")
 
 	b.reaches(onB, "192.168.0.10")
-	b.reaches(onA, "192.168.1.30") // by the router
+	b.reaches(onA, "192.168.1.30") // through the router
 	b.doesNotReach(onA, "192.168.0.20")
 	b.doesNotReach(onA, "192.168.0.40")
 	b.doesNotReach(onGreen, "192.168.0.10")
@@ -184,10 +183,10 @@ func TestNetworks(t *testing.T) {
 	rows, err := b.ovn.Switch("node-b").Interfaces(b.ctx)
 	b.ok(err)
 	if len(rows) != 3 || rows[0].Port != db.ID || rows[0].Link != "tap00020000-aa" || rows[0].IDs["attached-mac"] != db.MAC {
-		t.Errorf("the rows of node-b: %+v", rows)
+		t.Errorf("Interfaces() of node-b = %+v, want three rows with port %s first", rows, db.ID)
 	}
 
-	// A port that goes takes its pod off the network.
+	// Deleting a port disconnects its pod from the network.
 	b.ok(b.plugs["a"].Unplug(b.ctx, onA.Ref))
 	b.waitFor(up, "0001false")
 	state.Networks[0].Ports = state.Networks[0].Ports[:1:1]
@@ -208,12 +207,12 @@ func (b *bench) waitFor(up <-chan string, want string) {
 				return
 			}
 		case <-b.ctx.Done():
-			b.t.Fatalf("not notified that %s", want)
+			b.t.Fatalf("no notification %s", want)
 		}
 	}
 }
 
-func TestMatch(t *testing.T) {
+func TestRuleMatch(t *testing.T) {
 	for want, r := range map[string]Rule{
 		"outport == @pg_g_1 && ((ip4) || (ip6))":                                                {},
 		"inport == @pg_g_1 && ((ip4) || (ip6))":                                                 {Egress: true},
@@ -223,13 +222,13 @@ func TestMatch(t *testing.T) {
 		"outport == @pg_g_1 && ((ip6 && ip6.src == fd00::/8)) && udp":                           {Protocol: "udp", Remote: netip.MustParsePrefix("fd00::/8")},
 	} {
 		if got := r.match("g-1"); got != want {
-			t.Errorf("%+v\n got %s\nwant %s", r, got, want)
+			t.Errorf("match of %+v:\n got %s\nwant %s", r, got, want)
 		}
 	}
 }
 
-// A port may have the address of one that goes in the same moment.
-func TestAddressOfAPortThatGoes(t *testing.T) {
+// A port may have the address of another port that is removed in the same transaction.
+func TestReuseAddressOfRemovedPort(t *testing.T) {
 	if err := Installed(); err != nil {
 		t.Skipf("NOT RUN: %v", err)
 	}
@@ -250,21 +249,21 @@ func TestAddressOfAPortThatGoes(t *testing.T) {
 	}
 }
 
-// Nothing is written where nothing changed, and what goes is taken back.
-func TestChanges(t *testing.T) {
+// Unchanged state causes no commands, and removed objects are deleted.
+func TestChangesBetweenStates(t *testing.T) {
 	p := port(1, "192.168.0.10", "node-a", open)
 	full := State{
 		Groups:   []Group{{ID: open, Rules: []Rule{{}}}},
 		Networks: []Network{{ID: blue, Gateways: []netip.Prefix{netip.MustParsePrefix("192.168.0.1/24")}, Ports: []Port{p}}},
 	}
 	if c := changes(full, full, false); len(c) != 0 {
-		t.Errorf("from a state to itself: %q", c)
+		t.Errorf("changes without a difference = %q, want none", c)
 	}
 	bound, free := full, p
 	free.Host = ""
 	bound.Networks = []Network{{ID: blue, Gateways: full.Networks[0].Gateways, Ports: []Port{free}}}
 	if c := changes(full, bound, false); len(c) != 1 || !slices.Equal(c[0], []string{"lsp-set-options", p.ID}) {
-		t.Errorf("to unbind: %q", c)
+		t.Errorf("changes to unbind a port = %q, want lsp-set-options", c)
 	}
 	var gone []string
 	for _, c := range changes(full, State{}, false) {
@@ -272,6 +271,6 @@ func TestChanges(t *testing.T) {
 	}
 	want := []string{"--if-exists lsp-del " + p.ID, "clear Port_Group pg_drop ports", "pg-del " + word(open), "--if-exists lr-del " + blue + "-router", "--if-exists ls-del " + blue}
 	if !slices.Equal(gone, want) {
-		t.Errorf("to nothing:\n got %q\nwant %q", gone, want)
+		t.Errorf("changes to the empty state:\n got %q\nwant %q", gone, want)
 	}
 }

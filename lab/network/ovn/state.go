@@ -16,18 +16,17 @@ type State struct {
 // Network is a logical switch, with a router between its subnets that have gateways.
 type Network struct {
 	ID       string
-	Gateways []netip.Prefix // the address of each subnet's gateway, with the subnet's length
-	Uplink   netip.Prefix   // the router's address on the uplink (OpenUplink), which it needs a gateway for; zero: it has none
+	Gateways []netip.Prefix // the address of each subnet's gateway, with the subnet's prefix length
+	Uplink   netip.Prefix   // the router's address on the uplink (OpenUplink), which requires a gateway; zero: no uplink
 	Ports    []Port
 }
 
-// Port is a logical port. It sends by its own addresses only, and gets and sends what its
-// groups allow.
+// Port is a logical port. It can only send from its own addresses, and sends and receives what its groups allow.
 type Port struct {
 	ID, MAC string
 	Addrs   []netip.Addr
-	Host    string   // the only chassis that may have it; empty: any
-	Groups  []string // none: nothing is allowed
+	Host    string   // the only chassis that may bind it; empty: any
+	Groups  []string // none: no traffic is allowed
 }
 
 // Group is a security group.
@@ -36,19 +35,19 @@ type Group struct {
 	Rules []Rule
 }
 
-// Rule lets packets through, and the answers to them.
+// Rule allows packets and replies to them.
 type Rule struct {
 	Egress   bool
 	Protocol string       // tcp, udp, icmp (of both families); empty: any
-	Port     uint16       // of tcp and udp, at the receiver; 0: any
-	Remote   netip.Prefix // the other side; zero: anybody
-	Members  string       // the group that the other side is in; empty: anybody
+	Port     uint16       // destination port of tcp and udp; 0: any
+	Remote   netip.Prefix // remote prefix; zero: any
+	Members  string       // ID of the remote group; empty: any
 }
 
-// word is an ID as a name of a port group: OVN takes no dashes there.
+// word converts an ID to the name of a port group, in which OVN allows no dashes.
 func word(id string) string { return "pg_" + strings.ReplaceAll(id, "-", "_") }
 
-// match is a rule of a group in OVN's language, for IPv4 and IPv6 (ovn-nb(5), ACL).
+// match returns a rule of a group in OVN's language, for IPv4 and IPv6 (ovn-nb(5), ACL).
 func (r Rule) match(group string) string {
 	of, other := "outport", "src"
 	if r.Egress {
@@ -96,7 +95,7 @@ func (p Port) addresses() string {
 	return strings.Join(words, " ")
 }
 
-// members are the ports of a group.
+// members returns the ports of a group.
 func (s State) members(group string) (ids []string) {
 	for _, n := range s.Networks {
 		for _, p := range n.Ports {
@@ -109,13 +108,13 @@ func (s State) members(group string) (ids []string) {
 	return ids
 }
 
-// sameRouter reports whether a network's router is that of another state of it.
+// sameRouter reports whether a network has the same router in another state.
 func (n Network) sameRouter(other Network) bool {
 	return slices.Equal(n.Gateways, other.Gateways) && n.Uplink == other.Uplink
 }
 
-// without is what is left of a state when the ports go that another one has not, or not
-// there, and the routers that are others there.
+// without returns the state without ports that another state lacks or places elsewhere, and without routers that differ
+// there.
 func (s State) without(next State) State {
 	left, stay := s.clone(), next.ports()
 	for i, n := range left.Networks {
@@ -127,7 +126,7 @@ func (s State) without(next State) State {
 	return left
 }
 
-// ports are all ports there are, by ID.
+// ports returns all ports by ID.
 func (s State) ports() map[string]placed {
 	all := map[string]placed{}
 	for _, n := range s.Networks {
@@ -138,13 +137,13 @@ func (s State) ports() map[string]placed {
 	return all
 }
 
-// placed is a port in its network.
+// placed is a port with its network.
 type placed struct {
 	Port
 	network string
 }
 
-// clone shares no list of networks, ports or groups with s, whose owner may change them.
+// clone shares no list of networks, ports or groups with s, which its owner may change.
 func (s State) clone() State {
 	s.Networks, s.Groups = slices.Clone(s.Networks), slices.Clone(s.Groups)
 	for i := range s.Networks {

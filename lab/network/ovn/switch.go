@@ -24,8 +24,8 @@ import (
 // Bridge is the integration bridge of every node.
 const Bridge = "br-int"
 
-// The link of a node to the underlay, and the bridge that has the node's address there: Open
-// vSwitch makes tunnels in user space only by a bridge of its own.
+// Link of a node to the underlay, and the bridge with the node's address on it: in user space, Open vSwitch only makes
+// tunnels through one of its bridges.
 const (
 	tunnelLink   = "tun0"
 	tunnelBridge = "br-phy"
@@ -33,13 +33,13 @@ const (
 
 // Switch is Open vSwitch and OVN's controller on a node.
 type Switch struct {
-	Node   string // its name, and that of its chassis
+	Node   string // name of the node and its chassis
 	runner openvswitch.Runner
 	number int
 }
 
-// AddNode makes a node of a namespace. Dir has its sockets, state what outlives a restart of
-// the machine: the database. It returns when br-int exists.
+// AddNode makes a namespace a node. dir contains its sockets, state the database, which survives a restart of the machine.
+// It returns when br-int exists.
 func (v *OVN) AddNode(ctx context.Context, name, netns, dir, state string) (*Switch, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -53,16 +53,16 @@ func (v *OVN) AddNode(ctx context.Context, name, netns, dir, state string) (*Swi
 	return s, nil
 }
 
-// enter gives a node the first number that is free.
+// enter assigns the first free number to a node.
 func (v *OVN) enter(s *Switch) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.nodes[s.Node] != nil {
-		return fmt.Errorf("node %s exists", s.Node)
+		return fmt.Errorf("node %s already exists", s.Node)
 	}
 	for s.number = 1; v.numbers[s.number]; s.number++ {
 		if s.number == maxNodes {
-			return fmt.Errorf("add node %s: there is room for %d", s.Node, maxNodes)
+			return fmt.Errorf("add node %s: the maximum of %d nodes is reached", s.Node, maxNodes)
 		}
 	}
 	v.nodes[s.Node], v.numbers[s.number] = s, true
@@ -99,7 +99,7 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 	if _, err := s.runner.Start("ovs-vswitchd", "ovs-vswitchd", s.Endpoint()); err != nil {
 		return err
 	}
-	if err := s.runner.Until(ctx, "its bridges", func() error {
+	if err := s.runner.Until(ctx, "integration bridge", func() error {
 		return ns.Netlink(s.runner.Netns, func(h *netlink.Handle) error {
 			if _, err := h.LinkByName(Bridge); err != nil {
 				return err
@@ -116,12 +116,11 @@ func (s *Switch) raise(ctx context.Context, v *OVN, state string) error {
 	return err
 }
 
-// withoutZeroSNAT has OVN's controller find a switch that cannot give connections another
-// source port where one is taken ("all-zero SNAT"), of which it makes use where it can: Open
-// vSwitch 3.1 in user space ends by an assertion in conn_update_state when the tuple of such a
-// connection is used again, as a proxy's are that translates sources.
+// withoutZeroSNAT hides from OVN's controller that the switch supports "all-zero SNAT", which chooses another source port
+// for a connection if its own is in use. In user space, Open vSwitch 3.1 aborts with an assertion failure in
+// conn_update_state when the tuple of such a connection is reused, for example by a proxy that translates sources.
 func (s *Switch) withoutZeroSNAT(ctx context.Context) error {
-	return s.runner.Until(ctx, "what its switch is capable of", func() error {
+	return s.runner.Until(ctx, "capabilities of the switch", func() error {
 		var row, errs bytes.Buffer
 		find := s.runner.Command("ovs-vsctl", "--db="+s.Endpoint(), "--bare", "--columns=_uuid", "find", "Datapath", "capabilities:ct_zero_snat=true")
 		if err := proc.Run(ctx, find, nil, &row, &errs); err != nil {
@@ -129,14 +128,14 @@ func (s *Switch) withoutZeroSNAT(ctx context.Context) error {
 		}
 		id := strings.TrimSpace(row.String())
 		if id == "" {
-			return errors.New("it does not say so yet")
+			return errors.New("not reported yet")
 		}
 		return s.vsctl(ctx, "set", "Datapath", id, "capabilities:ct_zero_snat=false")
 	})
 }
 
-// RestartDatabase kills the node's OVSDB and starts it again, from its file. Open vSwitch and
-// OVN's controller go on meanwhile. It returns once the database listens.
+// RestartDatabase kills the node's OVSDB and starts it again from its file, while Open vSwitch and OVN's controller keep
+// running. It returns once the database listens.
 func (s *Switch) RestartDatabase(ctx context.Context) error {
 	return s.runner.Restart(ctx, database)
 }
@@ -144,26 +143,26 @@ func (s *Switch) RestartDatabase(ctx context.Context) error {
 // database is the name of the node's OVSDB.
 const database = "db"
 
-// Endpoint is where the node's OVSDB is.
+// Endpoint returns the endpoint of the node's OVSDB.
 func (s *Switch) Endpoint() string { return "unix:" + s.runner.In(database+".sock") }
 
 func (s *Switch) vsctl(ctx context.Context, args ...string) error {
 	return s.runner.Once(ctx, "ovs-vsctl", append([]string{"--db=" + s.Endpoint()}, args...)...)
 }
 
-// Interface is a row of a node's OVSDB that says which port a link is.
+// Interface is a row of a node's OVSDB that assigns a link to a port.
 type Interface struct {
 	Link string
 	Port string            // external_ids:iface-id
 	IDs  map[string]string // all external_ids
 }
 
-// Interfaces are the rows of ports, by port.
+// Interfaces returns the rows of ports, by port.
 func (s *Switch) Interfaces(ctx context.Context) ([]Interface, error) {
 	return Interfaces(ctx, s.Endpoint())
 }
 
-// Interfaces are the rows of ports in the OVSDB at an endpoint, by port.
+// Interfaces returns the rows of ports in the OVSDB at an endpoint, by port.
 func Interfaces(ctx context.Context, endpoint string) ([]Interface, error) {
 	found, err := openvswitch.Find("ovn", "ovs-vsctl")
 	if err != nil {
@@ -184,7 +183,7 @@ func parseInterfaces(table []byte) ([]Interface, error) {
 		Data [][]json.RawMessage `json:"data"`
 	}
 	if err := json.Unmarshal(table, &t); err != nil {
-		return nil, fmt.Errorf("read the table of interfaces: %w", err)
+		return nil, fmt.Errorf("parse the interface table: %w", err)
 	}
 	var list []Interface
 	for _, row := range t.Data {
@@ -192,13 +191,13 @@ func parseInterfaces(table []byte) ([]Interface, error) {
 		var tagged []json.RawMessage // "map", [[key, value], ...]
 		var pairs [][2]string
 		if len(row) != 2 {
-			return nil, fmt.Errorf("read the table of interfaces: a row of %d columns", len(row))
+			return nil, fmt.Errorf("parse the interface table: row with %d columns", len(row))
 		}
 		if err := errors.Join(json.Unmarshal(row[0], &i.Link), json.Unmarshal(row[1], &tagged)); err != nil {
-			return nil, fmt.Errorf("read the table of interfaces: %w", err)
+			return nil, fmt.Errorf("parse the interface table: %w", err)
 		}
 		if err := json.Unmarshal(tagged[len(tagged)-1], &pairs); err != nil {
-			return nil, fmt.Errorf("read the table of interfaces: %s: %w", i.Link, err)
+			return nil, fmt.Errorf("parse the interface table: %s: %w", i.Link, err)
 		}
 		for _, p := range pairs {
 			i.IDs[p[0]] = p[1]
@@ -211,7 +210,7 @@ func parseInterfaces(table []byte) ([]Interface, error) {
 	return list, nil
 }
 
-// Switches are all nodes, by name.
+// Switches returns all nodes by name.
 func (v *OVN) Switches() (all []*Switch) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -221,15 +220,15 @@ func (v *OVN) Switches() (all []*Switch) {
 	return all
 }
 
-// Switch returns a node's switch; nil when it has none.
+// Switch returns a node's switch, or nil.
 func (v *OVN) Switch(node string) *Switch {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.nodes[node]
 }
 
-// RemoveNode kills a node's programs as a power failure does, and forgets its chassis. Its
-// links are removed with its namespace. An unknown node is no error.
+// RemoveNode kills a node's programs, like a power failure, and removes its chassis. Its links are removed with its
+// namespace. An unknown node is not an error.
 func (v *OVN) RemoveNode(name string) error {
 	v.mu.Lock()
 	s := v.nodes[name]

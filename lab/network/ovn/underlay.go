@@ -11,14 +11,13 @@ import (
 )
 
 const (
-	underlay = "underlay" // the bridge that joins the nodes
-	// underlayMTU leaves room for Geneve around the packets of networks (60 bytes with
-	// IPv4), and veths allow it.
+	underlay = "underlay" // the bridge that connects the nodes
+	// underlayMTU leaves space for Geneve around the packets of networks (60 bytes with IPv4). veths support it.
 	underlayMTU = 1600
 	maxNodes    = 250
 )
 
-// tunnelAddr is a node's address on the underlay, by its number.
+// tunnelAddr returns a node's address on the underlay from its number.
 func tunnelAddr(number int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 29, 0, byte(number)}), 24)
 }
@@ -28,7 +27,7 @@ func (v *OVN) raiseUnderlay() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = underlay, underlayMTU
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
-			return fmt.Errorf("make the bridge between nodes: %w", err)
+			return fmt.Errorf("create the bridge between nodes: %w", err)
 		}
 		return nil
 	})
@@ -36,13 +35,13 @@ func (v *OVN) raiseUnderlay() error {
 		return err
 	}
 	if err := ns.Do(v.opts.Netns, leaveAlone); err != nil {
-		return fmt.Errorf("have the bridge between nodes carry everything: %w", err)
+		return fmt.Errorf("disable filtering on the bridge between nodes: %w", err)
 	}
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error { return ns.LinkUp(h, underlay) })
 }
 
-// leaveAlone keeps a router's namespace from changing packets on the bridge: neither
-// answer for the nodes (proxy ARP) nor filter (br_netfilter, where the kernel has it).
+// leaveAlone prevents a router's namespace from affecting packets on the bridge, by answering for the nodes (proxy ARP) or
+// by filtering (br_netfilter, if the kernel has it).
 func leaveAlone() error {
 	off := []ns.Sysctl{{Name: "net/ipv4/conf/" + underlay + "/proxy_arp", Value: "0"}}
 	for _, name := range []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"} {
@@ -53,7 +52,7 @@ func leaveAlone() error {
 	return ns.SetSysctls(off...)
 }
 
-// join creates a link from the underlay to a namespace, with a name there.
+// join creates a link from the underlay to a namespace, called name there.
 func (v *OVN) join(number int, netns, link string) error {
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
 		name := fmt.Sprintf("tun%d", number)
@@ -69,7 +68,7 @@ func (v *OVN) join(number int, netns, link string) error {
 			return err
 		}
 		if err := h.LinkSetMaster(end, bridge); err != nil {
-			return fmt.Errorf("join %s to the underlay: %w", name, err)
+			return fmt.Errorf("connect %s to the underlay: %w", name, err)
 		}
 		return h.LinkSetUp(end)
 	})

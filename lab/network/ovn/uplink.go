@@ -12,9 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// The uplink is the network by which networks with Network.Uplink reach what is outside of
-// them, without translation of addresses. Outside is the namespace of Options, which has the
-// first address of it.
+// The uplink connects networks with Network.Uplink to the outside, without address translation. The outside is the
+// namespace of Options, which has the first address of the uplink.
 var (
 	uplinkNet     = netip.MustParsePrefix("172.28.0.0/24")
 	UplinkGateway = uplinkNet.Addr().Next()
@@ -25,10 +24,10 @@ const (
 	uplinkPort   = "uplink-outside"
 	uplinkLink   = "up0"
 	uplinkMAC    = "0a:ff:00:00:00:01"
-	uplinkMTU    = 1442 // bytes, as networks have it
+	uplinkMTU    = 1442 // bytes, as in the networks
 )
 
-// UplinkAddr is an address for the nth router on the uplink, from 0 on.
+// UplinkAddr returns an address for the nth router on the uplink, starting from 0.
 func UplinkAddr(n int) netip.Prefix {
 	a := UplinkGateway
 	for range n + 1 {
@@ -37,8 +36,8 @@ func UplinkAddr(n int) netip.Prefix {
 	return netip.PrefixFrom(a, uplinkNet.Bits())
 }
 
-// OpenUplink leads the uplink to the namespace of Options: Open vSwitch and OVN's controller
-// run there too. It returns when the link is up. Routes to networks are for Route.
+// OpenUplink connects the uplink to the namespace of Options, where it runs Open vSwitch and OVN's controller. It returns
+// when the link is up. Route adds the routes to networks.
 func (v *OVN) OpenUplink(ctx context.Context) error {
 	s, err := v.AddNode(ctx, uplinkSwitch, v.opts.Netns, filepath.Join(v.opts.Dir, "uplink"), filepath.Join(v.opts.Dir, "uplink", "var"))
 	if err != nil {
@@ -50,29 +49,29 @@ func (v *OVN) OpenUplink(ctx context.Context) error {
 		fmt.Sprintf("mtu_request=%d", uplinkMTU), `mac="`+uplinkMAC+`"`, "external_ids:iface-id="+uplinkPort); err != nil {
 		return err
 	}
-	return s.runner.Until(ctx, "the uplink", func() error {
+	return s.runner.Until(ctx, "uplink", func() error {
 		return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
 			return ns.Configure(h, uplinkLink, []netip.Prefix{netip.PrefixFrom(UplinkGateway, uplinkNet.Bits())}, nil)
 		})
 	})
 }
 
-// Route has packets from outside for a subnet go to the router of its network.
+// Route routes packets from outside for a subnet to the router of its network.
 func (v *OVN) Route(subnet netip.Prefix, router netip.Addr) error {
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
 		l, err := h.LinkByName(uplinkLink)
 		if err != nil {
-			return fmt.Errorf("find the uplink: %w", err)
+			return fmt.Errorf("find uplink: %w", err)
 		}
 		r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ns.IPNet(subnet.Masked()), Gw: router.AsSlice()}
 		if err := h.RouteReplace(r); err != nil {
-			return fmt.Errorf("route %s to the uplink: %w", subnet, err)
+			return fmt.Errorf("add route to %s through the uplink: %w", subnet, err)
 		}
 		return nil
 	})
 }
 
-// uplink makes the uplink where the first network has one.
+// uplink creates the uplink when the first network has one.
 func (d *diff) uplink() {
 	if d.from.hasUplink() || !d.to.hasUplink() {
 		return
@@ -86,7 +85,7 @@ func (s State) hasUplink() bool {
 	return slices.ContainsFunc(s.Networks, func(n Network) bool { return n.Uplink.IsValid() })
 }
 
-// onUplink joins a network's existing router to the uplink.
+// onUplink connects a network's existing router to the uplink.
 func onUplink(n Network, router string) [][]string {
 	leg, end := n.ID+"-uplink", router+"-up"
 	return [][]string{

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// A network with an uplink is reached from outside and reaches it, with its own addresses; one
-// without does not.
+// A network with an uplink and the outside reach each other, with the network's own addresses; a network without an
+// uplink is isolated.
 func TestUplink(t *testing.T) {
 	b := newBench(t)
 	b.ok(b.ovn.OpenUplink(b.ctx))
@@ -38,22 +38,22 @@ func TestUplink(t *testing.T) {
 	b.reaches(fromOutside, "192.168.0.10")
 	r, err := echo.Ask(b.ctx, in.Pod.Netns, "tcp", netip.AddrPortFrom(UplinkGateway, echo.Port), netip.Addr{}, "who am I")
 	if err != nil || r.You != web.Addrs[0] {
-		t.Errorf("outside sees %s, want %s: %v", r.You, web.Addrs[0], err)
+		t.Errorf("source seen outside = %s, want %s: %v", r.You, web.Addrs[0], err)
 	}
-	// Its router is another one without an uplink.
+	// Without an uplink, the router is recreated.
 	b.ok(b.ovn.Apply(b.ctx, State{
 		Groups:   []Group{{ID: open, Rules: []Rule{{Egress: true}, {Protocol: "tcp"}}}},
 		Networks: []Network{{ID: blue, Gateways: gateways, Ports: []Port{web}}},
 	}))
 	b.ok(poll.Retry(b.ctx, func() error {
 		if b.ask(in, UplinkGateway.String(), time.Second) == nil {
-			return errors.New("it is reached")
+			return errors.New("pod is still reachable")
 		}
 		return nil
 	}, func(error) bool { return b.ctx.Err() == nil }))
 }
 
-// Changes make the uplink once, before the first router that is on it.
+// The uplink is created once, before the first router that uses it.
 func TestUplinkChanges(t *testing.T) {
 	with := State{Networks: []Network{{ID: blue, Gateways: []netip.Prefix{netip.MustParsePrefix("192.168.0.1/24")}, Uplink: UplinkAddr(3)}}}
 	var made []string
@@ -63,13 +63,13 @@ func TestUplinkChanges(t *testing.T) {
 	text := strings.Join(made, "\n")
 	for _, want := range []string{"--may-exist ls-add uplink", "172.28.0.5/24", "lr-route-add " + blue + "-router 0.0.0.0/0 172.28.0.1", "router-port=" + blue + "-router-up"} {
 		if !strings.Contains(text, want) {
-			t.Errorf("there is no %q in\n%s", want, text)
+			t.Errorf("%q is missing in\n%s", want, text)
 		}
 	}
 	if strings.Index(text, "ls-add uplink") > strings.Index(text, "lr-add ") {
-		t.Errorf("the uplink comes after a router:\n%s", text)
+		t.Errorf("uplink is created after a router:\n%s", text)
 	}
 	if c := changes(with, with, false); len(c) != 0 {
-		t.Errorf("from a state to itself: %q", c)
+		t.Errorf("changes without a difference = %q, want none", c)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 )
 
-// logicalPort is what is watched of a row of table Logical_Switch_Port (ovn-nb(5)).
+// logicalPort has the watched columns of table Logical_Switch_Port (ovn-nb(5)).
 type logicalPort struct {
 	UUID string `ovsdb:"_uuid"`
 	Name string `ovsdb:"name"`
@@ -41,7 +41,7 @@ func (v *OVN) watch(ctx context.Context) error {
 	return nil
 }
 
-// seen reports a port whose state changed. Calls do not overlap.
+// seen reports a port whose state has changed. Calls do not overlap.
 func (v *OVN) seen(m model.Model, there bool) {
 	p, ok := m.(*logicalPort)
 	if !ok {
@@ -60,9 +60,8 @@ func (v *OVN) seen(m model.Model, there bool) {
 	}
 }
 
-// OnUp calls f for every port that comes up, when a chassis has it and its rules are in
-// place, and that goes down, one call after the other; and first of those that are up. There is
-// one such f.
+// OnUp calls f for every port that is up or comes up, which means that a chassis has bound it and its rules are in place,
+// and for every port that goes down. Calls do not overlap. Only one f is supported.
 func (v *OVN) OnUp(f func(port string, up bool)) {
 	v.mu.Lock()
 	v.onState = f

@@ -34,12 +34,11 @@ func (s *Site) newBird(name, netns, config string) *bird {
 	return b
 }
 
-// startTimeout is far longer than BIRD takes to read its configuration.
+// startTimeout is much longer than BIRD takes to read its configuration.
 const startTimeout = 2 * time.Minute
 
-// holdTime, in seconds, is how long a neighbour may be silent before its routes
-// are withdrawn (RFC 4271 section 4.2). It is longer than a process may stall on
-// a busy machine. The session of a removed node ends with its connection.
+// holdTime, in seconds, is how long a neighbour may be silent before its routes are withdrawn (RFC 4271 section 4.2). It
+// is longer than a process may stall on a busy machine. The session of a removed node ends with its connection.
 const holdTime = 90
 
 // start starts BIRD and waits until it listens on its control socket.
@@ -62,8 +61,8 @@ func birdPath() (string, error) {
 	return "", errors.New("BIRD 2 is needed and not installed: it is in the Debian package bird2 (`hack/deps.sh pool` installs it)")
 }
 
-// The router speaks BGP with each peer that connects from a node's link, announces to each
-// the others' routes, and forwards by them.
+// The router accepts BGP sessions from the nodes' links, announces to each node the routes of the others, and forwards
+// accordingly.
 var routerConfig = fmt.Sprintf(`log stderr { warning, error, fatal, bug };
 router id 172.20.0.1;
 protocol device {}
@@ -86,8 +85,8 @@ protocol bgp nodes6 from node {
 }
 `, routerNumber, holdTime)
 
-// config is a node's BIRD: what is in Berth's export table goes to the router,
-// what the router announces goes to the main table.
+// config returns the configuration of a node's BIRD: routes in Berth's export table are announced to the router, and the
+// router's routes go to the main table.
 func (h *host) config() string {
 	a, r := h.addrs(), h.routers()
 	return fmt.Sprintf(`log stderr { warning, error, fatal, bug };

@@ -1,11 +1,9 @@
-// Package site is a data centre on one machine, for the address source pool: a
-// network namespace is its router, each node a namespace behind a link of its
-// own, and one host lies outside. Nodes and router run the real BIRD: each
-// node's exports by BGP what Berth keeps in its export table, the router
-// forwards by what it has learned, and drops the rest. No address is translated.
+// Package site is a data centre on one machine, for the address source pool: one network namespace is its router, each
+// node is a namespace on a separate link, and one host is outside. Nodes and router run the real BIRD: each node announces
+// the routes in Berth's export table over BGP; the router forwards by the routes that it has learned, and drops the rest.
+// There is no address translation.
 //
-// Namespaces are named as a fabric's are, so that fabric.Sweep finds what a
-// crash left.
+// Namespaces are named like those of a fabric, so that fabric.Sweep finds the leftovers of a crash.
 package site
 
 import (
@@ -25,42 +23,42 @@ import (
 	"github.com/berthnet/berth/lab/network/fabric"
 )
 
-// Options describe a site. ID and Dir are needed.
+// Options describe a site. ID and Dir are required.
 type Options struct {
 	ID  string // distinguishes this site from other labs on the machine; see fabric.Options
 	Dir string // for the files and logs of the BIRDs
-	// Silent leaves out BIRD: pods have no addresses that the router would know.
+	// Silent omits BIRD: the router does not learn pods' addresses.
 	Silent bool
-	// Services is what the router sends to the nodes, to one for each pair of addresses, as
-	// their kube-proxies know what to do with it; zero: nothing.
+	// Services is the network that the router routes to the nodes, to one of them per flow, where kube-proxy handles it;
+	// zero: none.
 	Services netip.Prefix
 }
 
-// Addresses of the site that are not its nodes'.
+// Addresses of the site other than its nodes'.
 var (
 	// OutsideHost and OutsideHost6 belong to the host outside.
 	OutsideHost  = fabric.InternetHost
 	OutsideHost6 = fabric.InternetHost6
-	// APIEndpoint is where the Kubernetes API is served, on the router.
+	// APIEndpoint is the address of the Kubernetes API on the router.
 	APIEndpoint = fabric.APIEndpoint
 )
 
-// Links are the networks of the router's links to nodes, from whose addresses it sends.
+// Links are the networks of the router's links to nodes, which contain its source addresses.
 const Links = "172.20.0.0/16,fd00:20::/32"
 
 const (
-	// ExportTable is where the nodes' BIRDs look for blocks: berthd's default.
+	// ExportTable is the table from which the nodes' BIRDs read blocks: berthd's default.
 	ExportTable = 119
 
-	mtu          = 1500 // bytes, of every link
+	mtu          = 1500 // MTU of every link
 	maxNodes     = 250
-	routerNumber = 4200000000 // of the router's autonomous system; private (RFC 6996)
+	routerNumber = 4200000000 // autonomous system number of the router; private (RFC 6996)
 )
 
-// Site is a running one. Its methods may be called concurrently.
+// Site is a running site. It is safe for concurrent use.
 type Site struct {
 	opts Options
-	bird *bird // the router's; nil in a silent site, as are the nodes'
+	bird *bird // the router's; nil in a silent site, like those of nodes
 
 	mu     sync.Mutex // serialises changes and guards all below
 	rt     *netlink.Handle
@@ -69,7 +67,7 @@ type Site struct {
 	closed bool
 }
 
-// host is a node as the site knows it.
+// host is a node.
 type host struct {
 	number int
 	bird   *bird
@@ -78,24 +76,24 @@ type host struct {
 // Addrs are a node's own addresses.
 type Addrs struct{ IPv4, IPv6 netip.Addr }
 
-// New raises the router, the host outside, and the router's BIRD. Leftovers of
-// an earlier site of the same ID are an error: fabric.Sweep them first.
+// New creates the router, the host outside, and the router's BIRD. Leftovers of an earlier site with the same ID are an
+// error: call fabric.Sweep first.
 func New(o Options) (*Site, error) {
 	s := &Site{opts: o, nodes: map[string]*host{}}
 	if err := s.raise(); err != nil {
-		return nil, errors.Join(fmt.Errorf("raise site %s: %w", o.ID, err), s.Close())
+		return nil, errors.Join(fmt.Errorf("create site %s: %w", o.ID, err), s.Close())
 	}
 	return s, nil
 }
 
-// RouterPath is the namespace file of the router, where the Kubernetes API
-// listens and whatever else belongs to no node.
+// RouterPath returns the namespace file of the router, where the Kubernetes API and everything else that belongs to no
+// node listen.
 func (s *Site) RouterPath() string { return ns.Path(s.name("router")) }
 
-// OutsidePath is the namespace file of the host outside.
+// OutsidePath returns the namespace file of the host outside.
 func (s *Site) OutsidePath() string { return ns.Path(s.name("outside")) }
 
-// NodePath is the namespace file of a node.
+// NodePath returns the namespace file of a node.
 func (s *Site) NodePath(node string) string { return ns.Path(s.nodeName(node)) }
 
 func (s *Site) name(part string) string     { return fabric.Prefix(s.opts.ID) + part }
@@ -149,8 +147,7 @@ func (s *Site) plug(link, path string, own, router Addrs) error {
 		[]netip.Prefix{netip.PrefixFrom(own.IPv4, 24), netip.PrefixFrom(own.IPv6, 64)}, []netip.Addr{router.IPv4, router.IPv6}, mtu)
 }
 
-// Of a node's number: its addresses, those of the router on its link, and the
-// number of its autonomous system.
+// A node's number determines its addresses, those of the router on its link, and its autonomous system number.
 func (h *host) addrs() Addrs {
 	return Addrs{
 		IPv4: netip.AddrFrom4([4]byte{172, 20, byte(h.number), 2}),
@@ -165,16 +162,16 @@ func (h *host) routers() Addrs {
 
 func (h *host) as() int { return routerNumber + h.number }
 
-// AddNode makes a node's namespace with its uplink and starts its BIRD.
+// AddNode creates a node's namespace with its uplink and starts its BIRD.
 func (s *Site) AddNode(node string) (Addrs, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes[node] != nil {
-		return Addrs{}, fmt.Errorf("node %s exists", node)
+		return Addrs{}, fmt.Errorf("node %s already exists", node)
 	}
 	h := &host{number: slices.Index(s.used[1:], false) + 1}
 	if h.number == 0 {
-		return Addrs{}, fmt.Errorf("add node %s: a site has room for %d", node, maxNodes)
+		return Addrs{}, fmt.Errorf("add node %s: the maximum of %d nodes is reached", node, maxNodes)
 	}
 	if err := ns.Create(s.nodeName(node)); err != nil {
 		return Addrs{}, err
@@ -194,7 +191,7 @@ func (s *Site) AddNode(node string) (Addrs, error) {
 	return a, h.bird.start()
 }
 
-// Addrs are the own addresses of a node, zero of an unknown one.
+// Addrs returns the own addresses of a node, zero for an unknown one.
 func (s *Site) Addrs(node string) Addrs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,8 +201,8 @@ func (s *Site) Addrs(node string) Addrs {
 	return Addrs{}
 }
 
-// RemoveNode removes a node's namespace. The caller has ended the node's
-// processes but its BIRD. An unknown node is no error.
+// RemoveNode removes a node's namespace. The caller must have ended the node's processes except its BIRD. An unknown node
+// is not an error.
 func (s *Site) RemoveNode(node string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +219,7 @@ func (s *Site) RemoveNode(node string) error {
 	return errors.Join(err, ns.Remove(s.nodeName(node)), s.spreadServices())
 }
 
-// spreadServices has the router send services to the nodes that there are.
+// spreadServices makes the router distribute services over the existing nodes.
 func (s *Site) spreadServices() error {
 	if !s.opts.Services.IsValid() || s.closed {
 		return nil
@@ -232,15 +229,15 @@ func (s *Site) spreadServices() error {
 		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: s.nodes[name].addrs().IPv4.AsSlice()})
 	}
 	if len(route.MultiPath) == 0 {
-		return nil // the last node's link took the route along
+		return nil // the last node's link was removed together with the route
 	}
 	if err := s.rt.RouteReplace(route); err != nil {
-		return fmt.Errorf("route %s to the nodes: %w", s.opts.Services, err)
+		return fmt.Errorf("add route to %s through the nodes: %w", s.opts.Services, err)
 	}
 	return nil
 }
 
-// Routes lists where the router sends packets for pods: what it has learned.
+// Routes returns the learned routes, by which the router sends packets to pods.
 func (s *Site) Routes(context.Context) (map[netip.Prefix]netip.Addr, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,8 +257,8 @@ func (s *Site) Routes(context.Context) (map[netip.Prefix]netip.Addr, error) {
 	return out, nil
 }
 
-// Close removes everything of the site but the logs. Other processes in its
-// namespaces must have ended. A second Close does nothing.
+// Close removes the whole site but the logs. Other processes in its namespaces must have ended. A second Close does
+// nothing.
 func (s *Site) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

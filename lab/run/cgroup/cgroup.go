@@ -1,7 +1,6 @@
-// Package cgroup makes, counts, ends and removes the cgroups of what a lab runs,
-// with either version of the kernel's interface (cgroups(7)): version 1, with one
-// hierarchy a set of controllers, and version 2 with one for all. Cgroups belong to
-// no namespace that could take them along, so who makes them removes them.
+// Package cgroup manages the cgroups of a lab's programs, with either version of the kernel's interface (cgroups(7)):
+// version 1, with one hierarchy per set of controllers, and version 2, with one hierarchy for all. Cgroups belong to no
+// namespace that would remove them, so their creator must.
 package cgroup
 
 import (
@@ -29,7 +28,7 @@ func Unified() bool {
 	return unix.Statfs(Root, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// Hierarchies lists the roots of all hierarchies, also of those without controllers: systemd's, and version 2 beside
+// Hierarchies lists the roots of all hierarchies, including those without controllers: systemd's, and version 2 next to
 // version 1.
 func Hierarchies() ([]string, error) {
 	if Unified() {
@@ -40,7 +39,7 @@ func Hierarchies() ([]string, error) {
 		return nil, fmt.Errorf("list cgroup hierarchies: %w", err)
 	}
 	var roots []string
-	for _, e := range entries { // some are links to others: cpu to cpu,cpuacct
+	for _, e := range entries { // some are symlinks to others: cpu to cpu,cpuacct
 		var st unix.Statfs_t
 		dir := filepath.Join(Root, e.Name())
 		if e.IsDir() && unix.Statfs(dir, &st) == nil && (st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC) {
@@ -53,8 +52,7 @@ func Hierarchies() ([]string, error) {
 	return roots, nil
 }
 
-// Create makes the group in every hierarchy, with all controllers. Where it is
-// there already, nothing changes.
+// Create creates the group in every hierarchy, with all controllers. Existing groups stay unchanged.
 func (g Group) Create() error {
 	roots, err := Hierarchies()
 	if err != nil {
@@ -68,18 +66,18 @@ func (g Group) Create() error {
 			}
 			dir = filepath.Join(dir, name)
 			if err = errors.Join(err, os.MkdirAll(dir, 0o755)); err == nil && !Unified() {
-				err = inheritCPUs(dir) // of version 2 an empty list is the parent's
+				err = inheritCPUs(dir) // in version 2, an empty list is inherited
 			}
 			if err != nil {
-				return fmt.Errorf("make cgroup %s: %w", g, err)
+				return fmt.Errorf("create cgroup %s: %w", g, err)
 			}
 		}
 	}
 	return nil
 }
 
-// inheritCPUs fills in the processors and memory nodes of a group below the root of
-// version 1's hierarchy of cpuset, without which it takes no process (cpuset(7)).
+// inheritCPUs sets the processors and memory nodes of a group below the root of version 1's cpuset hierarchy. Without them
+// it accepts no process (cpuset(7)).
 func inheritCPUs(dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		file := filepath.Join(dir, name)
@@ -98,7 +96,7 @@ func inheritCPUs(dir string) error {
 }
 
 // delegate enables the controllers of a version 2 group for its children, as far as the kernel permits. Except for the
-// root, such a group takes no process itself.
+// root, such a group then accepts no processes itself.
 func delegate(dir string) error {
 	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -110,8 +108,8 @@ func delegate(dir string) error {
 	return nil
 }
 
-// Directories are the group's in all hierarchies. A group without a name has none: they would be those of the whole
-// machine.
+// Directories returns the group's directories in all hierarchies. A group without a name has none: they would be those of
+// the whole machine.
 func (g Group) Directories() ([]string, error) {
 	if g == "" {
 		return nil, nil
@@ -123,7 +121,7 @@ func (g Group) Directories() ([]string, error) {
 	return roots, err
 }
 
-// Populated reports whether a process is in the group or below, also one of another PID namespace.
+// Populated reports whether the group or a group below it has a process, even one of another PID namespace.
 func (g Group) Populated() (bool, error) {
 	dirs, err := g.Directories()
 	if err != nil {
@@ -142,13 +140,13 @@ func (g Group) Populated() (bool, error) {
 		known = known || ok
 	}
 	if there && !known {
-		return false, fmt.Errorf("cgroup %s: no hierarchy reports whether a process is in it: want the controller pids, or version 2", g)
+		return false, fmt.Errorf("cgroup %s: no hierarchy reports whether it has a process: want the controller pids, or version 2", g)
 	}
 	return false, nil
 }
 
-// populated asks the controller pids, which counts those below too, or version 2
-// (cgroups(7), "Cgroups v2 cgroup.events file").
+// populated reads the state of the controller pids, which includes groups below, or of version 2 (cgroups(7), "Cgroups v2
+// cgroup.events file").
 func populated(dir string) (some, ok bool) {
 	if count, err := os.ReadFile(filepath.Join(dir, "pids.current")); err == nil {
 		return strings.TrimSpace(string(count)) != "0", true
@@ -157,8 +155,8 @@ func populated(dir string) (some, ok bool) {
 	return strings.Contains(string(events), "populated 1"), err == nil
 }
 
-// Processes lists the processes in the group and below. Those of other PID namespaces have number 0 in version 2, and
-// are missing in version 1.
+// Processes lists the processes in the group and in groups below. Those of other PID namespaces have number 0 in version
+// 2, and are missing in version 1.
 func (g Group) Processes() ([]int, error) {
 	dirs, err := g.Directories()
 	if err != nil {
@@ -170,7 +168,7 @@ func (g Group) Processes() ([]int, error) {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.Name() != "cgroup.procs" {
 				if errors.Is(err, fs.ErrNotExist) {
-					return nil // it was removed meanwhile
+					return nil // removed in the meantime
 				}
 				return err
 			}
@@ -194,7 +192,7 @@ func (g Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// Kill ends all processes of the group and of those below, and returns when they have exited.
+// Kill kills all processes of the group and of groups below, and returns when they have exited.
 func (g Group) Kill(within time.Duration) error {
 	for end := time.Now().Add(within); ; {
 		pids, err := g.Processes()
@@ -203,18 +201,17 @@ func (g Group) Kill(within time.Duration) error {
 		}
 		for _, pid := range pids {
 			if pid > 0 {
-				_ = unix.Kill(pid, unix.SIGKILL) // one that has exited is fine
+				_ = unix.Kill(pid, unix.SIGKILL) // the process may have exited
 			}
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("processes %v of cgroup %s outlive SIGKILL by %v", pids, g, within)
+			return fmt.Errorf("processes %v of cgroup %s still exist %v after SIGKILL", pids, g, within)
 		}
-		<-time.After(10 * time.Millisecond) // the kernel does not notify of the end of a foreign process
+		<-time.After(10 * time.Millisecond) // the kernel does not notify of the exit of other processes' children
 	}
 }
 
-// Remove removes the group and what lies below from all hierarchies. Its processes
-// have ended.
+// Remove removes the group and groups below from all hierarchies. Its processes must have exited.
 func (g Group) Remove() error {
 	dirs, err := g.Directories()
 	errs := []error{err}
@@ -224,8 +221,7 @@ func (g Group) Remove() error {
 	return errors.Join(errs...)
 }
 
-// removeAll removes the directories at dir and below, deepest first: the files of
-// cgroups go with them.
+// removeAll removes the directories at dir and below, deepest first. The files of cgroups disappear with them.
 func removeAll(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -237,7 +233,7 @@ func removeAll(dir string) error {
 			errs = append(errs, removeAll(filepath.Join(dir, e.Name())))
 		}
 	}
-	for range 50 { // an ended process leaves its group a moment later
+	for range 50 { // an exited process leaves its group with a delay
 		if err = unix.Rmdir(dir); !errors.Is(err, unix.EBUSY) {
 			break
 		}
@@ -249,7 +245,7 @@ func removeAll(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Sweep kills the processes of groups whose names begin with prefix, and removes the groups. It returns their names.
+// Sweep kills the processes of groups whose names start with prefix, and removes the groups. It returns their names.
 func Sweep(prefix string, within time.Duration) ([]string, error) {
 	roots, err := Hierarchies()
 	if err != nil {
@@ -259,7 +255,7 @@ func Sweep(prefix string, within time.Duration) ([]string, error) {
 	var names []string
 	var errs []error
 	for _, root := range roots {
-		dirs, _ := filepath.Glob(filepath.Join(root, prefix+"*")) // errs only at a bad pattern
+		dirs, _ := filepath.Glob(filepath.Join(root, prefix+"*")) // only fails for an invalid pattern
 		for _, dir := range dirs {
 			name := filepath.Base(dir)
 			if seen[name] {
@@ -273,8 +269,8 @@ func Sweep(prefix string, within time.Duration) ([]string, error) {
 	return names, errors.Join(errs...)
 }
 
-// Mount mounts the machine's cgroups at Root in a mount namespace without them, such as hack/sandbox.sh has. It needs
-// the machine's root.
+// Mount mounts the machine's cgroups at Root in a mount namespace without them, such as that of hack/sandbox.sh. It
+// requires the machine's root.
 func Mount() error {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestDelegateAsksForEachController has the kernel's files as plain ones.
-func TestDelegateAsksForEachController(t *testing.T) {
+// TestDelegateEnablesEachController uses regular files in place of the kernel's.
+func TestDelegateEnablesEachController(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	control := filepath.Join(dir, "cgroup.subtree_control")
@@ -20,16 +20,16 @@ func TestDelegateAsksForEachController(t *testing.T) {
 	if err := delegate(dir); err != nil {
 		t.Error(err)
 	}
-	// The kernel's file makes a list of what is written; a plain one has the last.
+	// The kernel's file collects what is written; a regular file keeps the last write.
 	if got, err := os.ReadFile(control); err != nil || string(got) != "+pids" {
-		t.Errorf("asked for %q last, %v, want +pids", got, err)
+		t.Errorf("last controller written = %q, %v; want +pids", got, err)
 	}
 	if err := delegate(filepath.Join(dir, "none")); err == nil {
-		t.Error("a folder without cgroup.controllers is no group of version 2, and was taken for one")
+		t.Error("delegate() accepted a directory without cgroup.controllers as a version 2 group")
 	}
 }
 
-func TestInheritCPUsTakesTheParents(t *testing.T) {
+func TestInheritCPUsFromParent(t *testing.T) {
 	t.Parallel()
 	parent := t.TempDir()
 	child := filepath.Join(parent, "child")
@@ -50,18 +50,18 @@ func TestInheritCPUsTakesTheParents(t *testing.T) {
 	cpus, _ := os.ReadFile(filepath.Join(child, "cpuset.cpus"))
 	mems, _ := os.ReadFile(filepath.Join(child, "cpuset.mems"))
 	if got := []string{string(cpus), string(mems)}; !slices.Equal(got, []string{"0-3", "0"}) {
-		t.Errorf("the child has %q, want its parent's", got)
+		t.Errorf("cpuset of the child = %q, want its parent's", got)
 	}
 }
 
-// What is removed or ended by an unset name is not the machine.
-func TestGroupWithoutANameHasNothing(t *testing.T) {
+// Operations on an empty name must not affect the whole machine.
+func TestUnnamedGroupHasNoDirectories(t *testing.T) {
 	if dirs, err := Group("").Directories(); err != nil || len(dirs) > 0 {
-		t.Errorf("%v, %v", dirs, err)
+		t.Errorf("Group(\"\").Directories() = %v, %v; want none", dirs, err)
 	}
 }
 
-func TestPopulatedReadsEitherVersion(t *testing.T) {
+func TestPopulatedInBothVersions(t *testing.T) {
 	for _, tt := range []struct {
 		file, text string
 		some, ok   bool
@@ -77,7 +77,7 @@ func TestPopulatedReadsEitherVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 		if some, ok := populated(dir); some != tt.some || ok != tt.ok {
-			t.Errorf("%s %q: %t, %t", tt.file, tt.text, some, ok)
+			t.Errorf("populated() of %s %q = %t, %t; want %t, %t", tt.file, tt.text, some, ok, tt.some, tt.ok)
 		}
 	}
 }

@@ -20,20 +20,20 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Containerd is a container runtime's programs: containerd, its shim and ctr, in one
-// folder. Runc is looked up as usual.
+// Containerd describes a container runtime's programs: containerd, its shim and ctr, in one directory. runc is found in
+// PATH.
 type Containerd struct {
 	Dir     string
 	Version string // such as 1.6.20
 	major   int
 }
 
-// FindContainerd looks at the programs in a folder, or in the folder of this machine's containerd if dir is empty.
+// FindContainerd looks for the programs in a directory, or in the directory of this machine's containerd if dir is empty.
 func FindContainerd(ctx context.Context, dir string) (Containerd, error) {
 	if dir == "" {
 		path, err := exec.LookPath("containerd")
 		if err != nil {
-			return Containerd{}, fmt.Errorf("find a container runtime: %w (install the Debian packages containerd and runc, or name a folder with containerd 2)", err)
+			return Containerd{}, fmt.Errorf("find a container runtime: %w (install the Debian packages containerd and runc, or set a directory with containerd 2)", err)
 		}
 		dir = filepath.Dir(path)
 	}
@@ -47,31 +47,30 @@ func FindContainerd(ctx context.Context, dir string) (Containerd, error) {
 	}
 	out, err := exec.CommandContext(ctx, filepath.Join(dir, "containerd"), "--version").Output()
 	if err != nil {
-		return Containerd{}, fmt.Errorf("ask containerd for its version: %w", err)
+		return Containerd{}, fmt.Errorf("get the version of containerd: %w", err)
 	}
 	return parseVersion(dir, string(out))
 }
 
-// parseVersion reads what containerd --version says: its name, its module, its
-// version and its commit.
+// parseVersion parses the output of containerd --version: its name, its module, its version and its commit.
 func parseVersion(dir, said string) (Containerd, error) {
 	fields := strings.Fields(said)
 	if len(fields) < 3 {
-		return Containerd{}, fmt.Errorf("containerd --version says %q: want a name, a module and a version", said)
+		return Containerd{}, fmt.Errorf("containerd --version printed %q: want a name, a module and a version", said)
 	}
 	version, _, _ := strings.Cut(strings.TrimPrefix(fields[2], "v"), "~")
 	major, err := strconv.Atoi(strings.Split(version, ".")[0])
 	if err != nil {
-		return Containerd{}, fmt.Errorf("containerd --version says %q: want a version such as 1.6.20 in the third place", said)
+		return Containerd{}, fmt.Errorf("containerd --version printed %q: want a version such as 1.6.20 in the third place", said)
 	}
 	return Containerd{Dir: dir, Version: version, major: major}, nil
 }
 
-// PauseImage is the sandboxes' image, the one that Kubernetes 1.37 names.
+// PauseImage is the sandbox image of Kubernetes 1.37.
 const PauseImage = "registry.k8s.io/pause:3.10.2"
 
-// configuration of containerd 1 and 2. Oom scores below its own need a capability that
-// containers often lack, and not every kernel has AppArmor.
+// Configurations of containerd 1 and 2. OOM scores below containerd's own require a capability that containers often
+// lack, and not every kernel has AppArmor.
 const (
 	configuration1 = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
@@ -107,8 +106,8 @@ func (c Containerd) configuration(snapshotter string) string {
 	return fmt.Sprintf(configuration2, PauseImage, snapshotter)
 }
 
-// snapshotter is overlayfs, but on a file system that is an overlay itself and takes
-// no further one.
+// snapshotter returns overlayfs, except on a file system that is itself an overlay and does not support another one on
+// top.
 func (d disk) snapshotter() string {
 	var st unix.Statfs_t
 	if unix.Statfs(string(d), &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC {
@@ -120,7 +119,7 @@ func (d disk) snapshotter() string {
 func containerdCommand() proc.Command {
 	return proc.Command{
 		Path: programsDir + "/containerd/containerd", Args: []string{"--config=" + settingsDir + "/" + containerdConfig},
-		Env: []string{"PATH=" + Path}, // where it finds its shim and runc
+		Env: []string{"PATH=" + Path}, // contains its shim and runc
 	}
 }
 
@@ -138,18 +137,19 @@ func (h *Host) startContainerd(ctx context.Context) error {
 	return h.importImages(ctx)
 }
 
-// WaitContainerd waits until the runtime answers CRI calls, a moment after it answers ctr. Until then a kubelet exits.
+// WaitContainerd waits until the runtime responds to CRI calls, which is shortly after it responds to ctr. A kubelet that
+// starts earlier exits.
 func (h *Host) WaitContainerd(ctx context.Context) error {
 	return h.Containerd.Wait(ctx, func() error { return h.askCRI(ctx) })
 }
 
-// CRI connects to the runtime's socket, which its kubelet uses too. The caller closes the connection.
+// CRI connects to the runtime's socket, which its kubelet uses too. The caller must close the connection.
 func (h *Host) CRI() (*grpc.ClientConn, error) {
 	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", h.Containerd.PID())
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// askCRI asks the runtime for its version over CRI.
+// askCRI requests the runtime's version over CRI.
 func (h *Host) askCRI(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -171,7 +171,7 @@ func (h *Host) ctr(ctx context.Context, stdin io.Reader, args ...string) (string
 	return h.run(ctx, stdin, "ctr", append([]string{"--namespace=k8s.io"}, args...)...)
 }
 
-// importImages imports new images, one after the other: they cost I/O.
+// importImages imports new images one by one, because imports are I/O-bound.
 func (h *Host) importImages(ctx context.Context) error {
 	for _, archive := range h.Images {
 		done := h.disk().setting("imported-" + filepath.Base(archive))
@@ -188,7 +188,7 @@ func (h *Host) importImages(ctx context.Context) error {
 	return nil
 }
 
-// Import gives the machine's runtime the images of an archive.
+// Import imports the images of an archive into the machine's runtime.
 func (h *Host) Import(ctx context.Context, archive string) error {
 	f, err := os.Open(archive)
 	if err != nil {

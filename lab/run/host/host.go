@@ -1,8 +1,6 @@
-// Package host is a machine of the lab that is whole: a real containerd, kubelet and
-// kube-proxy in a network namespace that others make, with files, cgroups and kernel
-// settings of its own. It is turned on, joins a cluster, is turned off or has its plug
-// pulled, and boots again from its disk. What it is made of is in files of their own:
-// mounts.go, containerd.go, kubelet.go.
+// Package host is a whole machine of the lab: a real containerd, kubelet and kube-proxy in a network namespace created by
+// the caller, with its own files, cgroups and kernel settings. It can be powered on, join a cluster, be shut down or lose
+// power, and boot again from its disk. Its parts are in separate files: mounts.go, containerd.go, kubelet.go.
 package host
 
 import (
@@ -25,35 +23,34 @@ import (
 // Options describe a machine.
 type Options struct {
 	Name  string
-	Netns string // the file of its network namespace, which others make
+	Netns string // path of its network namespace, which the caller creates
 	Group cgroup.Group
-	Disk  string // the folder of its disk, on a file system that supports overlays
-	Logs  string // the folder of its programs' logs
+	Disk  string // directory of its disk, on a file system that supports overlays
+	Logs  string // directory of its programs' logs
 
-	Kubernetes string     // the folder of kubelet and kube-proxy; hack/kubebox.sh prints one
+	Kubernetes string     // directory of kubelet and kube-proxy; hack/kubebox.sh prints one
 	Runtime    Containerd // its container runtime
-	Images     []string   // archives that are imported when it boots for the first time
-	CNIPlugins string     // the folder of the reference plugins, such as /usr/lib/cni; empty: it has none
-	// Folders of this machine's that the machine sees, by the path at which it does, such
-	// as one with the sockets of a daemon that runs beside it. They exist when it boots.
+	Images     []string   // archives to import at the first boot
+	CNIPlugins string     // directory of the reference plugins, such as /usr/lib/cni; empty: none
+	// Folders maps mount points in the machine to directories of the host, such as one with the sockets of a daemon next
+	// to the machine. They must exist when it boots.
 	Folders map[string]string
 }
 
-// Host is a machine. Its methods may be called concurrently.
+// Host is a machine. It is safe for concurrent use.
 type Host struct {
 	Options
-	// The programs. Each may be started and ended any number of times while the machine
-	// is on.
+	// Programs. Each can be started and stopped any number of times while the machine is on.
 	Containerd, Kubelet, Proxy *proc.Process
 
-	turning sync.Mutex // held while it is turned on or off
+	turning sync.Mutex // held while it is powered on or off
 
 	mu      sync.Mutex // guards all below; never held across I/O
 	mounts  *os.File   // its mount namespace while it is on
-	cluster *Cluster   // that it has joined; nil before
+	cluster *Cluster   // the cluster that it has joined, or nil
 }
 
-// New makes a machine that is off.
+// New returns a machine that is off.
 func New(o Options) *Host {
 	h := &Host{Options: o}
 	h.Containerd = h.program("containerd", containerdCommand)
@@ -72,17 +69,17 @@ func (h *Host) program(name string, command func() proc.Command) *proc.Process {
 
 func (o Options) disk() disk { return disk(o.Disk) }
 
-// ownGroup is where the machine's own programs run, next to what the kubelet makes for
-// pods: version 2 of cgroups wants processes in leaves only.
+// ownGroup is the cgroup of the machine's own programs, next to the kubelet's cgroups for pods: version 2 requires
+// processes to be in leaves.
 func (o Options) ownGroup() cgroup.Group { return o.Group + "/system" }
 
-// joined are the cgroups' directories in which programs are born.
+// joined returns the cgroup directories in which programs are started.
 func (o Options) joined() []string {
 	dirs, _ := o.ownGroup().Directories() // Boot has listed them
 	return dirs
 }
 
-// MountsPath is the file of the machine's mount namespace; empty when it is off.
+// MountsPath returns the path of the machine's mount namespace, or "" if it is off.
 func (h *Host) MountsPath() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -95,7 +92,7 @@ func (h *Host) MountsPath() string {
 // On reports whether the machine is on.
 func (h *Host) On() bool { return h.MountsPath() != "" }
 
-// Boot turns the machine on, and waits until its runtime answers and has its images. A machine that has joined a
+// Boot powers the machine on, and waits until its runtime responds and has its images. A machine that has joined a
 // cluster also starts its kubelet and kube-proxy.
 func (h *Host) Boot(ctx context.Context) error {
 	h.turning.Lock()
@@ -142,8 +139,8 @@ func (h *Host) boot(ctx context.Context) error {
 	return h.startContainerd(ctx)
 }
 
-// forward enables forwarding in the calling thread's namespace. Links keep the default route that a router advertises,
-// as with network managers (ip-sysctl.rst, accept_ra).
+// forward enables forwarding in the calling thread's namespace. Links keep the default route from router
+// advertisements, as with network managers (ip-sysctl.rst, accept_ra).
 func forward() error {
 	const conf = "net/ipv6/conf/"
 	links, err := os.ReadDir("/proc/sys/" + conf)
@@ -180,17 +177,17 @@ func (o Options) installPlugins() error {
 	return nil
 }
 
-// referencePlugins are those that containerd 1.6 (loopback) and chained networks want.
+// referencePlugins are those that containerd 1.6 (loopback) and chained networks require.
 var referencePlugins = []string{"loopback", "portmap", "bandwidth", "host-local", "ptp"}
 
-// Stop shuts the machine down: the kubelet is terminated first, then all else.
+// Stop shuts the machine down: the kubelet is terminated first, then everything else.
 func (h *Host) Stop() error {
 	const grace = 10 * time.Second
 	err := errors.Join(h.Kubelet.Stop(grace), h.Proxy.Stop(grace))
 	return errors.Join(err, h.Kill())
 }
 
-// Kill is a power failure: all processes end at once, and only the disk remains. The caller removes the network
+// Kill is a power failure: all processes are killed, and only the disk remains. The caller removes the network
 // namespace.
 func (h *Host) Kill() error {
 	h.turning.Lock()
@@ -209,7 +206,7 @@ func (h *Host) kill() error {
 		errs = append(errs, mounts.Close())
 	}
 	if err := errors.Join(append(errs, h.Group.Remove())...); err != nil {
-		return fmt.Errorf("turn %s off: %w", h.Name, err)
+		return fmt.Errorf("power off %s: %w", h.Name, err)
 	}
 	return nil
 }
@@ -220,7 +217,7 @@ const killPatience = 30 * time.Second
 // RemoveDisk removes the disk of a machine that is off.
 func (h *Host) RemoveDisk() error { return os.RemoveAll(h.Disk) }
 
-// Run runs a command on the machine, whose programs are found without a path, and returns its output.
+// Run runs a command on the machine, with its PATH, and returns the output.
 func (h *Host) Run(ctx context.Context, name string, args ...string) (string, error) {
 	return h.run(ctx, nil, name, args...)
 }
@@ -240,5 +237,5 @@ func (h *Host) run(ctx context.Context, stdin io.Reader, name string, args ...st
 	return out.String(), nil
 }
 
-// Path is where programs are found on a machine.
+// Path is the PATH of programs on a machine.
 const Path = programsDir + "/containerd:" + programsDir + "/kubernetes:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

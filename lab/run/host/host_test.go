@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 )
 
-func TestContainerdsVersionChoosesItsConfiguration(t *testing.T) {
+func TestContainerdConfigurationByVersion(t *testing.T) {
 	t.Parallel()
 	for said, want := range map[string]struct{ version, has string }{
 		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": {"1.6.20", "sandbox_image"},
@@ -19,21 +19,21 @@ func TestContainerdsVersionChoosesItsConfiguration(t *testing.T) {
 	} {
 		c, err := parseVersion("/d", said)
 		if err != nil || c.Version != want.version || c.Dir != "/d" {
-			t.Errorf("%q: got %+v, %v; want version %s", said, c, err, want.version)
+			t.Errorf("parseVersion(%q) = %+v, %v; want version %s", said, c, err, want.version)
 		}
 		text := c.configuration("overlayfs")
 		if !strings.Contains(text, want.has) || !strings.Contains(text, PauseImage) || !strings.Contains(text, `snapshotter = "overlayfs"`) {
-			t.Errorf("%q: want %q, the pause image and the snapshotter in\n%s", said, want.has, text)
+			t.Errorf("configuration for %q: want %q, the pause image and the snapshotter in\n%s", said, want.has, text)
 		}
 	}
 	for _, said := range []string{"", "containerd x", "containerd github.com/containerd/containerd unknown"} {
 		if c, err := parseVersion("/d", said); err == nil {
-			t.Errorf("%q was taken for version %+v", said, c)
+			t.Errorf("parseVersion(%q) = %+v, want error", said, c)
 		}
 	}
 }
 
-func TestKubeletIsToldOfItsMachine(t *testing.T) {
+func TestKubeletConfiguration(t *testing.T) {
 	t.Parallel()
 	const group = cgroup.Group("vpclab-x-node-1")
 	c := Cluster{DNS: netip.MustParseAddr("10.96.0.10"), ProviderID: "aws:///a/i-1", MaxPods: 29}
@@ -42,20 +42,20 @@ func TestKubeletIsToldOfItsMachine(t *testing.T) {
 		"cgroupRoot": "/vpclab-x-node-1", "maxPods": 29, "providerID": "aws:///a/i-1",
 	} {
 		if got[field] != want {
-			t.Errorf("%s is %v, want %v", field, got[field], want)
+			t.Errorf("%s = %v, want %v", field, got[field], want)
 		}
 	}
 	c.ProviderID, c.MaxPods = "", 0
 	got = c.kubeletConfiguration(group)
 	if _, there := got["providerID"]; there || got["maxPods"] != 110 {
-		t.Errorf("a machine without a cloud has the provider ID %v and at most %v pods, want none and 110", got["providerID"], got["maxPods"])
+		t.Errorf("machine without a cloud: providerID = %v, maxPods = %v; want none and 110", got["providerID"], got["maxPods"])
 	}
 	if data, err := json.Marshal(got); err != nil || !strings.Contains(string(data), `"anonymous":{"enabled":false}`) {
-		t.Errorf("the kubelet answers anybody: %s, %v", data, err)
+		t.Errorf("kubelet accepts anonymous requests: %s, %v", data, err)
 	}
 }
 
-func TestKubeletsArgumentsNameNodeAndLabels(t *testing.T) {
+func TestKubeletArguments(t *testing.T) {
 	t.Parallel()
 	h := New(Options{Name: "node-1"})
 	h.cluster = &Cluster{
@@ -65,7 +65,7 @@ func TestKubeletsArgumentsNameNodeAndLabels(t *testing.T) {
 	args := strings.Join(h.kubeletCommand().Args, " ")
 	for _, want := range []string{"--hostname-override=node-1", "--node-ip=172.20.1.2,fd00::2", "--node-labels=a=1,b=2"} {
 		if !strings.Contains(args, want) {
-			t.Errorf("%s is not among %s", want, args)
+			t.Errorf("%s is missing in %s", want, args)
 		}
 	}
 }

@@ -18,19 +18,19 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Cluster is what a machine needs to join a cluster.
+// Cluster is the data that a machine needs to join a cluster.
 type Cluster struct {
-	// Kubelet and Proxy are the credentials of system:node:NAME and
-	// system:kube-proxy. The API server is reached by Kubelet's address.
+	// Kubelet and Proxy are the credentials of system:node:NAME and system:kube-proxy. Kubelet also has the API
+	// server's address.
 	Kubelet, Proxy *rest.Config
-	ClientCA       []byte // signs the certificates of who may ask the kubelet; PEM
+	ClientCA       []byte // authority of clients of the kubelet; PEM
 
 	Addresses  []netip.Addr      // of the node: one, or one of each family
-	Labels     map[string]string // of its Node, as a kubelet may set them
-	ProviderID string            // of its Node; empty where there is no cloud
-	MaxPods    int               // 110 when 0
+	Labels     map[string]string // labels of its Node, limited to those that a kubelet may set
+	ProviderID string            // provider ID of its Node; empty without a cloud
+	MaxPods    int               // default 110
 
-	DNS       netip.Addr // of the cluster's name service
+	DNS       netip.Addr // address of the cluster DNS
 	ProxyMode ProxyMode
 }
 
@@ -58,7 +58,7 @@ func (h *Host) joinedCluster() *Cluster {
 
 func (h *Host) startNode() error { return errors.Join(h.Proxy.Start(), h.Kubelet.Start()) }
 
-// RestartKubelet ends the kubelet at once, as a crash does, and starts it again.
+// RestartKubelet kills the kubelet and starts it again.
 func (h *Host) RestartKubelet() error { return errors.Join(h.Kubelet.Kill(), h.Kubelet.Start()) }
 
 // Files in settingsDir.
@@ -91,8 +91,8 @@ func writeJSON(file string, v any) error {
 	return os.WriteFile(file, data, 0o644)
 }
 
-// kubeletConfiguration is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1). The disk and memory are shared with
-// others, so there are no evictions, and images are not collected.
+// kubeletConfiguration returns a KubeletConfiguration (kubelet.config.k8s.io/v1beta1). It disables evictions and image
+// garbage collection, because disk and memory are shared with other programs.
 func (c Cluster) kubeletConfiguration(group cgroup.Group) map[string]any {
 	maxPods := c.MaxPods
 	if maxPods == 0 {
@@ -121,8 +121,7 @@ func (c Cluster) kubeletConfiguration(group cgroup.Group) map[string]any {
 		"clusterDNS":                  []string{c.DNS.String()},
 		"maxPods":                     maxPods,
 		"serializeImagePulls":         false,
-		// A dead node is seen within seconds: the lease is renewed four times as
-		// often as it lasts.
+		// Detect a dead node within seconds: the lease is renewed four times during its validity.
 		"nodeLeaseDurationSeconds": 8,
 	}
 	if c.ProviderID != "" {
@@ -156,17 +155,17 @@ func (h *Host) kubeletCommand() proc.Command {
 // ProxyMode is how kube-proxy programs the kernel.
 type ProxyMode string
 
-// The modes of kube-proxy that are used here.
+// Modes of kube-proxy used in the lab.
 const (
 	NFTables ProxyMode = "nftables"
 	IPTables ProxyMode = "iptables"
 )
 
-// ProxyModes are all there are.
+// ProxyModes are all modes.
 var ProxyModes = []ProxyMode{NFTables, IPTables}
 
-// proxyConfiguration is a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). It leaves the kernel's limits of
-// connection tracking alone.
+// proxyConfiguration returns a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). It does not change the kernel's
+// limits of connection tracking.
 func (c Cluster) proxyConfiguration(name string) map[string]any {
 	return map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
@@ -174,8 +173,7 @@ func (c Cluster) proxyConfiguration(name string) map[string]any {
 		"clientConnection": map[string]any{"kubeconfig": settingsDir + "/" + proxyKubeconfig},
 		"hostnameOverride": name,
 		"conntrack":        map[string]any{"maxPerCore": 0, "min": 0},
-		// Any source but a service's own backend is left as it is: pods have
-		// addresses of the network.
+		// Only masquerade traffic from a service's own backend: pods have addresses of the network.
 		"detectLocalMode": "InterfaceNamePrefix",
 		"detectLocal":     map[string]any{"interfaceNamePrefix": datapath.LinkPrefix},
 	}

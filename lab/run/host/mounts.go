@@ -13,42 +13,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// programsDir is where a machine sees folders of programs: their own paths may be hidden.
+// programsDir is where directories of programs are mounted on a machine: their own paths may be hidden.
 const programsDir = "/run/vpclab/bin"
 
-// disk is the folder of a machine's disk. It outlives a reboot.
+// disk is the directory of a machine's disk. It survives a reboot.
 type disk string
 
 func (d disk) path(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
 
-// settingsDir is where a machine sees the files that its programs are started with.
+// settingsDir is where the configuration files of a machine's programs are mounted.
 const settingsDir = "/var/lib/vpclab"
 
-// setting is one of them, as this machine sees it.
+// setting returns the path of such a file on this machine.
 func (d disk) setting(name string) string { return d.path("lib", "vpclab", name) }
 
-// folders of the disk, and where the machine sees them in place of this machine's own.
+// folders maps directories of the disk to their mount points in the machine.
 var folders = map[string]string{
 	"opt": "/opt",     // CNI plugins
 	"lib": "/var/lib", // containerd, kubelet, cni
 	"log": "/var/log", // pods, containers
 }
 
-// format creates the folders of an installed machine that are missing.
+// format creates missing directories of an installed machine.
 func (d disk) format() error {
 	for _, dir := range []string{"etc", "work", "opt/cni/bin", "lib/containerd", "lib/kubelet", "lib/cni", "lib/vpclab", "log/pods", "log/containers"} {
 		if err := os.MkdirAll(d.path(dir), 0o755); err != nil {
-			return fmt.Errorf("make the disk: %w", err)
+			return fmt.Errorf("create the disk: %w", err)
 		}
 	}
 	return nil
 }
 
-// kernelSettings are those that a kubelet sets for the whole kernel
-// (k8s.io/kubernetes/pkg/kubelet/cm, setupKernelTunables), with the values that it
-// wants. A machine of the lab has files in their place, so that the kernel's own stay.
+// kernelSettings are the settings that a kubelet makes for the whole kernel (k8s.io/kubernetes/pkg/kubelet/cm,
+// setupKernelTunables), with the required values. A machine of the lab has files in their place, so that the kernel's own
+// settings stay unchanged.
 var kernelSettings = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -58,8 +58,8 @@ var kernelSettings = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// boot creates a mount namespace with this machine's files, but with an empty /run, an /etc that can be changed, the
-// folders of the disk, and further folders by path. It lives as long as the file is open, or a process runs in it.
+// boot creates a mount namespace with this machine's files, but with an empty /run, a writable /etc, the directories of
+// the disk, and further directories by path. It exists while the file is open or a process runs in it.
 func boot(d disk, seen map[string]string) (*os.File, error) {
 	type result struct {
 		file *os.File
@@ -67,10 +67,10 @@ func boot(d disk, seen map[string]string) (*os.File, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // permanently: the thread ends with the goroutine
 		file, err := func() (*os.File, error) {
 			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-				return nil, fmt.Errorf("make a mount namespace: %w", err)
+				return nil, fmt.Errorf("create a mount namespace: %w", err)
 			}
 			if err := mountAll(d, seen); err != nil {
 				return nil, err
@@ -83,9 +83,9 @@ func boot(d disk, seen map[string]string) (*os.File, error) {
 	return r.file, r.err
 }
 
-// mountAll mounts what boot promises, in the calling thread's namespace.
+// mountAll performs the mounts of boot in the calling thread's namespace.
 func mountAll(d disk, seen map[string]string) error {
-	// Nothing may be seen outside; inside, kubelet and containers see each other's.
+	// Mounts must not be visible outside; inside, kubelet and containers share theirs.
 	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
 		if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
 			return fmt.Errorf("separate mounts: %w", err)
@@ -98,7 +98,7 @@ func mountAll(d disk, seen map[string]string) error {
 	if err := ownEtc(d); err != nil {
 		return err
 	}
-	// All folders are opened before the first hides another.
+	// Open all directories before the first mount hides another.
 	binds := maps.Clone(seen) // source by target
 	for from, to := range folders {
 		binds[to] = d.path(from)
@@ -119,7 +119,7 @@ func mountAll(d disk, seen map[string]string) error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"); err != nil {
 		return fmt.Errorf("mount a tmpfs at /run: %w", err)
 	}
-	if err := os.MkdirAll("/run/lock", 0o755); err != nil { // iptables' own lies in /run
+	if err := os.MkdirAll("/run/lock", 0o755); err != nil { // iptables' lock is in /run
 		return err
 	}
 	for to, fd := range sources {
@@ -130,14 +130,14 @@ func mountAll(d disk, seen map[string]string) error {
 			return err
 		}
 	}
-	// Volumes are mounted below it, and containers see them (kubelet, "mount propagation").
+	// Volumes are mounted below it, and must be visible in containers (kubelet, "mount propagation").
 	if err := bind("/var/lib/kubelet", "/var/lib/kubelet"); err != nil {
 		return err
 	}
 	return maskSettings()
 }
 
-// bind mounts a folder or file elsewhere, in a peer group of its own: mounts below one are not seen below the other.
+// bind mounts a directory or file in a separate peer group: later mounts below one are not visible below the other.
 func bind(from, to string) error {
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", from, to, err)
@@ -153,7 +153,7 @@ func bind(from, to string) error {
 // ownEtc removes this machine's cluster configuration from a new machine's /etc, and sets a machine ID.
 func ownEtc(d disk) error {
 	if _, err := os.Stat(d.path("etc", "machine-id")); err == nil {
-		return nil // not its first boot
+		return nil // not the first boot
 	}
 	for _, dir := range []string{"/etc/cni", "/etc/kubernetes", "/etc/containerd"} {
 		if err := os.RemoveAll(dir); err != nil {
@@ -168,12 +168,12 @@ func ownEtc(d disk) error {
 	if err := os.WriteFile("/etc/machine-id", []byte(hex.EncodeToString(id)+"\n"), 0o444); err != nil {
 		return err
 	}
-	// What a pod with dnsPolicy Default gets: the lab has no name server.
-	_ = os.Remove("/etc/resolv.conf") // which may be a link
+	// Used by pods with dnsPolicy Default: the lab has no upstream resolver.
+	_ = os.Remove("/etc/resolv.conf") // it may be a symlink
 	return os.WriteFile("/etc/resolv.conf", nil, 0o644)
 }
 
-// maskSettings puts files in the place of kernel settings.
+// maskSettings mounts files over kernel settings.
 func maskSettings() error {
 	const dir = "/run/vpclab/sysctl"
 	if err := os.MkdirAll(dir, 0o755); err != nil {

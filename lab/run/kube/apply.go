@@ -102,7 +102,7 @@ func readObjects(files fs.FS) ([]*unstructured.Unstructured, error) {
 			} else if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			if len(o.Object) > 0 { // zero: only comments
+			if len(o.Object) > 0 { // zero: comments only
 				objects = append(objects, o)
 			}
 		}

@@ -12,20 +12,20 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// ServiceCIDRs are the addresses of Services, by family. The API server's own Service has the first one.
+// ServiceCIDRs are the Service CIDRs by family. The API server's own Service has the first address.
 var ServiceCIDRs = [ipfamily.Number]netip.Prefix{
 	ipfamily.IPv4: netip.MustParsePrefix("10.96.0.0/16"),
 	ipfamily.IPv6: netip.MustParsePrefix("fd00:96::/112"),
 }
 
-// Etcd listens on sockets in the control plane's directory, which is the working directory of all programs, so it
-// needs no ports.
+// etcd listens on sockets in the control plane's directory, which is the working directory of all programs, and
+// therefore needs no ports.
 const (
 	etcdClients = "unix://etcd:0"
 	etcdPeers   = "unix://peers:0"
 )
 
-// etcdData is etcd's data folder there.
+// etcdData is etcd's data directory there.
 const etcdData = "data"
 
 func etcdArgs() []string {
@@ -64,7 +64,7 @@ func (o Options) apiServerArgs(port uint16) []string {
 			"--enable-admission-plugins=NodeRestriction",
 			"--kubelet-client-certificate="+kubeletClientCert,
 			"--kubelet-client-key="+kubeletClientKey,
-			// Without kube-proxy, the API server calls webhooks by their endpoints.
+			// Without kube-proxy, the API server calls webhooks at their endpoints.
 			"--enable-aggregator-routing",
 		)
 	} else {
@@ -74,8 +74,8 @@ func (o Options) apiServerArgs(port uint16) []string {
 		)
 	}
 	if !o.Controllers {
-		// This plugin admits no pod without the default service account of its namespace, which
-		// kube-controller-manager creates.
+		// This plugin rejects pods without the default service account of their namespace, which kube-controller-manager
+		// creates.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return append(args, o.APIServerArgs...)
@@ -105,8 +105,8 @@ func (o Options) schedulerArgs() []string {
 	return []string{"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig), "--leader-elect=false", "--secure-port=0"}
 }
 
-// The range of ports lies below the kernel's ephemeral ports (net.ipv4.ip_local_port_range), so that no program gets
-// the API server's port while it is down.
+// The port range is below the kernel's ephemeral ports (net.ipv4.ip_local_port_range), so that no program gets the API
+// server's port while it is down.
 const (
 	firstPort = 20000
 	lastPort  = 32000

@@ -30,10 +30,10 @@ const (
 	caCert          = "ca.crt"
 	serverCert      = "apiserver.crt"
 	serverKey       = "apiserver.key"
-	tokenKey        = "tokens.key" // signs service accounts' tokens
+	tokenKey        = "tokens.key" // signs service account tokens
 	adminKubeconfig = "admin.kubeconfig"
 
-	kubeletClientCert = "kubelet-client.crt" // of the API server for requests to kubelets
+	kubeletClientCert = "kubelet-client.crt" // client certificate of the API server for kubelets
 	kubeletClientKey  = "kubelet-client.key"
 )
 

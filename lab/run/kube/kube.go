@@ -1,6 +1,5 @@
-// Package kube runs a real Kubernetes control plane for tests and the demo:
-// etcd, kube-apiserver and optionally kube-controller-manager and kube-scheduler, as child processes that die with
-// their parent.
+// Package kube runs a real Kubernetes control plane for tests and the demo: etcd, kube-apiserver and optionally
+// kube-controller-manager and kube-scheduler, as child processes that die with their parent.
 package kube
 
 import (
@@ -27,37 +26,37 @@ import (
 
 // Options describe a control plane. Assets and Dir are required.
 type Options struct {
-	// Assets is the folder of the programs; hack/kubebox.sh prints one.
+	// Assets is the directory of the programs; hack/kubebox.sh prints one.
 	Assets string
-	// Dir is for certificates, data and logs. Data of an earlier control plane there is reused; its certificates and
+	// Dir contains certificates, data and logs. Existing data of an earlier control plane is reused; its certificates and
 	// tokens are not.
 	Dir string
-	// Address is where the API server listens, an address of the first of Families; the loopback address if not set.
-	// The port is chosen.
+	// Address is the listen address of the API server, of the first family in Families; default loopback. The port is
+	// chosen automatically.
 	Address netip.Addr
-	// Netns is the path of the network namespace in which the programs run; empty: that of the caller.
+	// Netns is the path of the network namespace in which the programs run; default is the caller's.
 	Netns string
 
-	// Controllers and Scheduler start these programs too. Without controllers, pods need no service account, and
-	// nothing garbage-collects objects whose owner is deleted.
+	// Controllers and Scheduler also start these programs. Without controllers, pods need no service account, and nothing
+	// garbage-collects objects whose owner is deleted.
 	Controllers, Scheduler bool
 
-	// Kubelets means that real nodes join: the Node authorizer and NodeRestriction apply to kubelets, the API server
-	// has credentials for kubelets, and pods reach it by the Service "kubernetes".
+	// Kubelets enables real nodes: the Node authorizer and NodeRestriction apply to kubelets, the API server has
+	// credentials for kubelets, and pods reach it through the Service "kubernetes".
 	Kubelets bool
 
-	// Families are the IP families of Services. With both, a Service has an IPv4 address, and also an IPv6 address if
-	// it requests one. IPv4 only if empty.
+	// Families are the IP families of Services. In dual stack, a Service has an IPv4 address, and also an IPv6 address if
+	// it requests one. Default IPv4.
 	Families ipfamily.Set
 
-	// CRDs holds files with CustomResourceDefinitions (*.yaml, in any folder). They are usable when Start returns.
+	// CRDs contains files with CustomResourceDefinitions (*.yaml, in any directory). They are usable when Start returns.
 	CRDs fs.FS
 
 	// Further arguments of the programs, which override those of this package.
 	APIServerArgs, ControllerArgs []string
 }
 
-// Workloads are options for a control plane with controllers and a scheduler whose pods the caller runs without
+// Workloads returns options for a control plane with controllers and a scheduler whose pods the caller runs without
 // kubelets. The node lifecycle controller, which expects heartbeats, and the taint that it would remove are disabled.
 // Pods need no service account.
 func (o Options) Workloads() Options {
@@ -67,7 +66,7 @@ func (o Options) Workloads() Options {
 	return o
 }
 
-// The programs. Their logs have the same names.
+// Programs. Their logs have the same names.
 const (
 	etcd        = "etcd"
 	apiServer   = "kube-apiserver"
@@ -81,7 +80,7 @@ type ControlPlane struct {
 	address netip.AddrPort
 	ca      *authority
 	admin   *rest.Config
-	remote  bool // another process runs it
+	remote  bool // it runs in another process
 
 	kinds    atomic.Pointer[meta.RESTMapper] // cached kinds of the API
 	restored bool                            // its data was restored from a snapshot, with the CRDs
@@ -91,9 +90,9 @@ type ControlPlane struct {
 	programs  *programs
 }
 
-// Start starts a control plane and returns once it can be used: the objects that the API server creates by itself
-// exist and, with Controllers, namespace "default" admits pods. Without data in Dir it starts from a snapshot, which
-// saves the time to create CRDs and RBAC objects. On failure nothing is left running.
+// Start starts a control plane and returns once it is usable: the objects that the API server creates by itself exist
+// and, with Controllers, namespace "default" admits pods. Without data in Dir it starts from a snapshot, which saves the
+// time to create CRDs and RBAC objects. On failure it stops all programs.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -131,15 +130,15 @@ func (o Options) complete() (Options, error) {
 			continue
 		}
 		if _, err := os.Stat(filepath.Join(o.Assets, program)); err != nil {
-			return o, fmt.Errorf("programs of a control plane: %w (hack/kubebox.sh builds them and prints their folder)", err)
+			return o, fmt.Errorf("programs of a control plane: %w (hack/kubebox.sh builds them and prints their directory)", err)
 		}
 	}
 	var err error
 	if o.Assets, err = filepath.Abs(o.Assets); err != nil {
-		return o, fmt.Errorf("folder of the programs: %w", err)
+		return o, fmt.Errorf("directory of the programs: %w", err)
 	}
 	if o.Dir == "" {
-		return o, errors.New("directory of a control plane: none given")
+		return o, errors.New("directory of a control plane: not set")
 	}
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return o, fmt.Errorf("directory of a control plane: %w", err)
@@ -149,7 +148,7 @@ func (o Options) complete() (Options, error) {
 		o.Address = [ipfamily.Number]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[first]
 	}
 	if ipfamily.Of(o.Address) != first { // the API server would exit with an error in its log
-		return o, fmt.Errorf("address %s of the API server: expected an %s address, as the Services' addresses", o.Address, first)
+		return o, fmt.Errorf("address %s of the API server: expected an %s address, like those of Services", o.Address, first)
 	}
 	return o, nil
 }
@@ -235,7 +234,7 @@ func (c *ControlPlane) KillAPIServer() error {
 // Stop kills every program and waits until all have exited. The directory stays. (Terminating an API server takes more
 // than a minute.)
 func (c *ControlPlane) Stop() error {
-	// Etcd is killed last, so that the others log no errors.
+	// etcd is killed last, so that the others log no errors.
 	var errs []error
 	for _, p := range slices.Backward(c.programs.list) {
 		errs = append(errs, p.Kill())
@@ -280,21 +279,21 @@ func (s *programs) until(ctx context.Context, what string, is func() error) erro
 // Endpoint returns the address at which the API server listens.
 func (c *ControlPlane) Endpoint() netip.AddrPort { return c.address }
 
-// Export writes to dir what Remote reads, for programs that reach the API server at another address and the same
-// port. It returns the administrator's kubeconfig.
+// Export writes the files for Remote to dir, for programs that reach the API server at another address and the same port.
+// It returns the path of the administrator's kubeconfig.
 func (c *ControlPlane) Export(dir string, via netip.Addr) (kubeconfig string, err error) {
 	cfg := c.Config()
 	cfg.Host = "https://" + netip.AddrPortFrom(via, c.address.Port()).String()
-	cfg.ServerName = c.address.Addr().String() // the name in the certificate
+	cfg.ServerName = c.address.Addr().String() // name in the certificate
 	kubeconfig = filepath.Join(dir, adminKubeconfig)
 	return kubeconfig, WriteKubeconfig(kubeconfig, cfg)
 }
 
-// errRemote is the error of methods that only the process that started the control plane can use.
+// errRemote is returned by methods that only work in the process that started the control plane.
 var errRemote = errors.New("the control plane belongs to another process")
 
-// Remote returns a control plane that another process runs and has exported to dir, such as the host of a virtual machine.
-// It issues no certificates, and cannot be started or killed; Stop does nothing.
+// Remote returns a control plane that another process, such as the host of a virtual machine, runs and has exported to
+// dir. It issues no certificates, and cannot be started or killed; Stop does nothing.
 func Remote(dir string) (*ControlPlane, error) {
 	c := newControlPlane(Options{Dir: dir})
 	c.remote = true
@@ -310,10 +309,10 @@ func Remote(dir string) (*ControlPlane, error) {
 	return c, nil
 }
 
-// RemoteDir is the name of an environment variable with the folder for Remote.
+// RemoteDir is the name of an environment variable with the directory for Remote.
 const RemoteDir = "BERTH_CONTROL_PLANE"
 
-// In returns the control plane for programs in a network namespace, at the address of a forwarder there.
+// In returns the control plane for programs in a network namespace that reach it through a forwarder at an address there.
 func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
 	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
 	other.Netns = netns

@@ -27,7 +27,7 @@ func assets(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("KUBEBUILDER_ASSETS")
 	if dir == "" {
-		t.Fatal("KUBEBUILDER_ASSETS is not set: run make test, or set it to what hack/kubebox.sh prints")
+		t.Fatal("KUBEBUILDER_ASSETS is not set: run make test, or set it to the directory that hack/kubebox.sh prints")
 	}
 	return dir
 }
@@ -71,10 +71,10 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-func TestAControlPlane(t *testing.T) {
+func TestControlPlane(t *testing.T) {
 	c := up(t, Options{CRDs: fstest.MapFS{"things.yaml": {Data: []byte("# comment\n---" + crd)}}})
 
-	t.Run("CRDs are usable at once", func(t *testing.T) {
+	t.Run("CRDs are usable immediately", func(t *testing.T) {
 		api, err := dynamic.NewForConfig(c.Config())
 		ok(t, err)
 		thing := &unstructured.Unstructured{Object: map[string]any{
@@ -87,56 +87,56 @@ func TestAControlPlane(t *testing.T) {
 		since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
 		ok(t, err)
 		if age := began.Sub(since); age < creationPause {
-			t.Errorf("creation of the first object waited: its CRD was established for only %v", age)
+			t.Errorf("first object was created %v after its CRD was established, want at least %v", age, creationPause)
 		}
 	})
 
-	t.Run("RBAC decides", func(t *testing.T) {
+	t.Run("RBAC applies", func(t *testing.T) {
 		nobody, err := c.ConfigFor("nobody", "testers")
 		ok(t, err)
 		_, err = client(t, nobody).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
-			t.Errorf("a user without a role lists nodes: %v", err)
+			t.Errorf("list nodes as a user without roles = %v, want forbidden", err)
 		}
 	})
 
-	t.Run("strangers are refused", func(t *testing.T) {
+	t.Run("clients without the CA are rejected", func(t *testing.T) {
 		if resp, err := http.Get(c.URL() + "/api"); err == nil {
 			resp.Body.Close()
-			t.Error("a client that does not know the authority was served")
+			t.Error("request without the CA succeeded")
 		}
 	})
 }
 
-func TestStartFails(t *testing.T) {
+func TestStartErrors(t *testing.T) {
 	t.Run("without programs", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: t.TempDir(), Dir: t.TempDir()})
 		if err == nil || !strings.Contains(err.Error(), "hack/kubebox.sh") {
-			t.Errorf("error %v, want one that names hack/kubebox.sh", err)
+			t.Errorf("Start() = %v, want error that names hack/kubebox.sh", err)
 		}
 	})
-	t.Run("with a wrong argument", func(t *testing.T) {
+	t.Run("with an invalid argument", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), APIServerArgs: []string{"--no-such-flag"}})
 		if err == nil || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
-			t.Errorf("error %v, want the program's message", err)
+			t.Errorf("Start() = %v, want the program's message", err)
 		}
 	})
-	t.Run("at an address of a family that Services have not", func(t *testing.T) {
+	t.Run("at an address outside the families", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), Families: ipfamily.OnlyIPv6, Address: netip.MustParseAddr("127.0.0.1")})
 		if err == nil || !strings.Contains(err.Error(), "address 127.0.0.1 of the API server: expected an IPv6 address") {
-			t.Errorf("error %v", err)
+			t.Errorf("Start() = %v, want error about the address", err)
 		}
 	})
-	t.Run("with another object among the CRDs", func(t *testing.T) {
+	t.Run("with another kind among the CRDs", func(t *testing.T) {
 		files := fstest.MapFS{"a.yaml": {Data: []byte("{apiVersion: v1, kind: Node, metadata: {name: node-1}}")}}
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), CRDs: files})
 		if err == nil || !strings.Contains(err.Error(), `unexpected object Node "node-1"`) {
-			t.Errorf("error %v", err)
+			t.Errorf("Start() = %v, want error about Node", err)
 		}
 	})
 }
 
-// Applied objects are of any kind and scope, in the order of the files.
+// Apply supports objects of any kind and scope, in the order of the files.
 func TestApply(t *testing.T) {
 	c := up(t, Options{})
 	files := fstest.MapFS{
@@ -153,7 +153,7 @@ func TestApply(t *testing.T) {
 	}
 	bad := fstest.MapFS{"1.yaml": {Data: []byte("{apiVersion: v1, kind: Nonsense, metadata: {name: x}}")}}
 	if err := c.Apply(t.Context(), bad); err == nil || !strings.Contains(err.Error(), "Nonsense x") {
-		t.Errorf("error %v, want one that names the object", err)
+		t.Errorf("Apply() = %v, want error that names the object", err)
 	}
 }
 
@@ -164,7 +164,7 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-func TestAway(t *testing.T) {
+func TestUnavailableErrorsAreRetried(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	unconfigured := apierrors.NewForbidden(pods, "p", errors.New("a policy denied request: failed to configure policy"))
 	unconfigured.ErrStatus.Reason = metav1.StatusReasonInvalid // the reason of every denial by a policy
@@ -181,7 +181,7 @@ func TestAway(t *testing.T) {
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},
 	} {
 		if got := Unavailable(tt.err); got != tt.unavailable {
-			t.Errorf("Unavailable(%v) is %v, want %v", tt.err, got, tt.unavailable)
+			t.Errorf("Unavailable(%v) = %v, want %v", tt.err, got, tt.unavailable)
 		}
 		tries := 0
 		err := Retry(t.Context(), "create a pod", func() error {
@@ -191,18 +191,18 @@ func TestAway(t *testing.T) {
 			return tt.err
 		})
 		if (err == nil) != tt.unavailable || !tt.unavailable && !errors.Is(err, tt.err) {
-			t.Errorf("%v: tried %d times, then %v", tt.err, tries, err)
+			t.Errorf("Retry() with %v: %d attempts, error %v", tt.err, tries, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Retry(ctx, "create a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want the context's error", err)
+		t.Errorf("Retry() = %v, want the context's error", err)
 	}
 }
 
-// TestRemote reads an exported control plane.
-func TestRemote(t *testing.T) {
+// TestRemoteControlPlane reads an exported control plane.
+func TestRemoteControlPlane(t *testing.T) {
 	own := &ControlPlane{
 		address: netip.MustParseAddrPort("127.0.0.1:6443"),
 		admin: &rest.Config{
@@ -220,28 +220,28 @@ func TestRemote(t *testing.T) {
 	}
 	for token, cfg := range map[string]*rest.Config{"administrator": c.Config(), "user": c.ConfigWithToken("user")} {
 		if cfg.Host != "https://198.51.100.2:6443" || cfg.ServerName != "127.0.0.1" || string(cfg.CAData) != "authority" || cfg.BearerToken != token {
-			t.Errorf("%s has server %s (%s), authority %q, token %q", token, cfg.Host, cfg.ServerName, cfg.CAData, cfg.BearerToken)
+			t.Errorf("config of %s: server %s (%s), authority %q, token %q", token, cfg.Host, cfg.ServerName, cfg.CAData, cfg.BearerToken)
 		}
 	}
 	if string(c.CA()) != "authority" {
-		t.Errorf("the authority is %q", c.CA())
+		t.Errorf("CA() = %q, want authority", c.CA())
 	}
 	_, err = c.ConfigFor("user")
-	for what, err := range map[string]error{"a certificate": err, "an end": c.KillAPIServer(), "a start": c.StartAPIServer(t.Context())} {
+	for what, err := range map[string]error{"issuing a certificate": err, "killing the API server": c.KillAPIServer(), "starting the API server": c.StartAPIServer(t.Context())} {
 		if !errors.Is(err, errRemote) {
-			t.Errorf("%s: got %v, want %v", what, err, errRemote)
+			t.Errorf("%s: error = %v, want %v", what, err, errRemote)
 		}
 	}
 	if err := c.Stop(); err != nil {
 		t.Error(err)
 	}
 	if _, err := Remote(t.TempDir()); err == nil {
-		t.Error("Remote of an empty folder: no error")
+		t.Error("Remote() of an empty directory succeeded")
 	}
 }
 
-// A control plane starts from the snapshot of an earlier one. A damaged snapshot is removed, and the control
-// plane starts without it.
+// A control plane starts from the snapshot of an earlier one. A damaged snapshot is removed, and the control plane starts
+// without it.
 func TestSnapshot(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
@@ -254,7 +254,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	first := up(t, o)
 	if n := len(made()); !first.restored || n != 1 {
-		t.Fatalf("first control plane: restored is %v, with %d snapshots; want true and one snapshot", first.restored, n)
+		t.Fatalf("first control plane: restored = %v with %d snapshots, want true and one snapshot", first.restored, n)
 	}
 	ok(t, first.Stop())
 
@@ -262,18 +262,18 @@ func TestSnapshot(t *testing.T) {
 	ok(t, err)
 	first.CRDs = nil
 	if others, err := first.snapshot(); err != nil || others == mine {
-		t.Errorf("snapshot without CRDs is %s, with CRDs %s, error %v: want different folders", others, mine, err)
+		t.Errorf("snapshot without CRDs = %s, with CRDs = %s, error %v: want different directories", others, mine, err)
 	}
 
 	damaged := filepath.Join(made()[0], "snap", "db")
 	ok(t, os.WriteFile(damaged, []byte("not an etcd database"), 0o600))
 	second := up(t, o)
 	if _, err := client(t, second.Config()).Discovery().ServerResourcesForGroupVersion("test.berth.dev/v1"); err != nil {
-		t.Errorf("with a damaged snapshot: %v", err)
+		t.Errorf("control plane with a damaged snapshot: %v", err)
 	}
 	ok(t, second.Stop())
 	if left := made(); second.restored || len(left) != 0 {
-		t.Errorf("with a damaged snapshot: restored is %v, remaining snapshots %q; want false and none", second.restored, left)
+		t.Errorf("control plane with a damaged snapshot: restored = %v, snapshots = %q; want false and none", second.restored, left)
 	}
 
 	old := filepath.Join(filepath.Dir(mine), "old")
@@ -283,9 +283,9 @@ func TestSnapshot(t *testing.T) {
 	ok(t, os.MkdirAll(young, 0o700))
 	ok(t, removeOld(filepath.Dir(mine)))
 	if _, err := os.Stat(old); !os.IsNotExist(err) {
-		t.Errorf("old snapshot not removed: %v", err)
+		t.Errorf("old snapshot was not removed: %v", err)
 	}
 	if _, err := os.Stat(young); err != nil {
-		t.Errorf("new snapshot removed: %v", err)
+		t.Errorf("new snapshot was removed: %v", err)
 	}
 }

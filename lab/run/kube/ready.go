@@ -124,7 +124,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 // (apiextensions-apiserver, serveResource). Conditions have whole seconds.
 const creationPause = 2 * time.Second
 
-// established waits until the CRD is established, and returns the time of that.
+// established waits until the CRD is established, and returns the time of establishment.
 func (s *programs) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
 	err = s.until(ctx, "install CRD "+name, func() error {
 		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
@@ -160,7 +160,7 @@ func Unavailable(err error) bool {
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
-// Retry retries a request while the API server is Unavailable. Errors begin with what.
+// Retry retries a request while the API server is Unavailable. Errors start with what.
 func Retry(ctx context.Context, what string, do func() error) error {
 	if err := poll.Retry(ctx, do, Unavailable); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

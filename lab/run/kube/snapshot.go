@@ -18,10 +18,10 @@ import (
 )
 
 // A snapshot is etcd's data of a fresh control plane: the objects that the API server creates by itself, and the CRDs.
-// One is kept per combination of programs, arguments and CRDs in the user's cache directory. It contains neither
+// There is one per combination of programs, arguments and CRDs in the user's cache directory. It contains neither
 // certificates nor keys.
 
-// snapshotAge is how long a snapshot is kept; then it is created again.
+// snapshotAge is how long a snapshot is used before a new one is created.
 const snapshotAge = 7 * 24 * time.Hour
 
 // restoredPatience limits a start from a snapshot: etcd may hang on damaged data.
@@ -47,7 +47,7 @@ func (o Options) restore(ctx context.Context) bool {
 		err = copySparse(o.data(), snapshot, false)
 	}
 	if err != nil {
-		_ = o.removeData() // if this fails, the following start fails
+		_ = o.removeData() // if this fails, the following start fails too
 	}
 	return err == nil
 }
@@ -61,7 +61,7 @@ func (o Options) forget() error {
 	return errors.Join(discard(snapshot), o.removeData())
 }
 
-// discard removes a snapshot atomically for processes that copy it.
+// discard removes a snapshot atomically with respect to processes that copy it.
 func discard(snapshot string) error {
 	dir, err := os.MkdirTemp(filepath.Dir(snapshot), "old-")
 	if err != nil {
@@ -89,7 +89,7 @@ func (o Options) source(dir string) *ControlPlane {
 	return newControlPlane(o)
 }
 
-// snapshot returns the folder of the options' snapshot. Its name is a hash of everything that it depends on.
+// snapshot returns the directory of the options' snapshot. Its name is a hash of everything that it depends on.
 func (o Options) snapshot() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -124,7 +124,7 @@ func (o Options) snapshot() (string, error) {
 // errBusy means that another process is creating the snapshot.
 var errBusy = errors.New("another process is creating the snapshot")
 
-// makeSnapshot starts a control plane and keeps its data as a snapshot. It returns errBusy if another process is doing
+// makeSnapshot starts a control plane and stores its data as a snapshot. It returns errBusy if another process is doing
 // so.
 func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 	cache := filepath.Dir(snapshot)
@@ -172,7 +172,7 @@ func removeOld(cache string) error {
 	return err
 }
 
-// copySparse copies a folder without blocks of zeros: etcd preallocates 64 MiB for its log. With sync, the files are
+// copySparse copies a directory without blocks of zeros: etcd preallocates 64 MiB for its log. With sync, the files are
 // on disk when it returns.
 func copySparse(to, from string, sync bool) error {
 	if out, err := exec.Command("cp", "--recursive", "--sparse=always", "--", from, to).CombinedOutput(); err != nil {

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Token returns a token of a service account, which it creates if it is missing. With a pod the token is bound to that
-// pod and names its node.
+// Token returns a token of a service account, which it creates if missing. If pod is given, the token is bound to that pod
+// and names its node.
 func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
@@ -41,13 +41,13 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 }
 
 // NodeToken returns a token like that of a DaemonSet's pod on a node. It creates the account and that pod, named
-// account-node, if they are missing. The node need not exist.
+// account-node, if missing. The node need not exist.
 func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedName, node string) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
 		return "", err
 	}
-	// The account must exist before the pod, which is not admitted otherwise.
+	// Create the account first: the pod would be rejected without it.
 	if _, err := c.Token(ctx, account, nil); err != nil {
 		return "", err
 	}

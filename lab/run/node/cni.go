@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// nsExec runs plugins inside the node's namespace: portmap, for one, writes rules to where it runs.
+// nsExec runs plugins in the node's network namespace, because portmap writes its rules to the current namespace.
 type nsExec struct {
 	invoke.RawExec
 	version.PluginDecoder
@@ -34,13 +34,12 @@ func (e *nsExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, en
 	return out, err
 }
 
-// Runtime is a further container runtime on this node: what it knows of
-// attachments is in cacheDir and of no interest to the node's own.
+// Runtime is another container runtime on this node. It keeps its own attachments in cacheDir.
 func (n *Node) Runtime(cacheDir string) *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, inNetns(n.Netns))
 }
 
-// conf reads the node's network as a runtime does: the first configuration by name.
+// conf reads the node's network configuration like a runtime: the first one by name.
 func (n *Node) conf() (*libcni.NetworkConfigList, error) {
 	files, err := libcni.ConfFiles(n.ConfDir(), []string{".conflist"})
 	if err != nil {
@@ -57,7 +56,7 @@ func (n *Node) conf() (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
-// CNICode is the code of a plugin's error, 0 when err is none.
+// CNICode returns the code of a plugin's error, or 0 if err is nil.
 func CNICode(err error) uint {
 	if e := (*types.Error)(nil); errors.As(err, &e) {
 		return e.Code
@@ -65,10 +64,10 @@ func CNICode(err error) uint {
 	return 0
 }
 
-// firstInterface is what runtimes call the interface of a pod that they ask for.
+// firstInterface is the name of a pod's interface in requests of runtimes.
 const firstInterface = "eth0"
 
-// runtimeConf is what a runtime passes to the plugins for a pod.
+// runtimeConf returns a runtime's parameters of the plugins for a pod.
 func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 	rt := &libcni.RuntimeConf{
 		ContainerID: p.ContainerID, NetNS: p.Netns(), IfName: firstInterface,
@@ -80,7 +79,7 @@ func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 			{"K8S_POD_UID", p.UID},
 		},
 	}
-	// libcni passes to each plugin what its configuration declares.
+	// libcni passes to each plugin the capabilities that its configuration declares.
 	rt.CapabilityArgs = map[string]any{"io.kubernetes.cri.pod-annotations": p.annotations()}
 	if len(p.Ports) > 0 {
 		rt.CapabilityArgs["portMappings"] = p.Ports
@@ -88,8 +87,7 @@ func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 	return rt
 }
 
-// annotations are the pod's as containerd and CRI-O pass them on: with what the
-// kubelet adds.
+// annotations returns the pod's annotations as containerd and CRI-O pass them on, including those that the kubelet adds.
 func (p *Pod) annotations() map[string]string {
 	all := map[string]string{"kubernetes.io/config.source": "api"}
 	maps.Copy(all, p.Annotations)
@@ -118,7 +116,7 @@ func (n *Node) Status(ctx context.Context) error {
 	return n.cni.GetStatusNetworkList(ctx, list)
 }
 
-// GC runs CNI GC with the pods that are up. No pod may be added or deleted meanwhile: runtimes prevent that too.
+// GC runs CNI GC with the running pods. No pod may be added or deleted at the same time; runtimes prevent that too.
 func (n *Node) GC(ctx context.Context) error {
 	list, err := n.conf()
 	if err != nil {

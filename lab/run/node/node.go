@@ -1,7 +1,6 @@
-// Package node is one machine of the lab as a kubelet would have it: a network
-// namespace, a directory tree of its own for what lives under /run, /etc and
-// /opt elsewhere, a real berthd process, and pods that are made and removed
-// through libcni and the real plugin binary, as a container runtime does.
+// Package node simulates one machine of the lab without a kubelet: a network namespace, a directory tree for the files that
+// are usually in /run, /etc and /opt, a real berthd process, and pods that are created and deleted through libcni and the
+// real plugin binary, as by a container runtime.
 package node
 
 import (
@@ -28,44 +27,41 @@ import (
 type Options struct {
 	Name       string
 	InstanceID string
-	Netns      string // the file of its network namespace, which others make
+	Netns      string // path of its network namespace, which the caller creates
 	Dir        string // its directory tree; an absolute path
-	BinDir     string // where berthd and berth are found
-	PodPrefix  string // begins the names of its pods' namespaces
+	BinDir     string // directory of berthd and berth
+	PodPrefix  string // prefix of the names of its pods' namespaces
 	Cluster    string // --cluster-name of its daemon
-	EC2URL     string // --ec2-endpoint of its daemon; empty: it calls no EC2
+	EC2URL     string // --ec2-endpoint of its daemon; empty: it does not call EC2
 	Args       []string
 	Env        map[string]string
-	Objects    PodObjects // nil: its pods are no objects of an API
+	Objects    PodObjects // nil: its pods have no API objects
 	Log        *slog.Logger
 }
 
-// Node is one machine. Its methods may be called concurrently. The process is
-// its daemon.
+// Node is one machine. It is safe for concurrent use. The process is its daemon.
 type Node struct {
 	Options
 	*proc.Process
 	cni *libcni.CNIConfig
 
 	mu     sync.Mutex      // guards all below; never held across I/O
-	pods   map[string]*Pod // by name, with those that are being added or deleted
+	pods   map[string]*Pod // by name, including those that are being added or deleted
 	server *echo.Server    // nil until Serve
 }
 
-// pluginDirs are searched for the reference plugins that conflists chain.
+// pluginDirs are the directories with the reference plugins for chained networks.
 var pluginDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
 
-// maxSocketPath is the most that a Unix socket's address holds (unix(7): 108
-// with the final zero).
+// maxSocketPath is the maximum length of a Unix socket's path (unix(7): 108 with the final zero).
 const maxSocketPath = 107
 
-// New makes a node's directories, where they are missing, and links the
-// reference plugins. The daemon is not started.
+// New creates a node's missing directories, and links the reference plugins. It does not start the daemon.
 func New(o Options) (*Node, error) {
 	n := &Node{Options: o, pods: map[string]*Pod{}}
 	n.Process = proc.New("berthd of "+o.Name, filepath.Join(o.Dir, "log", "berthd.log"), n.berthd)
 	if s := n.Socket(); len(s) > maxSocketPath {
-		return nil, fmt.Errorf("node %s: the socket path %s has %d characters, the kernel takes %d: use a shorter lab directory", o.Name, s, len(s), maxSocketPath)
+		return nil, fmt.Errorf("node %s: the socket path %s has %d characters, but the kernel supports %d: use a shorter lab directory", o.Name, s, len(s), maxSocketPath)
 	}
 	for _, d := range []string{n.StateDir(), n.ConfDir(), n.CNIBinDir(), n.cacheDir(), filepath.Dir(n.LogFile())} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -79,22 +75,21 @@ func New(o Options) (*Node, error) {
 	return n, nil
 }
 
-// StateDir holds the daemon's records, as /run/berth does elsewhere.
+// StateDir contains the daemon's records, like /run/berth.
 func (o Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
 
-// Socket is where the plugin reaches the daemon.
+// Socket is the path of the daemon's socket for the plugin.
 func (o Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
 
-// ConfDir holds the CNI configuration, as /etc/cni/net.d does elsewhere.
+// ConfDir contains the CNI configuration, like /etc/cni/net.d.
 func (o Options) ConfDir() string { return filepath.Join(o.Dir, "etc", "cni", "net.d") }
 
-// CNIBinDir holds the plugins, as /opt/cni/bin does elsewhere.
+// CNIBinDir contains the plugins, like /opt/cni/bin.
 func (o Options) CNIBinDir() string { return filepath.Join(o.Dir, "opt", "cni", "bin") }
 
 func (o Options) cacheDir() string { return filepath.Join(o.Dir, "var", "lib", "cni") }
 
-// linkPlugins makes the reference plugins of the machine, if it has any,
-// available to this node.
+// linkPlugins makes the machine's reference plugins, if any, available to this node.
 func (o Options) linkPlugins() error {
 	for _, dir := range pluginDirs {
 		entries, err := os.ReadDir(dir)
@@ -117,7 +112,7 @@ func (o Options) linkPlugins() error {
 	return nil
 }
 
-// Pods lists the pods that are up, by name.
+// Pods returns the running pods, sorted by name.
 func (n *Node) Pods() []*Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,7 +125,7 @@ func (n *Node) Pods() []*Pod {
 	return out
 }
 
-// Pod returns a pod that is up.
+// Pod returns a running pod.
 func (n *Node) Pod(name string) (*Pod, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -140,7 +135,7 @@ func (n *Node) Pod(name string) (*Pod, error) {
 	return nil, fmt.Errorf("node %s has no pod %s", n.Name, name)
 }
 
-// PowerOff is a power failure: the daemon, the pods and the files under run are gone.
+// PowerOff is a power failure: the daemon, the pods and the files under run are lost.
 func (n *Node) PowerOff() error {
 	errs := []error{n.Kill()}
 	n.mu.Lock()
@@ -163,7 +158,7 @@ func (n *Node) PowerOff() error {
 	return errors.Join(errs...)
 }
 
-// RemoveDisk removes the node's disk but for its logs.
+// RemoveDisk removes the node's disk except its logs.
 func (n *Node) RemoveDisk() error {
 	var errs []error
 	for _, d := range []string{"run", "etc", "opt", "var"} {
@@ -189,14 +184,14 @@ func (n *Node) Ask(ctx context.Context, network string, to netip.Addr, text stri
 	return echo.Ask(ctx, n.Netns, network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
 }
 
-// The daemon's addresses inside its node's namespace, its own defaults.
+// Addresses of the daemon in its node's namespace, which are its defaults.
 const (
 	IntrospectionURL = "http://127.0.0.1:6666/ip-manager"
 	ReadyURL         = "http://127.0.0.1:61678/readyz"
 	MetricsURL       = "http://127.0.0.1:61678/metrics"
 )
 
-// berthd is the daemon as the node runs it now.
+// berthd returns the command of the daemon with the node's current settings.
 func (n *Node) berthd() proc.Command {
 	return proc.Command{
 		Path: filepath.Join(n.BinDir, "berthd"), Args: n.daemonArgs(), Env: n.daemonEnv(), Netns: n.Netns,
@@ -229,7 +224,7 @@ func (o Options) daemonEnv() []string {
 	return env
 }
 
-// WaitReady waits until pods can be added: the CNI configuration is installed, and the daemon is ready. An error holds
+// WaitReady waits until pods can be added: the CNI configuration is installed, and the daemon is ready. An error contains
 // the end of the daemon's log.
 func (n *Node) WaitReady(ctx context.Context) error {
 	return n.Wait(ctx, func() error {
@@ -241,8 +236,8 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	})
 }
 
-// Get fetches a URL with a literal address from inside the node. It fails unless the status is 200, and returns the
-// body in any case.
+// Get fetches a URL with a literal address from inside the node. It fails unless the status is 200, and returns the body
+// in any case.
 func (n *Node) Get(ctx context.Context, url string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

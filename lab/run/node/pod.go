@@ -21,16 +21,16 @@ import (
 	"github.com/berthnet/berth/lab/network/guest"
 )
 
-// Pod is one sandbox with a network, in which an echo server answers.
+// Pod is one sandbox with a network and an echo server.
 type Pod struct {
 	PodOptions
 	Node        string
-	Name        string // on its node
-	ObjectName  string // that the plugin gets: of its object, if it has one
+	Name        string // name on its node
+	ObjectName  string // UID for the plugin: that of its object, if it has one
 	UID         string
 	ContainerID string
-	Addrs       []netip.Addr // of eth0, as the plugin reported them
-	Result      types.Result // the whole answer to ADD
+	Addrs       []netip.Addr // of eth0, as reported by the plugin
+	Result      types.Result // complete result of ADD
 
 	netns  string       // name of its namespace
 	up     bool         // guarded by Node.mu
@@ -38,35 +38,33 @@ type Pod struct {
 	server *echo.Server
 }
 
-// PodOptions say what is special about a pod.
+// PodOptions are optional properties of a pod.
 type PodOptions struct {
 	Namespace   string            // default "default"
 	Ports       []PortMapping     // for the portmap plugin
 	Annotations map[string]string // of its object
-	// Once: return the first failure instead of trying again as a kubelet does.
+	// Once returns the first failure instead of retrying like a kubelet.
 	Once bool
-	// Object is the pod's, where others have made it; else one is made, and removed with
-	// the pod.
+	// Object is an existing Pod object. If nil, one is created and deleted with the pod.
 	Object *PodObject
-	// VM: what is in the pod is a virtual machine, which has its NICs.
+	// VM runs a virtual machine in the pod, which gets its NICs.
 	VM bool
 }
 
 // PodObject names a Pod of the Kubernetes API.
 type PodObject struct{ Name, UID string }
 
-// PortMapping is one of a runtime's portMappings (CNI conventions document).
+// PortMapping is an element of a runtime's portMappings (CNI conventions document).
 type PortMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
 	Protocol      string `json:"protocol"`
 }
 
-// Netns is the file of the pod's namespace.
+// Netns returns the path of the pod's network namespace.
 func (p *Pod) Netns() string { return ns.Path(p.netns) }
 
-// Inside is the file of the namespace of what has the pod's addresses: the pod's, or that of
-// the machine in it.
+// Inside returns the path of the network namespace with the pod's addresses: the pod's, or that of its virtual machine.
 func (p *Pod) Inside() string {
 	if p.guest != nil {
 		return p.guest.Netns()
@@ -74,7 +72,7 @@ func (p *Pod) Inside() string {
 	return p.Netns()
 }
 
-// Addr is the pod's first address.
+// Addr returns the pod's first address.
 func (p *Pod) Addr() netip.Addr {
 	if len(p.Addrs) == 0 {
 		return netip.Addr{}
@@ -82,30 +80,27 @@ func (p *Pod) Addr() netip.Addr {
 	return p.Addrs[0]
 }
 
-// Ask sends a message from the pod to an echo server and returns its answer.
+// Ask sends a message from the pod to an echo server and returns the reply.
 func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text string) (echo.Reply, error) {
 	return echo.Ask(ctx, p.Inside(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
 }
 
-// PodObjects are the Pod objects of a node's pods.
+// PodObjects manages the Pod objects of a node's pods.
 type PodObjects interface {
-	// Bind makes the object of a pod, bound to the node, unless there is one
-	// already, and returns its UID and its name.
+	// Bind creates the object of a pod, bound to the node, unless it exists, and returns its UID and its name.
 	Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error)
-	// Running and Gone are a kubelet's reports that a pod came up, or that
-	// it was deleted. They do not wait.
+	// Running and Gone report, like a kubelet, that a pod is running, or that it was deleted. They do not wait.
 	Running(p *Pod)
 	Gone(namespace, name string)
 }
 
 var validPod = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,60}[a-z0-9])?$`)
 
-// retryDelay is how long a kubelet leaves a failed sandbox before the next;
-// shorter here than its second or more.
+// retryDelay is the pause between two sandboxes of a pod; shorter than a kubelet's, which is a second or more.
 const retryDelay = 250 * time.Millisecond
 
-// AddPod adds a pod, and waits until its network is up and its server answers. A failed attempt is undone and repeated
-// with a new sandbox until ctx ends, as a kubelet does, unless o.Once.
+// AddPod adds a pod, and waits until its network is up and its server responds. Unless o.Once is set, a failed attempt is
+// undone and repeated with a new sandbox until ctx ends, as by a kubelet.
 func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, error) {
 	if !validPod.MatchString(name) {
 		return nil, fmt.Errorf("pod name %q: want lower-case letters, digits, dots and dashes, at most 62", name)
@@ -122,7 +117,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 		n.settle(name, placeholder, nil)
 		return nil, err
 	}
-	var last error // what failed before ctx ended in the middle of an attempt
+	var last error // errors from before ctx ended in the middle of an attempt
 	for {
 		p, err := n.tryPod(ctx, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
 		if err == nil {
@@ -140,11 +135,11 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 			}
 			return nil, fmt.Errorf("add pod %s on %s: %w", name, n.Name, err)
 		}
-		n.Log.Debug("pod is tried again", "node", n.Name, "pod", name, "err", err)
+		n.Log.Debug("retrying pod", "node", n.Name, "pod", name, "err", err)
 	}
 }
 
-// bind returns what the plugin gets about a new pod.
+// bind returns the plugin's parameters of a new pod.
 func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
 	if o.Object != nil {
 		return o.Object.UID, o.Object.Name, nil
@@ -155,19 +150,19 @@ func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, object
 	return n.Objects.Bind(ctx, o.Namespace, name, o.Annotations)
 }
 
-// reserve takes a name, so that the same pod is not added twice.
+// reserve reserves a name, so that the same pod is not added twice.
 func (n *Node) reserve(name string) (*Pod, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.pods[name] != nil {
-		return nil, fmt.Errorf("node %s has a pod %s already", n.Name, name)
+		return nil, fmt.Errorf("node %s already has a pod %s", n.Name, name)
 	}
 	p := &Pod{}
 	n.pods[name] = p
 	return p, nil
 }
 
-// settle ends a reservation, with p if the pod is up. A node that was powered off meanwhile has no reservations.
+// settle ends a reservation, with p if the pod is up. A node that was powered off in the meantime has no reservations.
 func (n *Node) settle(name string, placeholder, p *Pod) {
 	n.mu.Lock()
 	known := n.pods[name] == placeholder
@@ -188,8 +183,7 @@ func (n *Node) settle(name string, placeholder, p *Pod) {
 	}
 }
 
-// tryPod is one attempt. A failed one leaves no state that the plugin
-// could remove.
+// tryPod makes one attempt. A failed attempt leaves no state that the plugin could remove.
 func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
 	list, err := n.conf()
 	if err != nil {
@@ -202,7 +196,7 @@ func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
 		return nil, err
 	}
 	if err := n.wire(ctx, list, p); err != nil {
-		// A runtime calls DEL after a failed ADD, and its own deadline is not the pod's.
+		// A runtime calls DEL after a failed ADD, with a deadline of its own.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		return nil, errors.Join(err, n.unwire(undo, p))
@@ -221,11 +215,11 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 	p.Result = res
 	cur, err := types100.GetResult(res)
 	if err != nil {
-		return fmt.Errorf("read the plugin's result: %w", err)
+		return fmt.Errorf("parse the plugin's result: %w", err)
 	}
 	for _, ip := range cur.IPs {
 		if i := ip.Interface; i != nil && *i < len(cur.Interfaces) && cur.Interfaces[*i].Name != firstInterface {
-			continue // a runtime knows a pod by the addresses of its first interface
+			continue // a runtime uses the addresses of a pod's first interface
 		}
 		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
 			p.Addrs = append(p.Addrs, a.Unmap())
@@ -240,13 +234,13 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 	return err
 }
 
-// machineNICs are the NICs of a machine in a pod, by the plugin's result.
+// machineNICs returns the NICs of a machine in a pod, from the plugin's result.
 func machineNICs(r *types100.Result) (nics []guest.NIC) {
 	for i, in := range r.Interfaces {
 		if in.Sandbox == "" {
 			continue
 		}
-		mac, _ := net.ParseMAC(in.Mac) // one that is none is refused when it is set
+		mac, _ := net.ParseMAC(in.Mac) // an invalid address is rejected later, when it is set
 		nic := guest.NIC{Name: in.Name, MAC: mac}
 		for _, ip := range r.IPs {
 			addr, ok := netip.AddrFromSlice(ip.Address.IP)
@@ -264,8 +258,7 @@ func machineNICs(r *types100.Result) (nics []guest.NIC) {
 	return nics
 }
 
-// unwire runs DEL, with retries unless the pod is tried once only, and
-// removes the sandbox, whatever came of it.
+// unwire runs DEL, with retries unless the pod has Once set, and removes the sandbox even if DEL fails.
 func (n *Node) unwire(ctx context.Context, p *Pod) error {
 	err := n.del(ctx, p)
 	for err != nil && !p.Once && pause(ctx, retryDelay) {
@@ -286,7 +279,7 @@ func (n *Node) del(ctx context.Context, p *Pod) error {
 	return nil
 }
 
-// pause waits between two attempts at a plugin; false when ctx ended instead.
+// pause waits between two attempts to run a plugin, and returns false if ctx ends.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -296,8 +289,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// DelPod ends a pod's processes, removes its network by DEL, and then its namespace. A failed DEL is repeated until
-// ctx ends, as a kubelet does; then the pod still exists.
+// DelPod kills a pod's processes, removes its network with DEL, and then its namespace. It retries a failed DEL until ctx
+// ends, like a kubelet; the pod then still exists.
 func (n *Node) DelPod(ctx context.Context, name string) error {
 	p, err := n.Pod(name)
 	if err != nil {
@@ -324,17 +317,17 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 	return p.vanish()
 }
 
-// DelAgain runs DEL once more for a pod that is gone, as a runtime may.
+// DelAgain repeats DEL for a deleted pod, as runtimes may do.
 func (n *Node) DelAgain(ctx context.Context, gone *Pod) error { return n.del(ctx, gone) }
 
-// stop ends what runs in the pod.
+// stop stops the programs in the pod.
 func (p *Pod) stop() {
 	if p.server != nil {
 		_ = p.server.Close()
 	}
 }
 
-// turnOff ends the machine in the pod, if there is one.
+// turnOff stops the virtual machine in the pod, if there is one.
 func (p *Pod) turnOff() error {
 	if p.guest == nil {
 		return nil
@@ -342,11 +335,11 @@ func (p *Pod) turnOff() error {
 	return p.guest.Close()
 }
 
-// vanish removes the pod's namespace without a word to any plugin.
+// vanish removes the pod's namespace without calling a plugin.
 func (p *Pod) vanish() error {
 	p.stop()
 	if p.netns == "" {
-		return nil // not made yet
+		return nil // not created yet
 	}
 	if err := p.turnOff(); err != nil {
 		return err

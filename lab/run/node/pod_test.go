@@ -18,8 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// raise makes a node by itself, with the network that the reference plugins
-// give: what is tested is how it acts as a runtime.
+// raise creates a single node, with a network of the reference plugins, to test how it acts as a runtime.
 func raise(t *testing.T, conflist string) *Node {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -43,14 +42,14 @@ func raise(t *testing.T, conflist string) *Node {
 			t.Error(err)
 		}
 		if left, err := ns.List(name); err != nil || len(left) > 0 {
-			t.Errorf("left behind: %v, %v", left, err)
+			t.Errorf("namespaces after the test = %v, %v; want none", left, err)
 		}
 	})
 	ok(t, os.WriteFile(filepath.Join(n.ConfDir(), "10-test.conflist"), []byte(conflist), 0o600))
 	return n
 }
 
-// network is ptp with host-local, and further plugins after them.
+// network returns ptp with host-local, followed by further plugins.
 func network(t *testing.T, more ...map[string]any) string {
 	t.Helper()
 	plugins := []map[string]any{{
@@ -61,41 +60,41 @@ func network(t *testing.T, more ...map[string]any) string {
 	return string(b)
 }
 
-func TestPodsComeAndGo(t *testing.T) {
+func TestPodLifecycle(t *testing.T) {
 	n := raise(t, network(t))
 	a, err := n.AddPod(t.Context(), "a", PodOptions{})
 	ok(t, err)
 	b, err := n.AddPod(t.Context(), "b", PodOptions{Namespace: "other"})
 	ok(t, err)
 	if _, err := n.AddPod(t.Context(), "a", PodOptions{}); err == nil {
-		t.Error("a second pod of the same name was made")
+		t.Error("AddPod() accepted a duplicate name")
 	}
 	for _, network := range []string{"tcp", "udp"} {
 		r, err := a.Ask(t.Context(), network, b.Addr(), "hello")
 		if err != nil || r.You != a.Addr() || r.To != b.Addr() || r.Text != "hello" {
-			t.Errorf("%s: %q, %v", network, r, err)
+			t.Errorf("reply over %s = %q, %v", network, r, err)
 		}
 	}
 	if err := n.CheckPod(t.Context(), "a"); err != nil {
-		t.Errorf("CHECK: %v", err)
+		t.Errorf("CNI CHECK: %v", err)
 	}
 	if got := len(n.Pods()); got != 2 {
-		t.Errorf("%d pods are listed", got)
+		t.Errorf("%d pods, want 2", got)
 	}
 	ok(t, n.DelPod(t.Context(), "a"))
 	if _, err := n.Pod("a"); err == nil {
-		t.Error("the pod is still there")
+		t.Error("deleted pod still exists")
 	}
 	if veths := countVeths(t, n); veths != 1 {
-		t.Errorf("%d veths on the node, want that of pod b", veths)
+		t.Errorf("%d veths on the node, want only that of pod b", veths)
 	}
 	again, err := n.AddPod(t.Context(), "a", PodOptions{})
 	if err != nil || again.ContainerID == a.ContainerID {
-		t.Errorf("a pod made again: %v", err)
+		t.Errorf("recreated pod: error %v; want a new container ID", err)
 	}
 	ok(t, n.PowerOff())
 	if _, err := os.Stat(again.Netns()); err == nil || n.Pods() != nil {
-		t.Errorf("after the node was powered off its pods are %v, and a namespace of one still exists: %t", n.Pods(), err == nil)
+		t.Errorf("after PowerOff(): pods = %v, namespace exists: %t; want none", n.Pods(), err == nil)
 	}
 }
 
@@ -114,8 +113,7 @@ func countVeths(t *testing.T, n *Node) (count int) {
 	return count
 }
 
-// failing is a plugin that fails ADD with a code until it was asked times
-// times, and notes each verb.
+// failing is a plugin that fails ADD with a code the given number of times, and logs each command.
 func failing(t *testing.T, n *Node, code, times int) (notes string) {
 	t.Helper()
 	notes = filepath.Join(t.TempDir(), "notes")
@@ -134,7 +132,7 @@ fi
 	return notes
 }
 
-func TestAFailedADDIsUndoneAndTriedAgain(t *testing.T) {
+func TestFailedADDIsUndoneAndRetried(t *testing.T) {
 	n := raise(t, network(t, map[string]any{"type": "failing"}))
 	notes := failing(t, n, 11, 2)
 	p, err := n.AddPod(t.Context(), "a", PodOptions{})
@@ -147,7 +145,7 @@ func TestAFailedADDIsUndoneAndTriedAgain(t *testing.T) {
 		containers[lines[i+1]] = true
 	}
 	if got := strings.Join(verbs, " "); got != "ADD DEL ADD DEL ADD" || len(containers) != 3 || !containers[p.ContainerID] {
-		t.Errorf("verbs %q for %d containers; want ADD DEL ADD DEL ADD for 3", got, len(containers))
+		t.Errorf("CNI commands = %q for %d containers; want ADD DEL ADD DEL ADD for 3", got, len(containers))
 	}
 	if veths := countVeths(t, n); veths != 1 {
 		t.Errorf("%d veths after two failed attempts, want 1", veths)
@@ -159,39 +157,39 @@ func TestOnceReturnsTheFirstFailure(t *testing.T) {
 	notes := failing(t, n, 11, 100)
 	_, err := n.AddPod(t.Context(), "a", PodOptions{Once: true})
 	if CNICode(err) != 11 {
-		t.Errorf("got %v with code %d, want code 11", err, CNICode(err))
+		t.Errorf("AddPod() = %v with code %d, want code 11", err, CNICode(err))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go func() { // ends the second attempt of this pod, the third in all, or the wait for a fourth
+	go func() { // ends the second attempt of this pod, the third in total, or the pause before a fourth
 		defer cancel()
 		for ctx.Err() == nil {
 			if b, err := os.ReadFile(notes); err != nil || bytes.Count(b, []byte("ADD")) >= 3 {
 				return
 			}
-			<-time.After(5 * time.Millisecond) // a foreign process's edge
+			<-time.After(5 * time.Millisecond) // poll the log of the plugin
 		}
 	}()
 	if _, err = n.AddPod(ctx, "a", PodOptions{}); CNICode(err) != 11 || ctx.Err() == nil {
-		t.Errorf("got %v before the end; want the last failure after it", err)
+		t.Errorf("AddPod() = %v, want the last failure after ctx has ended", err)
 	}
 	if veths := countVeths(t, n); veths != 0 {
-		t.Errorf("%d veths left", veths)
+		t.Errorf("%d veths after the failed pod, want 0", veths)
 	}
 }
 
-func TestBadNamesAndPaths(t *testing.T) {
+func TestInvalidNamesAndPaths(t *testing.T) {
 	n := raise(t, network(t))
 	for _, name := range []string{"", "A", "a/b", "-a", strings.Repeat("a", 80)} {
 		if _, err := n.AddPod(t.Context(), name, PodOptions{}); err == nil {
-			t.Errorf("pod name %q was accepted", name)
+			t.Errorf("AddPod(%q) accepted an invalid name", name)
 		}
 	}
 	if _, err := New(Options{Name: "n", Dir: "/" + strings.Repeat("x", 100)}); err == nil || !strings.Contains(err.Error(), "shorter") {
-		t.Errorf("a directory too long for sockets: %v", err)
+		t.Errorf("New() with a long directory = %v, want error", err)
 	}
 	if err := n.Start(); err == nil || !strings.Contains(err.Error(), "berthd") {
-		t.Errorf("start without a berthd binary: %v", err)
+		t.Errorf("Start() without a berthd binary = %v, want error", err)
 	}
 }
 

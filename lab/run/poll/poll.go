@@ -1,7 +1,5 @@
-// Package poll polls what sends no notification when it changes:
-// other processes, the kernel, the objects of an API server. It polls often at first
-// and less often later, since each look takes time of a processor that what is
-// waited for needs too.
+// Package poll polls state without change notifications: other processes, the kernel, objects of an API server. It polls
+// often at first and less often later, because polling takes processor time from the awaited process.
 package poll
 
 import (
@@ -12,16 +10,16 @@ import (
 )
 
 const (
-	// Often is the time between the first looks.
+	// Often is the initial interval.
 	Often = 20 * time.Millisecond
-	// Seldom is the longest time between two looks.
+	// Seldom is the maximum interval.
 	Seldom = 500 * time.Millisecond
-	// share is the part of the time waited so far that the next look may be late.
+	// share divides the time waited so far to get the interval.
 	share = 4
 )
 
-// Until calls is until it returns nil. When ctx ends, it returns what is
-// returned last before that, if it returned at all: an attempt that ctx cut short says nothing.
+// Until calls is until it returns nil. When ctx ends, it returns the last error from before that, if any: an attempt that
+// ctx interrupted has no useful error.
 func Until(ctx context.Context, is func() error) error {
 	var last error
 	for began := time.Now(); ; {
@@ -35,8 +33,8 @@ func Until(ctx context.Context, is func() error) error {
 	}
 }
 
-// Retry calls do until it returns nil, or an error that is not to be tried again.
-// When ctx ends, it returns ctx's error and what do returned last.
+// Retry calls do until it returns nil, or an error for which again returns false. When ctx ends, it returns the errors of
+// ctx and of the last call.
 func Retry(ctx context.Context, do func() error, again func(error) bool) error {
 	for began := time.Now(); ; {
 		err := do()
@@ -49,7 +47,7 @@ func Retry(ctx context.Context, do func() error, again func(error) bool) error {
 	}
 }
 
-// True is ok for Until.
+// True adapts ok for Until.
 func True(ok func() bool) func() error {
 	return func() error {
 		if !ok() {
@@ -61,8 +59,8 @@ func True(ok func() bool) func() error {
 
 var errNotYet = errors.New("not yet")
 
-// Pause waits until the next look of a wait that began at a moment, for least at
-// the least. It returns ctx's error when that ends before.
+// Pause waits until the next poll of a wait that started at a given time, at least for least. It returns ctx's error if ctx
+// ends first.
 func Pause(ctx context.Context, began time.Time, least time.Duration) error {
 	timer := time.NewTimer(max(least, min(time.Since(began)/share, Seldom)))
 	defer timer.Stop()

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Who waits in vain learns what was seen last, and not that the time was over while something was looked at.
-func TestUntilInVain(t *testing.T) {
+// Until returns the last error of the condition, not that of an attempt that the context interrupted.
+func TestUntilReturnsLastError(t *testing.T) {
 	for name, tt := range map[string]struct {
-		first time.Duration // until the first look returns
+		first time.Duration // duration of the first attempt
 		want  string
 	}{
-		"a look that ctx cuts short":      {0, "not yet"},
-		"none that it does not cut short": {time.Hour, context.DeadlineExceeded.Error()},
+		"interrupted attempt":   {0, "not yet"},
+		"uninterrupted attempt": {time.Hour, context.DeadlineExceeded.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestUntilInVain(t *testing.T) {
 					}
 				})
 				if err == nil || err.Error() != tt.want {
-					t.Errorf("got %v, want %s", err, tt.want)
+					t.Errorf("Until() = %v, want %s", err, tt.want)
 				}
 			})
 		})
@@ -42,11 +42,11 @@ func TestUntilInVain(t *testing.T) {
 func TestUntil(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		takes time.Duration // until it is so
-		late  time.Duration // at most
-		looks int           // at most
+		takes time.Duration // until the condition is met
+		late  time.Duration // maximum delay
+		looks int           // maximum number of attempts
 	}{
-		{"at once", 0, 0, 1},
+		{"immediately", 0, 0, 1},
 		{"soon", 50 * time.Millisecond, Often, 4},
 		{"in a second", time.Second, time.Second / share, 20},
 		{"in a minute", time.Minute, Seldom, 150},
@@ -62,23 +62,23 @@ func TestUntil(t *testing.T) {
 					return nil
 				})
 				if took := time.Since(began); err != nil || took > tt.takes+tt.late || looks > tt.looks {
-					t.Errorf("%v after %v and %d looks", err, took, looks)
+					t.Errorf("Until() = %v after %v and %d attempts; want nil after at most %v and %d attempts", err, took, looks, tt.takes+tt.late, tt.looks)
 				}
 			})
 		})
 	}
 }
 
-func TestUntilTheContextEnds(t *testing.T) {
+func TestUntilContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		last := errors.New("still not")
 		if err := Until(ctx, func() error { return last }); !errors.Is(err, last) {
-			t.Errorf("got %v, want what was said last", err)
+			t.Errorf("Until() = %v, want the last error", err)
 		}
 		if err := Pause(ctx, time.Now(), Often); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v, want the context's error", err)
+			t.Errorf("Pause() = %v, want the context's error", err)
 		}
 	})
 }
@@ -98,12 +98,12 @@ func TestRetry(t *testing.T) {
 				return last
 			}, again)
 			if !errors.Is(err, last) || tries != 3 {
-				t.Errorf("%v after %d tries, want %v after 3", err, tries, last)
+				t.Errorf("Retry() = %v after %d attempts, want %v after 3", err, tries, last)
 			}
 		}
 		err := Retry(ctx, func() error { return passing }, again)
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, passing) {
-			t.Errorf("got %v, want the context's error and the last one", err)
+			t.Errorf("Retry() = %v, want the context's error and the last one", err)
 		}
 	})
 }

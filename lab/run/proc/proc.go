@@ -1,6 +1,5 @@
-// Package proc runs the programs under test as processes of the lab: each in a
-// network namespace, with its output in a log, started and ended as often as
-// one likes, and ended by the kernel when the lab dies.
+// Package proc runs the programs under test as processes of the lab: each in a network namespace, with its output in a
+// log. They can be restarted, and the kernel kills them when the lab dies.
 package proc
 
 import (
@@ -23,30 +22,27 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Command is how a program is run.
+// Command describes how to run a program.
 type Command struct {
-	Path  string // of the program
+	Path  string // path of the program
 	Args  []string
-	Env   []string // name=value, in addition to what Environment passes on
-	Dir   string   // that it runs in; the lab's own when empty
-	Netns string   // the file of its network namespace; the lab's own when empty
+	Env   []string // name=value, in addition to Environment
+	Dir   string   // working directory; default is the lab's own
+	Netns string   // path of its network namespace; default is the lab's own
 
-	// Mounts is the file of its mount namespace, where Path is looked up then; the
-	// lab's own when empty.
+	// Mounts is the path of its mount namespace, in which Path is looked up; default is the lab's own.
 	Mounts string
-	// Cgroups are the directories of cgroups that it is born in, besides those
-	// that the lab is in.
+	// Cgroups are the directories of cgroups in which it starts, in addition to those of the lab.
 	Cgroups []string
-	// Capabilities are those that it may have at most, such as net_admin; all of the
-	// lab's when empty.
+	// Capabilities are the maximum capabilities, such as net_admin; default is all capabilities of the lab.
 	Capabilities []string
 }
 
-// joinCgroups is a shell's script that enters cgroups and becomes a program: what is
-// moved after it was started may have children already, which stay.
+// joinCgroups is a shell script that joins cgroups and executes a program: moving a running program would not move its
+// existing children.
 const joinCgroups = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"`
 
-// argv is what is executed for the command, with further arguments.
+// argv returns the executed command line, with further arguments.
 func (c Command) argv(more []string) []string {
 	argv := slices.Concat([]string{c.Path}, c.Args, more)
 	if len(c.Capabilities) > 0 {
@@ -58,22 +54,21 @@ func (c Command) argv(more []string) []string {
 	return slices.Concat([]string{"/bin/sh", "-c", joinCgroups, "sh"}, c.Cgroups, []string{"--"}, argv)
 }
 
-// Process is a program that runs now and then. Its methods may be called
-// concurrently.
+// Process is a program that can be started and stopped repeatedly. It is safe for concurrent use.
 type Process struct {
-	what    string // to people, such as "berthd of node-1"
-	log     string // the file to which every start appends
+	what    string // description for messages, such as "berthd of node-1"
+	log     string // log file; every start appends to it
 	command func() Command
 
-	starting sync.Mutex // held while the process is started or ended, so that two never run
+	starting sync.Mutex // held while the process is started or stopped, so that it never runs twice
 
 	mu     sync.Mutex // guards all below; never held across I/O
 	run    *run       // nil before the first start
 	starts int
 }
 
-// New makes a process that does not run. People know it as what, such as
-// "berthd of node-1"; every start appends to the file log, and asks command.
+// New returns a process that is not running. what describes it in messages, such as "berthd of node-1". Every start appends
+// to the file log, and calls command.
 func New(what, log string, command func() Command) *Process {
 	return &Process{what: what, log: log, command: command}
 }
@@ -81,30 +76,29 @@ func New(what, log string, command func() Command) *Process {
 // String describes the process.
 func (p *Process) String() string { return p.what }
 
-// run is one life of a process.
+// run is one execution of a process.
 type run struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has exited
-	err  error         // how it ended; set before done is closed
+	err  error         // error of the process; set before done is closed
 
-	stopping atomic.Bool // it was asked to exit
+	stopping atomic.Bool // the lab requested the exit
 }
 
-// Start starts the process, this time with further arguments. One that runs
-// already is an error.
+// Start starts the process with further arguments for this start. A running process is an error.
 func (p *Process) Start(more ...string) error {
 	p.starting.Lock()
 	defer p.starting.Unlock()
 	if p.Running() {
-		return fmt.Errorf("%s runs already", p.what)
+		return fmt.Errorf("%s is already running", p.what)
 	}
 	c := p.command()
 	if _, err := os.Stat(c.Path); err != nil && c.Mounts == "" {
-		return fmt.Errorf("%s: %w (build the programs first, or say where they are with --bin-dir)", p.what, err)
+		return fmt.Errorf("%s: %w (build the programs first, or set their directory with --bin-dir)", p.what, err)
 	}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // the lab names its own logs
 	if err != nil {
-		return fmt.Errorf("%s: open its log: %w", p.what, err)
+		return fmt.Errorf("%s: open log: %w", p.what, err)
 	}
 	defer log.Close()
 	argv := c.argv(more)
@@ -122,12 +116,12 @@ func (p *Process) Start(more ...string) error {
 	return nil
 }
 
-// start starts the process on a thread inside the namespaces. The thread stays until the process ends, so that the
-// kernel ends the process with the lab (prctl(2), PR_SET_PDEATHSIG follows threads).
+// start starts the process from a thread in the namespaces. The thread stays until the process ends, so that the kernel
+// kills the process with the lab (prctl(2), PR_SET_PDEATHSIG applies to threads).
 func (r *run) start(netns, mounts string) error {
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good where the thread enters another namespace
+		runtime.LockOSThread() // permanently if the thread enters another namespace
 		if netns == "" && mounts == "" {
 			defer runtime.UnlockOSThread()
 		}
@@ -160,7 +154,7 @@ func enter(netns, mounts string) error {
 	return ns.EnterMounts(mounts)
 }
 
-// Environment is what any program needs. It configures neither programs under test nor an AWS SDK.
+// Environment returns variables that any program needs. It configures neither programs under test nor an AWS SDK.
 func Environment() []string {
 	var env []string
 	for _, name := range []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GOGC", "GORACE"} {
@@ -192,7 +186,7 @@ func (r *run) gone() bool {
 	}
 }
 
-// PID is the process's, 0 when it does not run.
+// PID returns the process ID, or 0 if the process does not run.
 func (p *Process) PID() int {
 	if r := p.current(); r != nil && !r.gone() {
 		return r.cmd.Process.Pid
@@ -200,14 +194,14 @@ func (p *Process) PID() int {
 	return 0
 }
 
-// Starts is how often the process was started.
+// Starts returns the number of starts.
 func (p *Process) Starts() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.starts
 }
 
-// Exited is closed when the current process has exited; nil before the first start.
+// Exited returns a channel that is closed when the current process has exited; nil before the first start.
 func (p *Process) Exited() <-chan struct{} {
 	if r := p.current(); r != nil {
 		return r.done
@@ -215,8 +209,7 @@ func (p *Process) Exited() <-chan struct{} {
 	return nil
 }
 
-// ExitCode is the exit status of the last process, -1 while it runs or when a
-// signal ended it.
+// ExitCode returns the exit status of the last process, or -1 while it runs or if a signal ended it.
 func (p *Process) ExitCode() int {
 	if r := p.current(); r != nil && r.gone() {
 		return r.cmd.ProcessState.ExitCode()
@@ -224,11 +217,10 @@ func (p *Process) ExitCode() int {
 	return -1
 }
 
-// EndedByItself reports whether the process has exited, and neither Kill
-// nor Stop was why.
+// EndedByItself reports whether the process has exited without Kill or Stop.
 func (p *Process) EndedByItself() bool { return p.Failed() != nil }
 
-// Failed is the error of a process that ended by itself, with the end of its log.
+// Failed returns the error of a process that ended by itself, with the end of its log.
 func (p *Process) Failed() error {
 	if r := p.current(); r != nil && r.gone() && !r.stopping.Load() {
 		return p.ended(r)
@@ -241,17 +233,17 @@ func (p *Process) ended(r *run) error {
 	if err == nil {
 		err = errors.New("exit status 0")
 	}
-	return fmt.Errorf("%s ended: %w\n%s", p.what, err, p.LogTail(tailLines))
+	return fmt.Errorf("%s has exited: %w\n%s", p.what, err, p.LogTail(tailLines))
 }
 
-// tailLines are as many as errors show of a log.
+// tailLines is the number of log lines in errors.
 const tailLines = 20
 
-// Kill ends the process with SIGKILL and returns when it has exited. One that does
-// not run is no error.
+// Kill kills the process with SIGKILL and returns when it has exited. A process that does not run is not an error.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 5*time.Minute) }
 
-// Stop terminates the process and waits until it has exited. After the grace period it is killed, which is an error.
+// Stop terminates the process and waits until it has exited. After the grace period it kills the process and returns an
+// error.
 func (p *Process) Stop(grace time.Duration) error { return p.end(syscall.SIGTERM, grace) }
 
 func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
@@ -272,11 +264,10 @@ func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
 	}
 	_ = r.cmd.Process.Kill()
 	<-r.done
-	return fmt.Errorf("%s did not end within %v of %v", p.what, grace, sig)
+	return fmt.Errorf("%s did not exit within %v of %v", p.what, grace, sig)
 }
 
-// Pause holds the process still (SIGSTOP) until Resume, as a machine does that
-// is starved or migrated.
+// Pause suspends the process (SIGSTOP) until Resume, like a machine that is starved or migrated.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
 // Resume ends a Pause.
@@ -285,7 +276,7 @@ func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
 func (p *Process) signal(sig syscall.Signal) error {
 	r := p.current()
 	if r == nil || r.gone() {
-		return fmt.Errorf("send %v to %s: it does not run", sig, p.what)
+		return fmt.Errorf("send %v to %s: it is not running", sig, p.what)
 	}
 	if err := r.cmd.Process.Signal(sig); err != nil {
 		return fmt.Errorf("send %v to %s: %w", sig, p.what, err)
@@ -293,10 +284,10 @@ func (p *Process) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// Wait waits until ready returns nil. The error of a process that has ended, or is not ready when ctx ends, holds the
-// end of its log.
+// Wait waits until ready returns nil. If the process has ended, or is not ready when ctx ends, the error contains the end of
+// its log.
 func (p *Process) Wait(ctx context.Context, ready func() error) error {
-	why := errors.New("it was not started")
+	why := errors.New("not started")
 	for began := time.Now(); ; {
 		if r := p.current(); r != nil {
 			if r.gone() {
@@ -312,13 +303,13 @@ func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	}
 }
 
-// LogFile is the process's log, appended to by every start.
+// LogFile returns the path of the process's log, to which every start appends.
 func (p *Process) LogFile() string { return p.log }
 
 // LogTail returns the last lines of the log.
 func (p *Process) LogTail(lines int) string { return Tail(p.log, lines) }
 
-// Tail returns the last lines of a log, and why where it cannot be read.
+// Tail returns the last lines of a log, or the reason why it cannot be read.
 func Tail(file string, lines int) string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -334,8 +325,8 @@ func Tail(file string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// Run runs a program to its end. When ctx ends first, the program is killed with its children, which would keep its
-// output open. Another exit status than 0 is an *exec.ExitError.
+// Run runs a program to completion. If ctx ends first, it kills the program with its children, which would keep its output
+// open. An exit status other than 0 is an *exec.ExitError.
 func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	argv := c.argv(nil)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -345,7 +336,7 @@ func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writ
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: it enters namespaces, and the process dies with it
+		runtime.LockOSThread() // permanently: it enters namespaces, and the process dies with it
 		if err := enter(c.Netns, c.Mounts); err != nil {
 			done <- err
 			return
@@ -355,7 +346,7 @@ func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writ
 	return <-done
 }
 
-// Listens returns an error unless a program listens at a Unix socket.
+// Listens returns an error unless a program listens on a Unix socket.
 func Listens(ctx context.Context, socket string) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {

@@ -17,9 +17,8 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// TestProgramsAreBornInTheirCgroups has folders in place of cgroups: the kernel's file
-// takes a number, a plain one keeps it.
-func TestProgramsAreBornInTheirCgroups(t *testing.T) {
+// TestProgramsStartInTheirCgroups uses directories with regular files, which keep the number that is written to them.
+func TestProgramsStartInTheirCgroups(t *testing.T) {
 	t.Parallel()
 	groups := []string{t.TempDir(), t.TempDir()}
 	var out bytes.Buffer
@@ -29,28 +28,28 @@ func TestProgramsAreBornInTheirCgroups(t *testing.T) {
 	}
 	pid, rest, _ := strings.Cut(strings.TrimSpace(out.String()), " ")
 	if rest != "a b --" {
-		t.Errorf("the program was given %q, want its arguments as they are", rest)
+		t.Errorf("arguments of the program = %q, want a b --", rest)
 	}
 	for _, dir := range groups {
 		joined, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		if err != nil || strings.TrimSpace(string(joined)) != pid {
-			t.Errorf("process %s joined as %q, %v", pid, joined, err)
+			t.Errorf("cgroup.procs of process %s = %q, %v", pid, joined, err)
 		}
 	}
 }
 
-func TestAProgramThatCannotJoinDoesNotRun(t *testing.T) {
+func TestProgramDoesNotRunWithoutItsCgroup(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	c := Command{Path: "/bin/echo", Args: []string{"ran"}, Cgroups: []string{filepath.Join(t.TempDir(), "none")}}
 	err := Run(t.Context(), c, nil, &out, nil)
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || out.Len() > 0 {
-		t.Errorf("got %v and %q, want a failure and nothing run", err, &out)
+		t.Errorf("Run() = %v with output %q, want a failure without output", err, &out)
 	}
 }
 
-// What a program started has its output too, which Run reads to its end.
-func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
+// Children of a program share its output, which Run reads to the end.
+func TestChildrenEndWithProgram(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
@@ -65,14 +64,14 @@ func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
 	select {
 	case err := <-done:
 		if err == nil {
-			t.Error("ended well, want a failure")
+			t.Error("Run() = nil, want a failure")
 		}
 	case <-time.After(15 * time.Second):
-		t.Error("it waits for what the program started")
+		t.Error("Run() still waits for the program's children")
 	}
 }
 
-// A process ends with the program that has started it, however that ends.
+// A process ends with the program that started it, even if that is killed.
 func TestProcessEndsWithItsStarter(t *testing.T) {
 	const variable = "PROC_TEST_DIR"
 	if dir := os.Getenv(variable); dir != "" { // this is the starter
@@ -103,7 +102,7 @@ func TestProcessEndsWithItsStarter(t *testing.T) {
 	defer cancel()
 	if err := poll.Until(ctx, func() error {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err == nil && !bytes.Contains(state, []byte(") Z ")) { // nobody may reap it
+		if err == nil && !bytes.Contains(state, []byte(") Z ")) { // a zombie: it may have no parent that reaps it
 			return fmt.Errorf("process %d outlives its starter", pid)
 		}
 		return nil

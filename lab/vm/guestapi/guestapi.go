@@ -1,5 +1,4 @@
-// Package guestapi gives a virtual machine a Kubernetes API that the host runs: in the
-// machine it would take minutes to start.
+// Package guestapi provides a Kubernetes API on the host for a virtual machine, in which it would take minutes to start.
 package guestapi
 
 import (
@@ -14,19 +13,19 @@ import (
 	"github.com/berthnet/berth/lab/vm"
 )
 
-// API is a control plane with Berth's CRDs that machines reach.
+// API is a control plane with Berth's CRDs that virtual machines can reach.
 type API struct {
 	*kube.ControlPlane
-	assets     string // folder with Kubernetes' programs, which the guest sees too
-	guest      string // folder with what the guest needs
-	kubeconfig string // the one there
+	assets     string // directory with Kubernetes' programs, which the guest sees too
+	guest      string // directory with the files for the guest
+	kubeconfig string // path of the kubeconfig there
 }
 
-// Start starts it, with controllers and a scheduler, with the programs in assets (see kube.Options) in a new folder. It ends
-// by Close.
+// Start starts a control plane with controllers and a scheduler, from the programs in assets (see kube.Options), in a new
+// directory. The caller must Close it.
 func Start(ctx context.Context, assets string) (*API, error) {
 	if assets == "" {
-		return nil, errors.New("a Kubernetes control plane is needed: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
+		return nil, errors.New("a Kubernetes control plane is needed: set KUBEBUILDER_ASSETS to the directory that hack/kubebox.sh prints")
 	}
 	dir, err := os.MkdirTemp("", "kube-")
 	if err != nil {
@@ -41,14 +40,13 @@ func Start(ctx context.Context, assets string) (*API, error) {
 		a.kubeconfig, err = c.Export(a.guest, vm.HostAddr)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("write down how a virtual machine reaches the control plane: %w", err), a.Close())
+		return nil, errors.Join(fmt.Errorf("export the control plane for virtual machines: %w", err), a.Close())
 	}
 	return a, nil
 }
 
-// Join lets the guest of a machine that is to be started reach the API server, and
-// returns what its command finds it and Kubernetes' programs by: KUBECONFIG, kube.RemoteDir
-// and KUBEBUILDER_ASSETS.
+// Join gives the guest of a machine that has not started yet access to the API server. It returns the environment variables
+// for the guest's command: KUBECONFIG, kube.RemoteDir and KUBEBUILDER_ASSETS.
 func (a *API) Join(m *vm.Machine) (env []string) {
 	m.Reach = append(m.Reach, a.Endpoint())
 	return []string{
@@ -58,7 +56,7 @@ func (a *API) Join(m *vm.Machine) (env []string) {
 	}
 }
 
-// Close ends the control plane and removes its folder.
+// Close stops the control plane and removes its directory.
 func (a *API) Close() error {
 	return errors.Join(a.Stop(), os.RemoveAll(a.Dir))
 }

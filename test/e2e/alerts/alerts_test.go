@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-operator")) }
 
-// atNodeAddress serves daemons' metrics to other machines.
+// atNodeAddress makes daemons serve metrics to other machines.
 const atNodeAddress = "--metrics-address=0.0.0.0:61678"
 
 func nodeAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {
@@ -44,7 +44,7 @@ func named(t *testing.T, l *lab.Lab, name string) *node.Node {
 	return n
 }
 
-// meanwhile repeats something until the test ends or stop is called.
+// meanwhile repeats do until the test ends or stop is called.
 func meanwhile(t *testing.T, do func(ctx context.Context, i int)) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -64,11 +64,11 @@ func meanwhile(t *testing.T, do func(ctx context.Context, i int)) (stop func()) 
 	return stop
 }
 
-// pods has more and more pods wait on a node.
+// pods adds more and more waiting pods to a node.
 func pods(t *testing.T, n *node.Node) (stop func()) {
 	t.Helper()
 	return meanwhile(t, func(ctx context.Context, i int) {
-		_, _ = n.AddPod(ctx, fmt.Sprintf("more-%d", i), node.PodOptions{Once: true}) // it is to fail at last
+		_, _ = n.AddPod(ctx, fmt.Sprintf("more-%d", i), node.PodOptions{Once: true}) // fails eventually
 	})
 }
 
@@ -80,7 +80,7 @@ func in(t *testing.T, n *node.Node, args ...string) {
 	}
 }
 
-// TestNodeAlertsFire has each failure of nodes and of EC2 in node mode.
+// TestNodeAlertsFire causes each failure of nodes and of EC2 in node mode.
 func TestNodeAlertsFire(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(6, "t3.small")
@@ -91,7 +91,7 @@ func TestNodeAlertsFire(t *testing.T) {
 	p := watch(t, l, 60)
 	p.quiet(t)
 
-	t.Log("daemons that are gone, firewalls, programs that meddle")
+	t.Log("dead daemons, firewalls, interfering programs")
 	for _, name := range []string{"node-1", "node-2"} {
 		harness.OK(t, named(t, l, name).Kill())
 	}
@@ -99,7 +99,7 @@ func TestNodeAlertsFire(t *testing.T) {
 		n := named(t, l, name)
 		in(t, n, "nft", "add table ip strict; add chain ip strict forward { type filter hook forward priority 0; policy drop; }")
 		b := harness.NewSandbox(t, n)
-		b.NetNS = "/etc/hostname" // no network namespace
+		b.NetNS = "/etc/hostname" // not a network namespace
 		list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
 		meanwhile(t, func(ctx context.Context, _ int) { _, _ = b.CNI.AddNetworkList(ctx, list, b.RuntimeConf) })
 	}
@@ -119,7 +119,7 @@ func TestNodeAlertsFire(t *testing.T) {
 	}
 	harness.OK(t, damaged.Start())
 	harness.Ready(t, damaged)
-	stopRestarts := meanwhile(t, func(context.Context, int) { // as a container that crashes
+	stopRestarts := meanwhile(t, func(context.Context, int) { // like a crashing container
 		if err := damaged.Kill(); err == nil {
 			_ = damaged.Start()
 		}
@@ -134,7 +134,7 @@ func TestNodeAlertsFire(t *testing.T) {
 	stopRestarts()
 	harness.Ready(t, damaged)
 
-	t.Log("EC2 that refuses")
+	t.Log("EC2 refuses calls")
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface"} {
 		l.Cloud.API.Deny(action)
 	}
@@ -143,7 +143,7 @@ func TestNodeAlertsFire(t *testing.T) {
 	}
 	p.fires(t, "BerthPodsWait", "BerthPodsWaitOnManyNodes", "BerthEC2Unauthorized")
 
-	t.Log("subnets that are full")
+	t.Log("full subnets")
 	var undo []func()
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface"} {
 		l.Cloud.API.Allow(action)
@@ -153,7 +153,7 @@ func TestNodeAlertsFire(t *testing.T) {
 	}
 	p.fires(t, "BerthSubnetsExhausted")
 
-	t.Log("EC2 that is away")
+	t.Log("EC2 unreachable")
 	for _, remove := range undo {
 		remove()
 	}
@@ -167,16 +167,16 @@ func TestNodeAlertsFire(t *testing.T) {
 	p.fires(t, "BerthMetricsAbsent")
 }
 
-// TestOperatorAlertsFire has each failure of the operator and of EC2 in operator mode.
+// TestOperatorAlertsFire causes each failure of the operator and of EC2 in operator mode.
 func TestOperatorAlertsFire(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(4, "t3.small")
-	s.VPCs[0].Subnets[1].CIDR = netip.MustParsePrefix("10.0.4.0/28") // of node-2 and node-4
+	s.VPCs[0].Subnets[1].CIDR = netip.MustParsePrefix("10.0.4.0/28") // for node-2 and node-4
 	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Spec: &s, OperatorCount: 2, DaemonArgs: []string{atNodeAddress}})
-	p := watch(t, l, 30) // a report is tried again after 15 s
+	p := watch(t, l, 30) // a report is retried after 15 s
 	p.fires(t, "BerthSubnetNearlyFull", "BerthSubnetsExhausted")
 
-	t.Log("EC2 that refuses")
+	t.Log("EC2 refuses calls")
 	l.Cloud.API.Deny("CreateNetworkInterface")
 	free := int32(6) // more than one ENI holds
 	for _, n := range l.Nodes() {
@@ -203,7 +203,7 @@ func TestOperatorAlertsFire(t *testing.T) {
 
 	t.Log("no API server")
 	harness.OK(t, l.Kube.KillAPIServer())
-	for _, n := range l.Nodes() { // which report what comes and goes
+	for _, n := range l.Nodes() { // nodes report usage changes
 		b, list := harness.NewSandbox(t, n), harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
 		meanwhile(t, func(ctx context.Context, _ int) {
 			_, _ = b.CNI.AddNetworkList(ctx, list, b.RuntimeConf)
@@ -213,11 +213,11 @@ func TestOperatorAlertsFire(t *testing.T) {
 	p.fires(t, "BerthNodeReportsFail")
 }
 
-// TestPoolAlertsFire has each failure of address pools.
+// TestPoolAlertsFire causes each failure of address pools.
 func TestPoolAlertsFire(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{
-		// The Lease of a killed operator lasts for so long.
+		// The Lease of a killed operator lasts this long.
 		OperatorArgs: []string{"--lease-duration=15s", "--renew-deadline=10s"},
 		Nodes:        2, DaemonArgs: []string{atNodeAddress, "--warm-wait=5s", "--block-claim-interval=1s"},
 		Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/29"})}, // four blocks of two
@@ -234,42 +234,42 @@ func TestPoolAlertsFire(t *testing.T) {
 	}
 	p.fires(t, "BerthNoLeader", "BerthOperatorDown", "BerthBlockRequestsPending", "BerthPodsWait", "BerthPodsWaitOnManyNodes")
 
-	t.Log("a pool that is too small")
+	t.Log("pool too small")
 	for _, o := range l.Operators() {
 		harness.OK(t, o.Start())
 	}
 	p.fires(t, "BerthPoolExhausted", "BerthPoolNearlyExhausted")
 
-	t.Log("a node without a Node object")
+	t.Log("node without a Node object")
 	harness.OK(t, l.RemoveNodeObject(t.Context(), "node-1"))
 	p.fires(t, "BerthNodeObjectMissing")
 }
 
-// elsewhere are alerts that fire in no lab, only in scenarios of promtool (deploy/monitoring).
+// elsewhere lists alerts that fire in no lab, only in scenarios of promtool (deploy/monitoring).
 var elsewhere = map[string]string{
 	"BerthVersionsDiffer":            "lasts six hours, minutes here, and needs two builds",
 	"BerthADDsSlow":                  "needs 50 ADDs of more than 10 s, which are not scaled",
 	"BerthLinksNotRemoved":           "needs a kernel that does not remove links",
-	"BerthEC2Throttled":              "the limiter learns the rate within seconds, which are not scaled: a fifth refused for half an hour is another's doing",
+	"BerthEC2Throttled":              "the limiter learns the rate within seconds, which are not scaled: only another client can cause a fifth of calls to be refused for half an hour",
 	"BerthEC2CallsHeldBack":          "needs waits of 10 s, which are not scaled",
-	"BerthSubnetRefusesAddresses":    "a full subnet is tried again after a minute, which is not scaled",
-	"BerthENIsNotRemoved":            "what only a person can heal is tried again after a minute, which is not scaled",
+	"BerthSubnetRefusesAddresses":    "a full subnet is retried after a minute, which is not scaled",
+	"BerthENIsNotRemoved":            "errors that need human intervention are retried after a minute, which is not scaled",
 	"BerthENICreationsFail":          "the same",
-	"BerthENIsLeftBehind":            "orphans are looked for every ten minutes, which is not scaled",
+	"BerthENIsLeftBehind":            "orphans are collected every ten minutes, which is not scaled",
 	"BerthTwoLeaders":                "needs two installations",
 	"BerthAddressesComeLate":         "needs waits of 30 s, which are not scaled",
 	"BerthBlocksComeLate":            "needs waits of 10 s, which are not scaled",
-	"BerthListingsStopped":           "needs an operator that hangs and leads",
-	"BerthBlockRequestsRefused":      "needs a node that asks for what it has no pods for, which berthd does not",
-	"BerthVPCCallsFail":              "needs a provider that fails more often than not and is reached all the same: pauses after failures are not scaled",
+	"BerthListingsStopped":           "needs a leading operator that hangs",
+	"BerthBlockRequestsRefused":      "needs a node that requests blocks without pods, which berthd never does",
+	"BerthVPCCallsFail":              "needs a reachable provider that fails more than half of the calls: backoff is not scaled",
 	"BerthVPCThrottled":              "calls are held back for seconds, which are not scaled",
 	"BerthNICsNotPlugged":            "needs another plugin, or an agent, that keeps NICs from being plugged",
-	"BerthNICReportsFail":            "a report is tried again after up to 15 s, which is not scaled",
+	"BerthNICReportsFail":            "a report is retried after up to 15 s, which is not scaled",
 	"BerthWebhookCertificateExpires": "a certificate lasts for 30 days",
-	"BerthWebhookFails":              "needs an operator that the API server reaches and that does not reach it",
-	"BerthKubernetesCallsFail":       "requests are tried again after up to 15 s, which is not scaled",
+	"BerthWebhookFails":              "needs an operator that the API server reaches but that cannot reach the API server",
+	"BerthKubernetesCallsFail":       "requests are retried after up to 15 s, which is not scaled",
 
-	// These labs have no Egress: the kernel of the machine may lack Foo-over-UDP.
+	// These labs have no Egress, because the machine's kernel may lack Foo-over-UDP.
 	"BerthEgressWithoutGateways":       "needs an Egress",
 	"BerthEgressGatewaysMissing":       "needs an Egress",
 	"BerthEgressRefused":               "needs an Egress",
@@ -282,7 +282,7 @@ var elsewhere = map[string]string{
 	"BerthEgressGatewayFails":          "needs an Egress",
 }
 
-// TestEveryAlertFires checks that each alert is in a test above or in the list.
+// TestEveryAlertFires checks that each alert is in one of the tests above or in the list.
 func TestEveryAlertFires(t *testing.T) {
 	read := func(path string) string {
 		data, err := os.ReadFile(filepath.Join(harness.Tree(), path))
@@ -301,7 +301,7 @@ func TestEveryAlertFires(t *testing.T) {
 	}
 	for _, m := range alerts {
 		if here, there := strings.Contains(body, strconv.Quote(m[1])), elsewhere[m[1]] != ""; here == there {
-			t.Errorf("%s: is it brought to fire? %t; is it listed as one that cannot be? %t", m[1], here, there)
+			t.Errorf("%s: tested = %t, listed as untestable = %t, want exactly one", m[1], here, there)
 		}
 	}
 }

@@ -33,14 +33,13 @@ type portLab struct {
 	vpc   string
 }
 
-// again repeats a request until the API server accepts it.
+// again retries a request until the API server accepts it.
 func (l *portLab) again(what string, do func() error) {
 	l.Helper()
 	harness.OK(l.T, kube.Retry(l.Context(), what, do))
 }
 
-// waiting creates Pods of a node that no runtime starts: their NICs are created and bound, and nobody
-// plugs them.
+// waiting creates Pods on a node that no runtime starts: their NICs are created and bound but never plugged.
 func (l *portLab) waiting(node string, names ...string) (gone func()) {
 	l.Helper()
 	pod := func(name string) *corev1.Pod {
@@ -62,7 +61,7 @@ func (l *portLab) waiting(node string, names ...string) (gone func()) {
 	}
 }
 
-// database is the process of Open vSwitch's database on a node.
+// database returns the process ID of Open vSwitch's database on a node.
 func (l *portLab) database(node string) int {
 	l.Helper()
 	dir := filepath.Dir(strings.TrimPrefix(l.model.OVN.Switch(node).Endpoint(), "unix:"))
@@ -86,12 +85,12 @@ func (l *portLab) editVPC(edit func(*v1alpha1.VPCSpec)) {
 	})
 }
 
-// webhookSecret has the webhook's authorities.
+// webhookSecret is the Secret with the webhook's CAs.
 func webhookSecret() *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berth-operator-webhook"}}
 }
 
-// raiseWebhook creates the chart's objects of the webhook, which the API server never calls.
+// raiseWebhook creates the chart's objects for the webhook, which the API server never calls.
 func (l *portLab) raiseWebhook() {
 	l.Helper()
 	objects, err := deploy.Render(deploy.InMode(deploy.PortMode, "test"))
@@ -109,7 +108,7 @@ func (l *portLab) raiseWebhook() {
 	})
 }
 
-// TestPortAlertsFire has each failure of ports of VPCs, and its end.
+// TestPortAlertsFire causes each failure of ports in VPCs, and ends it.
 func TestPortAlertsFire(t *testing.T) {
 	t.Parallel()
 	harness.CanRun(t, lab.PortMode)
@@ -119,7 +118,7 @@ func TestPortAlertsFire(t *testing.T) {
 	})
 	model, ok := raised.Ports.(*portcloud.Model)
 	if !ok {
-		t.Fatalf("the lab has %T", raised.Ports)
+		t.Fatalf("ports of the lab have type %T", raised.Ports)
 	}
 	l := &portLab{t, raised, model, raised.VPCs[0].Name}
 	l.raiseWebhook()
@@ -133,9 +132,9 @@ func TestPortAlertsFire(t *testing.T) {
 	gone := []func(){l.waiting("node-1", "unbound-1"), l.waiting("node-2", "unbound-2")}
 	p.fires(t, "BerthNICBindingsFailOnManyNodes", "BerthNICBindingsFail")
 
-	t.Log("a port that no PodNIC has")
+	t.Log("port without a PodNIC")
 	stray := neutronfake.Port{Network: l.VPCs[0].Network.ID}
-	for _, of := range model.Neutron.Ports() { // as those of the NICs above, of another's UID
+	for _, of := range model.Neutron.Ports() { // like those of the NICs above, with another UID
 		if at := strings.LastIndex(of.Device, ":"); strings.HasPrefix(of.Device, "berth:") {
 			stray.Device, stray.Owner, stray.Project = of.Device[:at+1]+"00000000-0000-4000-8000-000000000000", of.Owner, of.Project
 		}
@@ -151,7 +150,7 @@ func TestPortAlertsFire(t *testing.T) {
 	}
 	p.resolves(t, "BerthNICBindingsFailOnManyNodes", "BerthNICBindingsFail", "BerthPodsWaitForNICs", "BerthPortsLeftBehind")
 
-	t.Log("a quota")
+	t.Log("quota")
 	model.Neutron.SetQuota(len(model.Neutron.Ports()))
 	end := l.waiting("node-1", "refused")
 	p.fires(t, "BerthVPCExhausted")
@@ -159,7 +158,7 @@ func TestPortAlertsFire(t *testing.T) {
 	p.resolves(t, "BerthVPCExhausted")
 	end()
 
-	t.Log("listings that fail")
+	t.Log("failing listings")
 	model.Neutron.HTTP.Inject(neutronfake.Fault{Method: "GET", Path: "/v2.0/ports", Status: 500, Type: "HTTPInternalServerError", Message: "no database"})
 	p.fires(t, "BerthPortListingsFail")
 	model.Neutron.HTTP.ClearFaults()
@@ -173,20 +172,20 @@ func TestPortAlertsFire(t *testing.T) {
 	model.Neutron.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = password })
 	p.resolves(t, "BerthVPCCredentialsRefused")
 
-	t.Log("a provider that is away")
+	t.Log("provider unreachable")
 	model.Neutron.HTTP.Inject(neutronfake.Fault{HangUp: true})
 	p.fires(t, "BerthVPCUnreachable")
 	model.Neutron.HTTP.ClearFaults()
 	p.resolves(t, "BerthVPCUnreachable")
 
-	t.Log("a subnet that there is not")
+	t.Log("unknown subnet")
 	var subnets []string
 	l.editVPC(func(s *v1alpha1.VPCSpec) { subnets, s.DefaultSubnets = s.DefaultSubnets, []string{"nowhere"} })
 	p.fires(t, "BerthVPCNotReady")
 	l.editVPC(func(s *v1alpha1.VPCSpec) { s.DefaultSubnets = subnets })
 	p.resolves(t, "BerthVPCNotReady")
 
-	t.Log("Open vSwitch that is away")
+	t.Log("Open vSwitch down")
 	signal := func(s syscall.Signal) {
 		t.Helper()
 		for _, name := range []string{"node-2", "node-3"} {
@@ -198,7 +197,7 @@ func TestPortAlertsFire(t *testing.T) {
 	signal(syscall.SIGCONT)
 	p.resolves(t, "BerthOVSDBAwayOnManyNodes", "BerthOVSDBAway")
 
-	t.Log("a webhook without a certificate")
+	t.Log("webhook without a certificate")
 	l.again("delete the webhook's Secret", func() error {
 		return client.IgnoreNotFound(l.Kube.Client.Delete(t.Context(), webhookSecret()))
 	})
@@ -210,13 +209,13 @@ func TestPortAlertsFire(t *testing.T) {
 	l.raiseWebhook()
 	p.resolves(t, "BerthWebhookDown")
 
-	for name := range p.fired { // and nothing besides, but for what an operator that ended does
+	for name := range p.fired { // no other alert may fire, except those of an ended operator
 		if !strings.Contains(brought, name) && name != "BerthNoLeader" && name != "BerthOperatorDown" {
-			t.Errorf("%s fired, and nothing of it was wrong", name)
+			t.Errorf("%s fired without a cause", name)
 		}
 	}
 }
 
-// brought are the alerts of TestPortAlertsFire, and one that may fire while listings fail.
+// brought lists the alerts of TestPortAlertsFire, and one that may fire while listings fail.
 const brought = "BerthNICBindingsFailOnManyNodes BerthNICBindingsFail BerthPodsWaitForNICs BerthPortsLeftBehind BerthVPCExhausted BerthPortListingsFail " +
 	"BerthVPCCredentialsRefused BerthVPCUnreachable BerthVPCNotReady BerthOVSDBAwayOnManyNodes BerthOVSDBAway BerthWebhookDown BerthVPCCallsFail"

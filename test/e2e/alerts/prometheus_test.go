@@ -27,12 +27,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// ruleFiles are those of the chart.
+// ruleFiles are the rule files of the chart.
 var ruleFiles = []string{
 	"deploy/chart/files/monitoring/rules.yaml", "deploy/chart/files/monitoring/rules-ports.yaml", "deploy/chart/files/monitoring/rules-egress.yaml",
 }
 
-// prometheus is a real one, in the namespace of a lab's router.
+// prometheus is a real Prometheus, in the namespace of a lab's router.
 type prometheus struct {
 	*proc.Process
 	l     *lab.Lab
@@ -40,10 +40,10 @@ type prometheus struct {
 	fired map[string]bool // by alert
 }
 
-// targets are a scrape job's, by the label instance.
+// targets maps the instance labels of a scrape job to addresses.
 type targets map[string]string
 
-// tool is a program of tools/prometheus.
+// tool returns the path of a program in tools/prometheus.
 func tool(t *testing.T, program string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(harness.Tree(), "hack/tool.sh"), "prometheus", program)
@@ -53,9 +53,8 @@ func tool(t *testing.T, program string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// watch starts a Prometheus that scrapes all daemons and operators of a lab, and waits for some
-// scrapes. Durations of the rules are divided by faster; with 60, a scrape each half second stands for
-// one in 30 s.
+// watch starts a Prometheus that scrapes all daemons and operators of a lab, and waits for some scrapes. Durations in
+// the rules are divided by faster; with 60, scraping every half second stands for every 30 s.
 func watch(t *testing.T, l *lab.Lab, faster int) *prometheus {
 	t.Helper()
 	lint(t, l)
@@ -89,10 +88,10 @@ func watch(t *testing.T, l *lab.Lab, faster int) *prometheus {
 	t.Cleanup(func() {
 		harness.OK(t, p.Stop(time.Minute))
 		if t.Failed() {
-			t.Logf("fired in all: %v\nPrometheus's log:\n%s", slices.Sorted(maps.Keys(p.fired)), p.LogTail(20))
+			t.Logf("all fired alerts: %v\nPrometheus's log:\n%s", slices.Sorted(maps.Keys(p.fired)), p.LogTail(20))
 		}
 	})
-	harness.Eventually(t, harness.Patience, "Prometheus sees every program", func() error {
+	harness.Eventually(t, harness.Patience, "Prometheus scrapes every program", func() error {
 		seen := p.query(t, `count_over_time((up == 1)[15s:500ms]) > 25`)
 		return harness.Equal("targets", len(seen), len(daemons)+len(operators))
 	})
@@ -139,7 +138,7 @@ func lint(t *testing.T, l *lab.Lab) {
 				t.Errorf("%s: %s", of, line)
 			}
 		}
-		if err != nil && check.ProcessState.ExitCode() != 3 { // 3: there is something to say of some
+		if err != nil && check.ProcessState.ExitCode() != 3 { // 3 means lint findings
 			t.Errorf("%s: promtool check metrics: %v: %s", of, err, out)
 		}
 	}
@@ -180,7 +179,7 @@ func (p *prometheus) get(t *testing.T, path string, into any) error {
 	}{into})
 }
 
-// query returns the labels of the series that an expression has.
+// query returns the labels of the series in the result of an expression.
 func (p *prometheus) query(t *testing.T, expr string) (series []map[string]string) {
 	t.Helper()
 	var data struct {
@@ -189,7 +188,7 @@ func (p *prometheus) query(t *testing.T, expr string) (series []map[string]strin
 		} `json:"result"`
 	}
 	if p.get(t, "query?query="+url.QueryEscape(expr), &data) != nil {
-		return nil // it starts
+		return nil // still starting
 	}
 	for _, r := range data.Result {
 		series = append(series, r.Metric)
@@ -197,7 +196,7 @@ func (p *prometheus) query(t *testing.T, expr string) (series []map[string]strin
 	return series
 }
 
-// alert is one that is pending or fires.
+// alert is a pending or firing alert.
 type alert struct {
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
@@ -218,7 +217,7 @@ func (p *prometheus) firing(t *testing.T) (names []string) {
 		}
 		for name, text := range a.Annotations {
 			if text == "" || strings.Contains(text, "<no value>") || strings.Contains(text, "error") && strings.Contains(text, "template") {
-				t.Errorf("%s: %s reads %q", a.Labels["alertname"], name, text)
+				t.Errorf("%s: annotation %s = %q, want a rendered text", a.Labels["alertname"], name, text)
 			}
 		}
 		if name := a.Labels["alertname"]; !slices.Contains(names, name) {
@@ -233,7 +232,7 @@ func (p *prometheus) firing(t *testing.T) (names []string) {
 func (p *prometheus) quiet(t *testing.T) {
 	t.Helper()
 	if names := p.firing(t); len(names) > 0 {
-		t.Errorf("nothing is wrong, and there fire %v", names)
+		t.Errorf("alerts %v fire without a cause", names)
 	}
 }
 
@@ -242,14 +241,14 @@ func (p *prometheus) resolves(t *testing.T, names ...string) {
 	t.Helper()
 	harness.Eventually(t, harness.Patience, fmt.Sprintf("%v resolve", names), func() error {
 		if still := slices.DeleteFunc(p.firing(t), func(n string) bool { return !slices.Contains(names, n) }); len(still) > 0 {
-			return fmt.Errorf("still %v", still)
+			return fmt.Errorf("still firing: %v", still)
 		}
 		return nil
 	})
 	t.Logf("resolved: %v", names)
 }
 
-// fires waits until alerts have fired, together or one after the other.
+// fires waits until all the alerts have fired, together or one after the other.
 func (p *prometheus) fires(t *testing.T, names ...string) {
 	t.Helper()
 	harness.Eventually(t, harness.Patience, fmt.Sprintf("%v fire", names), func() error {
@@ -257,7 +256,7 @@ func (p *prometheus) fires(t *testing.T, names ...string) {
 			p.fired[name] = true
 		}
 		if missing := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return p.fired[n] }); len(missing) > 0 {
-			return fmt.Errorf("not yet %v", missing)
+			return fmt.Errorf("not yet fired: %v", missing)
 		}
 		return nil
 	})

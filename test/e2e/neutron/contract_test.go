@@ -28,14 +28,14 @@ var (
 	byHybrid = vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-int"}
 )
 
-// provider opens a provider with some credentials, or without any.
+// provider opens a provider with the given credentials, or with none.
 func (w *world) provider(t *testing.T, credentials *neutron.Credentials) *neutron.Provider {
 	t.Helper()
 	s := neutron.Settings{Endpoint: w.Endpoint(), Credentials: credentials, Timeout: time.Minute}
 	if credentials == nil {
 		s.Project = w.Project()
 	} else {
-		s.TLS.Insecure = true // Keystone of the lab speaks no TLS
+		s.TLS.Insecure = true // the lab's Keystone has no TLS
 	}
 	p, err := neutron.Open(s)
 	harness.OK(t, err)
@@ -43,7 +43,7 @@ func (w *world) provider(t *testing.T, credentials *neutron.Credentials) *neutro
 	return p
 }
 
-// name is unique.
+// name returns a unique name.
 func name() string {
 	b := make([]byte, 6)
 	_, _ = rand.Read(b) // never fails (crypto/rand)
@@ -72,7 +72,7 @@ func (w *world) subnet(t *testing.T, network, name string, cidr netip.Prefix) op
 	t.Helper()
 	s, err := w.AddSubnet(t.Context(), openstack.Subnet{Name: name, Network: network, CIDR: cidr})
 	harness.OK(t, err)
-	return s // goes with its network
+	return s // deleted with its network
 }
 
 func (w *world) group(t *testing.T, name string) openstack.Group {
@@ -83,17 +83,17 @@ func (w *world) group(t *testing.T, name string) openstack.Group {
 	return g
 }
 
-// bed is a network for a test of the contract.
+// bed creates a network for a test of the contract.
 func (w *world) bed(t *testing.T, p vpcport.Provider, plug vpcport.Plug) vpcporttest.Bed {
 	t.Helper()
-	// The group is deleted last, since ports have it.
+	// The group is deleted last, because ports use it.
 	group := w.group(t, name())
 	network := w.network(t, name())
 	web := w.subnet(t, network.ID, "web", netip.MustParsePrefix("192.168.0.0/24"))
 	small := w.subnet(t, network.ID, "small", netip.MustParsePrefix("192.168.1.0/29"))
 	return vpcporttest.Bed{
 		Provider: p, Network: network.ID, Name: network.Name, Subnet: web.ID, CIDR: web.CIDR, Gateway: web.Gateway, Free: netip.MustParseAddr("192.168.0.77"),
-		Small: small.ID, Room: 5, // six hosts, of which one is the gateway
+		Small: small.ID, Room: 5, // six hosts, one of them the gateway
 		Group: group.ID, Host: nodeNames[0], NoHost: "node-z", Plug: plug, Absent: absent,
 		SetQuota: func(t *testing.T, more int) {
 			t.Helper()
@@ -105,14 +105,14 @@ func (w *world) bed(t *testing.T, p vpcport.Provider, plug vpcport.Plug) vpcport
 	}
 }
 
-// contract runs the contract of providers.
+// contract runs the contract tests of providers.
 func contract(t *testing.T, w *world, p vpcport.Provider, plug vpcport.Plug) {
 	t.Helper()
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return w.bed(t, p, plug) })
 }
 
-// compare compares the lab's Neutron with the real one: status, type and words of errors, and
-// attributes of the answer to each request of the provider; and revisions and bindings.
+// compare compares the lab's Neutron with the real one: status, type and message of errors, the attributes in the
+// reply to each request of the provider, and revisions and bindings.
 func compare(t *testing.T, w *world, host neutronfake.Host) {
 	t.Helper()
 	s := neutronscenes.Stage{Host: nodeNames[0], Project: w.Project(), Quota: func(n int) { harness.OK(t, w.SetQuota(context.Background(), n)) }}
@@ -122,7 +122,7 @@ func compare(t *testing.T, w *world, host neutronfake.Host) {
 	ofLab.Project = s.Project
 	want, got := neutronscenes.Requests(t, w.Endpoint(), s), neutronscenes.Requests(t, url, ofLab)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("of Neutron (-) and the lab (+):\n%s", diff)
+		t.Errorf("difference between Neutron (-) and the lab (+):\n%s", diff)
 	}
 	neutronscenes.Compare(t, neutronscenes.Play(t, url, ofLab), neutronscenes.Play(t, w.Endpoint(), s))
 }

@@ -26,7 +26,7 @@ func processes(t *testing.T, dir string) (found []string) {
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	harness.OK(t, err)
 	for _, file := range all {
-		args, _ := os.ReadFile(file) // it may have ended
+		args, _ := os.ReadFile(file) // the process may have ended
 		if line := strings.ReplaceAll(string(args), "\x00", " "); strings.Contains(line, dir) {
 			found = append(found, line)
 		}
@@ -34,7 +34,7 @@ func processes(t *testing.T, dir string) (found []string) {
 	return found
 }
 
-// nothingIsLeft expects no program and no link of an instance.
+// nothingIsLeft checks that no program and no link of an instance is left.
 func nothingIsLeft(t *testing.T, dir string) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, "all programs have ended", func() error {
@@ -54,13 +54,12 @@ func nothingIsLeft(t *testing.T, dir string) {
 	harness.OK(t, err)
 	for _, e := range left {
 		if e.IsDir() && e.Name() != "log" {
-			t.Errorf("folder %s is left", e.Name())
+			t.Errorf("directory %s is left", e.Name())
 		}
 	}
 }
 
-// TestInterruptedStart interrupts an instance while it starts, which leaves nothing, with either
-// backend.
+// TestInterruptedStart interrupts an instance while it starts, with either backend; nothing is left.
 func TestInterruptedStart(t *testing.T) {
 	harness.OK(t, present.close())
 	for _, b := range []openstack.Backend{openstack.OVN, openstack.Agent} {
@@ -74,14 +73,14 @@ func TestInterruptedStart(t *testing.T) {
 			}
 		}})
 		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v, want %v", b, err, context.Canceled)
+			t.Errorf("%s: error = %v, want %v", b, err, context.Canceled)
 		}
 		nothingIsLeft(t, dir)
 	}
 }
 
-// TestStartFails has a program that ends while an instance starts: the error names it with the end of
-// its log, and nothing is left.
+// TestStartFails: if a program ends while an instance starts, the error names it and includes the end of its log, and
+// nothing is left.
 func TestStartFails(t *testing.T) {
 	harness.OK(t, present.close())
 	l, err := net.Listen("tcp", ":9696")
@@ -92,32 +91,32 @@ func TestStartFails(t *testing.T) {
 	defer os.RemoveAll(dir)
 	_, err = openstack.Start(harness.Deadline(t, 2*time.Minute), openstack.Options{Dir: dir})
 	if err == nil || !strings.Contains(err.Error(), "neutron-server ended") {
-		t.Errorf("with its port taken: %v", err)
+		t.Errorf("start with the port in use: error = %v, want \"neutron-server ended\"", err)
 	}
 	nothingIsLeft(t, dir)
 }
 
-// TestNodesComeAndGo has a node leave with its programs and join again under its name, and nodes that
-// cannot join.
+// TestNodesComeAndGo makes a node leave with its programs and rejoin under the same name, and tries nodes that cannot
+// join.
 func TestNodesComeAndGo(t *testing.T) {
 	w := of(t, openstack.OVN, false)
 	ctx := harness.Deadline(t, 2*time.Minute)
-	if _, err := w.Join(ctx, nodeNames[0], ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "has joined already") {
-		t.Errorf("a name that is taken: %v", err)
+	if _, err := w.Join(ctx, nodeNames[0], ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "has already joined") {
+		t.Errorf("join with a name in use: error = %v, want \"has already joined\"", err)
 	}
 	for _, name := range []string{"", "Node", "a_b", strings.Repeat("n", 43)} {
 		if _, err := w.Join(ctx, name, ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "node name") {
-			t.Errorf("the name %q: %v", name, err)
+			t.Errorf("join with the name %q: error = %v, want one about the node name", name, err)
 		}
 	}
 	if _, err := w.Join(ctx, "node-z", ns.Path("there-is-none")); err == nil || !strings.Contains(err.Error(), "join node node-z") {
-		t.Errorf("a namespace that is not there: %v", err)
+		t.Errorf("join with an unknown namespace: error = %v, want one about joining node-z", err)
 	}
 	last := w.nodes[1]
 	harness.OK(t, last.Leave())
 	dir := filepath.Dir(strings.TrimPrefix(last.OVSDB(), "unix:"))
 	if left := processes(t, dir); len(left) > 0 {
-		t.Errorf("of a node that left: %v", left)
+		t.Errorf("programs of a node that left still run: %v", left)
 	}
 	again, err := w.Join(ctx, last.Name, last.Netns())
 	harness.OK(t, err)
@@ -127,11 +126,11 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 }
 
-// starter is the environment variable of a test that only starts an instance: its directory and the
-// namespace of its services.
+// starter is the environment variable of a test process that only starts an instance: its directory and the namespace
+// of its services.
 const starter = "BERTH_TEST_STARTER"
 
-// TestStarterKilled kills the process that started an instance: all programs end, with either backend.
+// TestStarterKilled kills the process that started an instance, with either backend: all programs end.
 func TestStarterKilled(t *testing.T) {
 	if dir, netns, ok := strings.Cut(os.Getenv(starter), " "); ok {
 		_, err := openstack.Start(t.Context(), openstack.Options{Dir: dir, Netns: netns, Backend: openstack.Backend(filepath.Base(dir))})
@@ -160,7 +159,7 @@ func TestStarterKilled(t *testing.T) {
 		harness.OK(t, child.Process.Kill())
 		_ = child.Wait() // it was killed
 		if len(running) < 4 {
-			t.Errorf("%s: only these ran: %v", b, running)
+			t.Errorf("%s: running programs = %v, want at least 4", b, running)
 		}
 		harness.Eventually(t, time.Minute, string(b)+": all programs have ended", func() error {
 			if left := processes(t, dir); len(left) > 0 {

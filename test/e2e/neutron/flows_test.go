@@ -20,11 +20,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// agentDown is how long Neutron waits for a silent agent: short for the test, and longer than a busy
-// machine stops.
+// agentDown is how long Neutron waits for a silent agent: short for the test, but longer than a busy machine may
+// stall.
 const agentDown = 9 * time.Second
 
-// TestFlowsThroughNeutron has ports carry pods' packets, from the annotation on, with either backend.
+// TestFlowsThroughNeutron: ports carry pods' traffic, starting from the annotation, with either backend.
 func TestFlowsThroughNeutron(t *testing.T) {
 	t.Run("OVN", func(t *testing.T) {
 		flows(t, openstack.OVN, v1alpha1.PortPlug{Type: v1alpha1.PlugOVS, Bridge: "br-int", OVN: true})
@@ -41,8 +41,8 @@ type bench struct {
 	cloud *openstack.Cloud
 }
 
-// flows runs pods with ports, from the annotation to the packet, with two nodes and two operators, and
-// kills Neutron's own programs. At the end all views agree.
+// flows runs pods with ports, from annotation to packet, with two nodes and two operators, and kills Neutron's own
+// programs. At the end all views agree.
 func flows(t *testing.T, backend openstack.Backend, plug v1alpha1.PortPlug) {
 	t.Helper()
 	harness.OK(t, present.close())
@@ -55,7 +55,7 @@ func flows(t *testing.T, backend openstack.Backend, plug v1alpha1.PortPlug) {
 	l := harness.Raise(t, o)
 	cloud, ok := l.Ports.(*portcloud.Real)
 	if !ok {
-		t.Fatalf("the lab has %T", l.Ports)
+		t.Fatalf("ports of the lab have type %T", l.Ports)
 	}
 	b := &bench{t, l, cloud.OpenStack}
 	for i, f := range demo.Story(l) {
@@ -65,11 +65,11 @@ func flows(t *testing.T, backend openstack.Backend, plug v1alpha1.PortPlug) {
 			t.Log(figures)
 		})
 		if !passed && i < 2 {
-			return // without its pods there is nothing to go on with
+			return // the other cases need its pods
 		}
 	}
 	b.plugged(plug)
-	for name, flow := range map[string]func(*bench){"Neutron's server killed": (*bench).serverKilled, "a node's agent killed": (*bench).agentKilled} {
+	for name, flow := range map[string]func(*bench){"Neutron's server killed": (*bench).serverKilled, "node's agent killed": (*bench).agentKilled} {
 		t.Run(name, func(t *testing.T) { flow(&bench{t, l, b.cloud}) })
 	}
 	harness.Settle(t, l)
@@ -82,7 +82,7 @@ func (b *bench) plugged(want v1alpha1.PortPlug) {
 	harness.OK(b.T, err)
 	for _, n := range nics {
 		if n.Status.Plug == nil || *n.Status.Plug != want {
-			b.Errorf("PodNIC %s is plugged by %+v, want %+v", n.Name, n.Status.Plug, want)
+			b.Errorf("plug of PodNIC %s = %+v, want %+v", n.Name, n.Status.Plug, want)
 		}
 	}
 	if len(nics) == 0 {
@@ -90,15 +90,15 @@ func (b *bench) plugged(want v1alpha1.PortPlug) {
 	}
 }
 
-// pending is a pod that is being made.
+// pending is a pod that is being created.
 type pending struct {
 	name string
 	done chan struct{}
-	pod  *node.Pod // once done is closed
+	pod  *node.Pod // valid once done is closed
 	err  error
 }
 
-// begin has a pod with one NIC made on a node.
+// begin starts to create a pod with one NIC on a node.
 func (b *bench) begin(n *node.Node, name string) *pending {
 	p := &pending{name: name, done: make(chan struct{})}
 	ctx := harness.Deadline(b.T, harness.Patience)
@@ -109,10 +109,10 @@ func (b *bench) begin(n *node.Node, name string) *pending {
 	return p
 }
 
-// waits returns once a condition of the pod's PodNIC is False, with a word in reason or message.
+// waits returns once a condition of the pod's PodNIC is False and its reason or message contains a word.
 func (b *bench) waits(p *pending, kind, word string) {
 	b.Helper()
-	harness.Eventually(b.T, time.Minute, p.name+" waits", func() error {
+	harness.Eventually(b.T, time.Minute, p.name+" is waiting", func() error {
 		nics, err := b.Kube.PodNICs(b.Context())
 		if err != nil {
 			return err
@@ -125,21 +125,21 @@ func (b *bench) waits(p *pending, kind, word string) {
 			if c != nil && c.Status == "False" && harness.Says(c.Reason+" "+c.Message, word) {
 				return nil
 			}
-			return fmt.Errorf("its PodNIC says %+v", n.Status.Conditions)
+			return fmt.Errorf("conditions of its PodNIC: %+v", n.Status.Conditions)
 		}
-		return errors.New("it has no PodNIC")
+		return errors.New("the pod has no PodNIC")
 	})
 	select {
 	case <-p.done:
-		b.Fatalf("%s is done: %v", p.name, p.err)
+		b.Fatalf("pod %s did not wait: %v", p.name, p.err)
 	default:
 	}
 }
 
-// comes waits for a pod, and has it and another ask each other.
+// comes waits for a pod, and checks traffic to and from another pod.
 func (b *bench) comes(p *pending, other *node.Pod) {
 	b.Helper()
-	<-p.done // its context ends
+	<-p.done // bounded by its context
 	harness.OK(b.T, p.err)
 	b.talk(p.pod, other)
 }
@@ -150,7 +150,7 @@ func (b *bench) talk(one, other *node.Pod) {
 	harness.OK(b.T, errors.Join(demo.Reached(ctx, one, other.Addr()), demo.Reached(ctx, other, one.Addr())))
 }
 
-// pods makes a pod on each node that allows all traffic.
+// pods creates a pod on each node; all traffic is allowed.
 func (b *bench) pods() (near, far *node.Pod) {
 	b.Helper()
 	near, err := b.Nodes()[0].Pod("pod1")
@@ -160,7 +160,7 @@ func (b *bench) pods() (near, far *node.Pod) {
 	return near, far
 }
 
-// serverKilled kills Neutron's server: running pods are not affected, and a new one waits for it.
+// serverKilled kills Neutron's server: running pods are unaffected, and a new one waits for the server.
 func (b *bench) serverKilled() {
 	near, far := b.pods()
 	harness.OK(b.T, b.cloud.KillServer())
@@ -172,8 +172,7 @@ func (b *bench) serverKilled() {
 	harness.OK(b.T, b.Nodes()[1].DelPod(harness.Deadline(b.T, harness.Patience), waiting.name))
 }
 
-// agentKilled kills a node's agent: running pods are not affected, and a new one waits until the agent
-// is back.
+// agentKilled kills a node's agent: running pods are unaffected, and a new one waits until the agent is back.
 func (b *bench) agentKilled() {
 	near, far := b.pods()
 	var at *openstack.Node
@@ -183,14 +182,14 @@ func (b *bench) agentKilled() {
 		}
 	}
 	harness.OK(b.T, at.KillAgent())
-	harness.Eventually(b.T, time.Minute, "Neutron misses the agent", func() error {
+	harness.Eventually(b.T, time.Minute, "Neutron reports the agent as down", func() error {
 		if at.Alive(b.Context()) == nil {
-			return errors.New("it believes in it")
+			return errors.New("the agent is still reported as alive")
 		}
 		return nil
 	})
 	waiting := b.begin(b.Nodes()[1], "without-agent")
-	b.waits(waiting, v1alpha1.ConditionBound, "does its agent there live")
+	b.waits(waiting, v1alpha1.ConditionBound, "is its agent running there")
 	b.talk(near, far)
 	harness.OK(b.T, at.RestartAgent())
 	b.comes(waiting, near)

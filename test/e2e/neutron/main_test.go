@@ -31,23 +31,23 @@ type world struct {
 	*openstack.Cloud
 	options openstack.Options
 	nodes   []*openstack.Node
-	spaces  []string // the names of their network namespaces
+	spaces  []string // names of the nodes' network namespaces
 }
 
-// present is the running instance. There is one at a time, as each has the same addresses.
+// present is the running instance. There is only one at a time, because all use the same addresses.
 var present *world
 
 // nodeNames are the nodes of each instance, which are Neutron's hosts.
 var nodeNames = []string{"node-a", "node-b"}
 
-// of is an instance of a kind with two nodes, which tests share.
+// of returns an instance of a kind with two nodes, shared by tests.
 func of(t *testing.T, backend openstack.Backend, keystone bool) *world {
 	t.Helper()
 	if present != nil && present.options.Backend == backend && present.options.Keystone == keystone {
 		return present
 	}
 	harness.OK(t, present.close())
-	dir, err := os.MkdirTemp("", "os") // short, since sockets lie in it
+	dir, err := os.MkdirTemp("", "os") // short, because it contains sockets
 	harness.OK(t, err)
 	began := time.Now()
 	progress := func(line string) { t.Logf("%5.1f s  %s", time.Since(began).Seconds(), line) }

@@ -12,15 +12,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestProviderWithNeutron has the provider of VPC ports and the plugs work with a real Neutron: with OVN, and
-// with Neutron's own agent, which puts a Linux bridge between a port and br-int. The lab's Neutron answers
-// word for word as each of them does.
+// TestProviderWithNeutron tests the provider of VPC ports and the plugs with a real Neutron: with OVN, and with
+// Neutron's own agent, which puts a Linux bridge between a port and br-int. The lab's Neutron replies word for word
+// like each of them.
 func TestProviderWithNeutron(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		backend openstack.Backend
 		plug    vpcport.Plug
-		host    neutronfake.Host // of the lab's Neutron
+		host    neutronfake.Host // host of the lab's Neutron
 	}{
 		{"OVN", openstack.OVN, byOVN, neutronfake.Host{}},
 		{"Agent", openstack.Agent, byHybrid, neutronfake.Host{Agent: true, Hybrid: true}},
@@ -36,8 +36,8 @@ func TestProviderWithNeutron(t *testing.T) {
 	}
 }
 
-// TestContractWithLeastRights has a user of the project with exactly the rights that the provider says it
-// needs keep the contract, by password and by an application credential.
+// TestContractWithLeastRights runs the contract tests as a project user with exactly the rights that the provider
+// requires, with a password and with an application credential.
 func TestContractWithLeastRights(t *testing.T) {
 	w := of(t, openstack.OVN, true)
 	u, err := w.AddUser(t.Context(), name(), openstack.Role)

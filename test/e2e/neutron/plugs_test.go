@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// pod is one with a port of Neutron's.
+// pod is a pod with a port in Neutron.
 type pod struct {
 	*podif.Namespace
 	port    vpcport.Port
@@ -33,7 +33,7 @@ type pod struct {
 	plugger plug.Plugger
 }
 
-// plugger is a node's.
+// plugger returns a node's plugger.
 func plugger(t *testing.T, n *openstack.Node) plug.Plugger {
 	t.Helper()
 	db, err := ovsdb.New(n.OVSDB(), slog.New(slog.DiscardHandler))
@@ -49,10 +49,10 @@ func plugger(t *testing.T, n *openstack.Node) plug.Plugger {
 	return plug.Set{plug.OVS: straight, plug.OVSHybrid: bridged}
 }
 
-// kinds are the API's words for how a port is plugged.
+// kinds maps the API's names for how a port is plugged.
 var kinds = map[vpcport.PlugKind]plug.Kind{vpcport.OVS: plug.OVS, vpcport.OVSHybrid: plug.OVSHybrid}
 
-// made creates a port that is bound to a node, and the pod for it.
+// made creates a port bound to a node, and a pod for it.
 func made(t *testing.T, p vpcport.Provider, n *openstack.Node, at plug.Plugger, number int, network vpcport.Network, subnet openstack.Subnet, groups ...string) *pod {
 	t.Helper()
 	uid := name()
@@ -64,7 +64,7 @@ func made(t *testing.T, p vpcport.Provider, n *openstack.Node, at plug.Plugger, 
 	port := ports[0]
 	t.Cleanup(func() { harness.OK(t, p.Delete(context.Background(), port.ID)) })
 	if port.Binding.Result != vpcport.Bound || port.Status == vpcport.StatusActive {
-		t.Fatalf("the new port: %+v", port)
+		t.Fatalf("new port = %+v, want it bound and not yet active", port)
 	}
 	space := plugtest.Space(t, "pod")
 	w := plugtest.Want(kinds[port.Binding.Plug.Kind], fmt.Sprintf("bth%012d", number), port.ID, space, t)
@@ -78,7 +78,7 @@ func made(t *testing.T, p vpcport.Provider, n *openstack.Node, at plug.Plugger, 
 
 func (p *pod) addr() netip.Addr { return p.port.Addresses[0].IP }
 
-// plug plugs the pod's port in and waits until node and Neutron call it active.
+// plug plugs the pod's port and waits until the node and Neutron report it as active.
 func (p *pod) plug(t *testing.T, provider vpcport.Provider) {
 	t.Helper()
 	ctx := harness.Deadline(t, time.Minute)
@@ -91,7 +91,7 @@ func (p *pod) plug(t *testing.T, provider vpcport.Provider) {
 	now, err := provider.Get(ctx, p.port.ID)
 	harness.OK(t, err)
 	if now.Revision <= p.port.Revision {
-		t.Errorf("revision %d before it was plugged, %d when active: want it changed by that", p.port.Revision, now.Revision)
+		t.Errorf("revision %d before plugging, %d when active, want a higher one", p.port.Revision, now.Revision)
 	}
 }
 
@@ -101,13 +101,13 @@ func (p *pod) becomes(t *testing.T, provider vpcport.Provider, want vpcport.Stat
 	harness.Eventually(t, time.Minute, fmt.Sprintf("port %s has status %v", p.port.ID, want), func() error {
 		now, err := provider.Get(t.Context(), p.port.ID)
 		if err == nil && now.Status != want {
-			err = fmt.Errorf("it has %v", now.Status)
+			err = fmt.Errorf("status = %v", now.Status)
 		}
 		return err
 	})
 }
 
-// ask sends one question from a pod to another.
+// ask sends one request from a pod to another.
 func (p *pod) ask(t *testing.T, network string, to *pod) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -116,25 +116,25 @@ func (p *pod) ask(t *testing.T, network string, to *pod) error {
 	return err
 }
 
-// reaches waits until a pod gets answers of another.
+// reaches waits until a pod gets replies from another.
 func (p *pod) reaches(t *testing.T, network string, to *pod) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, fmt.Sprintf("%s reaches %s by %s", p.addr(), to.addr(), network), func() error { return p.ask(t, network, to) })
+	harness.Eventually(t, time.Minute, fmt.Sprintf("%s reaches %s over %s", p.addr(), to.addr(), network), func() error { return p.ask(t, network, to) })
 }
 
-// missesSoon waits until a pod gets no answer from another.
+// missesSoon waits until a pod gets no reply from another.
 func (p *pod) missesSoon(t *testing.T, network string, to *pod) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, fmt.Sprintf("%s no longer reaches %s by %s", p.addr(), to.addr(), network), func() error {
+	harness.Eventually(t, time.Minute, fmt.Sprintf("%s no longer reaches %s over %s", p.addr(), to.addr(), network), func() error {
 		if p.ask(t, network, to) == nil {
-			return errors.New("it does")
+			return errors.New("still reachable")
 		}
 		return nil
 	})
 }
 
-// plugs binds and plugs ports on two nodes, which become active and carry the packets that their
-// security groups allow.
+// plugs binds and plugs ports on two nodes, which become active and carry the traffic that their security groups
+// allow.
 func plugs(t *testing.T, w *world) {
 	t.Helper()
 	provider := w.provider(t, nil)
@@ -160,30 +160,30 @@ func plugs(t *testing.T, w *world) {
 		one.reaches(t, network, beside)
 		one.reaches(t, network, away) // through a tunnel
 		away.reaches(t, network, one)
-		closed.reaches(t, network, one) // answers pass
+		closed.reaches(t, network, one) // replies pass
 	}
 	if err := one.ask(t, "tcp", closed); err == nil {
-		t.Error("a packet passed that no rule allows")
+		t.Error("TCP passed without a rule")
 	}
 	rule, err := w.AddRule(t.Context(), openstack.Rule{Group: shut.ID, Direction: "ingress", EtherType: "IPv4", Protocol: "tcp", First: echo.Port, Last: echo.Port})
 	harness.OK(t, err)
 	one.reaches(t, "tcp", closed)
 	if err := one.ask(t, "udp", closed); err == nil {
-		t.Error("UDP passed, and a rule allows TCP only")
+		t.Error("UDP passed although the rule allows only TCP")
 	}
 	harness.OK(t, w.Delete(t.Context(), "security-group-rule", rule.ID))
 	one.missesSoon(t, "tcp", closed)
 	harness.OK(t, beside.plugger.Unplug(t.Context(), beside.want.Ref))
 	beside.becomes(t, provider, vpcport.StatusDown)
 	if err := one.ask(t, "tcp", beside); err == nil {
-		t.Error("a port that is unplugged answers")
+		t.Error("an unplugged port replies")
 	}
-	// A port that is deleted while plugged carries nothing, and the node removes its row.
+	// A port deleted while plugged carries no traffic, and the node removes its row.
 	harness.OK(t, provider.Delete(t.Context(), away.port.ID))
 	one.missesSoon(t, "tcp", away)
 	list, err := away.plugger.List(t.Context())
 	harness.OK(t, err)
 	if !slices.ContainsFunc(list, func(f plug.Found) bool { return f.PortID == away.port.ID }) {
-		t.Errorf("the port that was deleted is not among those plugged: %+v", list)
+		t.Errorf("plugged ports = %+v, want the deleted port among them", list)
 	}
 }

@@ -1,6 +1,5 @@
-// Command pause is the only process of the sandboxes that the tests make. It
-// answers on TCP port 7777 as lab/network/echo does, whose client asks it,
-// and ends at SIGTERM. It imports nothing else, so that its image stays small.
+// Command pause is the only process in the sandboxes of the tests. It serves TCP port 7777 like lab/network/echo,
+// whose client is used, and ends at SIGTERM. It imports nothing else, so that its image stays small.
 package main
 
 import (

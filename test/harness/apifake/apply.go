@@ -12,17 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// merged is an object with a merge patch (RFC 7386).
+// merged returns an object with a merge patch (RFC 7386) applied.
 func merged(o *unstructured.Unstructured, kind string, patch []byte) (*unstructured.Unstructured, error) {
 	if kind != string(types.MergePatchType) {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("a patch of type %s", kind))
+		return nil, apierrors.NewBadRequest(fmt.Sprintf("unsupported patch type %s", kind))
 	}
 	var p map[string]any
 	if err := json.Unmarshal(patch, &p); err != nil {
 		return nil, err
 	}
 	out := o.DeepCopy()
-	out.SetResourceVersion("") // what the patch says counts
+	out.SetResourceVersion("") // the version in the patch counts
 	mergeInto(out.Object, p)
 	return normal(out)
 }
@@ -45,7 +45,7 @@ func mergeInto(o, patch map[string]any) {
 	}
 }
 
-// normal converts numbers to those of objects that were read from JSON.
+// normal converts numbers to the types of objects decoded from JSON.
 func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	data, err := json.Marshal(o.Object)
 	if err != nil {
@@ -55,8 +55,8 @@ func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	return out, json.Unmarshal(data, &out.Object)
 }
 
-// apply is a forced server-side apply: fields that the manager applied before and does not now are
-// removed. Lists other than conditions are applied as a whole. s.mu is held.
+// apply is a forced server-side apply: fields that the manager applied before, but not now, are removed. Lists other
+// than conditions are replaced as a whole. s.mu is held.
 func (s *Server) apply(q request, o *object, manager string, body []byte) (*unstructured.Unstructured, error) {
 	config := &unstructured.Unstructured{}
 	if err := json.Unmarshal(body, &config.Object); err != nil {
@@ -64,7 +64,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 	}
 	if o == nil {
 		if config.GetUID() != "" {
-			return nil, apierrors.NewConflict(s.kinds[q.resource].groupResource(), q.name.Name, fmt.Errorf("there is no object with UID %s", config.GetUID()))
+			return nil, apierrors.NewConflict(s.kinds[q.resource].groupResource(), q.name.Name, fmt.Errorf("no object with UID %s", config.GetUID()))
 		}
 		if q.subresource != "" {
 			return nil, apierrors.NewNotFound(s.kinds[q.resource].groupResource(), q.name.Name)
@@ -76,7 +76,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 			return nil, err
 		}
 		o = s.objects[q.resource][q.name]
-		config.SetResourceVersion("") // the version that one that is there must have
+		config.SetResourceVersion("") // the expected version of an existing object
 	}
 	want := o.DeepCopy()
 	want.SetResourceVersion(config.GetResourceVersion())
@@ -92,7 +92,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 	return out, err
 }
 
-// unapply removes fields that were applied before and are not now.
+// unapply removes fields that were applied before, but not now.
 func unapply(o, former, now map[string]any) {
 	for key, value := range former {
 		if key == "metadata" || key == "apiVersion" || key == "kind" {
@@ -147,7 +147,7 @@ func applyInto(o, config map[string]any) {
 	}
 }
 
-// hasType returns whether a condition has the type of another.
+// hasType returns a predicate for conditions of the same type.
 func hasType(other any) func(condition any) bool {
 	of := func(c any) any { m, _ := c.(map[string]any); return m["type"] }
 	return func(c any) bool { return of(c) == of(other) }
@@ -167,7 +167,7 @@ func withConditions(have any, with []any) []any {
 	return out
 }
 
-// withoutConditions removes the conditions of former that now lacks from a list.
+// withoutConditions removes from a list the conditions in former that now lacks.
 func withoutConditions(have, former any, now []any) any {
 	list, _ := have.([]any)
 	was, _ := former.([]any)

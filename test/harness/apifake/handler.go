@@ -25,11 +25,11 @@ type request struct {
 	resource       schema.GroupVersionResource
 	name           types.NamespacedName
 	subresource    string
-	metadata       bool // only that of objects is answered
+	metadata       bool // return only the metadata of objects
 	fields, labels string
 }
 
-// ServeHTTP implements http.Handler, but for watches.
+// ServeHTTP implements http.Handler, except for watches.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out, err := s.answer(r)
 	code := http.StatusOK
@@ -71,7 +71,7 @@ func (s *Server) answer(r *http.Request) (any, error) {
 	return q.shown(o).Object, nil
 }
 
-// do answers a request about one object. s.mu is held.
+// do handles a request for one object. s.mu is held.
 func (s *Server) do(r *http.Request, q request, body []byte) (*unstructured.Unstructured, error) {
 	if r.Method == http.MethodPost {
 		o := &unstructured.Unstructured{}
@@ -115,7 +115,7 @@ func (s *Server) do(r *http.Request, q request, body []byte) (*unstructured.Unst
 	return nil, apierrors.NewMethodNotSupported(s.kinds[q.resource].groupResource(), r.Method)
 }
 
-// readBody returns a body as JSON.
+// readBody converts a body to JSON.
 func readBody(r *http.Request) ([]byte, error) {
 	if r.Body == nil {
 		return nil, nil
@@ -136,8 +136,8 @@ func readBody(r *http.Request) ([]byte, error) {
 	return json.Marshal(m)
 }
 
-// parse reads a path: /api/v1 or /apis/GROUP/VERSION, then perhaps namespaces/NAME, then
-// a resource, perhaps a name, perhaps a subresource.
+// parse parses a path: /api/v1 or /apis/GROUP/VERSION, optionally namespaces/NAME, a resource, and optionally a name
+// and a subresource.
 func (s *Server) parse(r *http.Request) (q request, err error) {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	gv := schema.GroupVersion{Version: "v1"}
@@ -156,7 +156,7 @@ func (s *Server) parse(r *http.Request) (q request, err error) {
 	}
 	q.resource = gv.WithResource(parts[0])
 	if _, ok := s.kinds[q.resource]; !ok {
-		return q, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, q.resource.GroupResource(), "", "there is no such resource", 0, false)
+		return q, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, q.resource.GroupResource(), "", "no such resource", 0, false)
 	}
 	if len(parts) > 1 {
 		q.name.Name = parts[1]
@@ -169,7 +169,7 @@ func (s *Server) parse(r *http.Request) (q request, err error) {
 	return q, nil
 }
 
-// shown is an object as a request asked for it.
+// shown returns an object in the requested form.
 func (q request) shown(o *unstructured.Unstructured) *unstructured.Unstructured {
 	if !q.metadata {
 		return o
@@ -179,7 +179,7 @@ func (q request) shown(o *unstructured.Unstructured) *unstructured.Unstructured 
 	}}
 }
 
-// selector returns whether a request selects an object.
+// selector returns a predicate for the objects that a request selects.
 func (q request) selector() (func(o *unstructured.Unstructured) bool, error) {
 	f, err := fields.ParseSelector(q.fields)
 	if err != nil {
@@ -197,7 +197,7 @@ func (q request) selector() (func(o *unstructured.Unstructured) bool, error) {
 	}, nil
 }
 
-// list answers a list of all. s.mu is held.
+// list handles a list request. s.mu is held.
 func (s *Server) list(q request) (any, error) {
 	selects, err := q.selector()
 	if err != nil {
@@ -224,7 +224,7 @@ func sortedNames(objects map[types.NamespacedName]*object) []types.NamespacedNam
 	return slices.SortedFunc(maps.Keys(objects), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// discovery lists the kinds; nil for any other path.
+// discovery lists the kinds; nil for other paths.
 func (s *Server) discovery(path string) any {
 	path = strings.Trim(path, "/")
 	switch {

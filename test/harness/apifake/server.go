@@ -1,15 +1,13 @@
-// Package apifake is a Kubernetes API server in memory, for programs that a test runs
-// inside its own process, in virtual time. It speaks the real protocol with client-go:
-// resource versions and conflicts, lists and watches with selectors, finalizers,
-// preconditions, status subresources, merge patches and server-side apply. It has no
-// validation, no defaults but the phase of a Pod, no admission and no roles, and collects garbage
-// when it is asked to.
+// Package apifake is an in-memory Kubernetes API server, for programs that a test runs inside its own process, in
+// virtual time. It speaks the real protocol with client-go: resource versions and conflicts, lists and watches with
+// selectors, finalizers, preconditions, status subresources, merge patches and server-side apply. It has no
+// validation, no defaults except the phase of a Pod, no admission and no roles, and collects garbage on request.
 //
-//	server.go     the kinds, and what changes objects
-//	handler.go    the requests
+//	server.go     kinds, and changes of objects
+//	handler.go    requests
 //	watch.go      watches
 //	apply.go      patches
-//	transport.go  how programs of the process reach it
+//	transport.go  connection of the programs in the process
 package apifake
 
 import (
@@ -29,11 +27,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Kind is a kind of object that a Server has.
+// Kind is a kind of object known to a Server.
 type Kind struct {
 	schema.GroupVersionKind
 	Resource string
-	// Cluster: objects have no namespace. Status: it is a subresource.
+	// Cluster: objects have no namespace. Status: status is a subresource.
 	Cluster, Status bool
 }
 
@@ -48,27 +46,27 @@ type Server struct {
 	mu      sync.Mutex // guards all below
 	version int64
 	made    int
-	watches int // so far
+	watches int // watches so far
 	objects map[schema.GroupVersionResource]map[types.NamespacedName]*object
-	events  []event       // all since the beginning
+	events  []event       // all events so far
 	changed chan struct{} // closed with the next event
 }
 
-// object has what each manager applied last.
+// object is an object with the fields that each manager applied last.
 type object struct {
 	*unstructured.Unstructured
 	applied map[string]map[string]any
 }
 
-// event is a change of an object: before is nil for a new one, after for a deleted one, whose last
-// state has the version of the deletion.
+// event is a change of an object: before is nil for a new object, after for a deleted one, whose last state has the
+// version of the deletion.
 type event struct {
 	version       int64
 	resource      schema.GroupVersionResource
 	before, after *unstructured.Unstructured
 }
 
-// New is a server without objects.
+// New returns a server without objects.
 func New(kinds ...Kind) *Server {
 	s := &Server{
 		kinds: map[schema.GroupVersionResource]Kind{}, objects: map[schema.GroupVersionResource]map[types.NamespacedName]*object{}, changed: make(chan struct{}),
@@ -81,7 +79,7 @@ func New(kinds ...Kind) *Server {
 	return s
 }
 
-// nameOf is an object's key.
+// nameOf returns an object's key.
 func nameOf(o *unstructured.Unstructured) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
@@ -133,7 +131,7 @@ func (s *Server) find(r schema.GroupVersionResource, name types.NamespacedName) 
 	return o, nil
 }
 
-// update changes an object except its status, or its status alone. s.mu is held.
+// update changes an object except its status, or only its status. s.mu is held.
 func (s *Server) update(r schema.GroupVersionResource, o *object, want *unstructured.Unstructured, subresource string) (*unstructured.Unstructured, error) {
 	k, now := s.kinds[r], o.Unstructured
 	if v := want.GetResourceVersion(); v != "" && v != now.GetResourceVersion() {
@@ -182,7 +180,7 @@ func setOrRemove(o map[string]any, key string, value any) {
 	}
 }
 
-// spec is an object without metadata and status.
+// spec returns an object without metadata and status.
 func spec(o map[string]any) map[string]any {
 	out := maps.Clone(o)
 	delete(out, "metadata")
@@ -213,7 +211,7 @@ func (s *Server) remove(r schema.GroupVersionResource, o *object, p *metav1.Prec
 	return next, nil
 }
 
-// Collect deletes objects whose owners are all gone, as Kubernetes' garbage collector does.
+// Collect deletes objects whose owners are all gone, like Kubernetes' garbage collector.
 func (s *Server) Collect() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,7 +229,7 @@ func (s *Server) Collect() {
 				if len(owners) == 0 || slices.ContainsFunc(owners, func(ref metav1.OwnerReference) bool { return there[ref.UID] }) {
 					continue
 				}
-				_, _ = s.remove(r, o, nil) // without preconditions it cannot fail
+				_, _ = s.remove(r, o, nil) // cannot fail without preconditions
 				if _, is := objects[name]; !is {
 					delete(there, o.GetUID())
 					again = true
@@ -254,14 +252,14 @@ func (s *Server) Names() (out []string) {
 	return out
 }
 
-// field is the text of a field by a selector's path.
+// field returns the text of the field at a selector's path.
 func field(o map[string]any, path string) string {
 	v, found, _ := unstructured.NestedFieldNoCopy(o, strings.Split(path, ".")...)
 	switch {
 	case found && v != nil:
 		return fmt.Sprint(v)
 	case strings.HasSuffix(path, "hostNetwork"):
-		return "false" // as the API server has it of pods
+		return "false" // like the API server does for pods
 	default:
 		return ""
 	}

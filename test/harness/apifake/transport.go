@@ -11,12 +11,11 @@ import (
 	"sync"
 )
 
-// Do lets a request take place, or returns why it does not. Its context ends with the program that
-// makes it.
+// Do makes a request, or returns why it does not. The context ends with the program that makes the request.
 type Do func(ctx context.Context, call func(context.Context) error) error
 
-// Transport sends requests of programs in this process to Servers, by host name. Client-go uses
-// http.DefaultTransport for kubeconfig files of Kubeconfig.
+// Transport sends requests of programs in this process to Servers, by host name. client-go uses http.DefaultTransport
+// for kubeconfig files written by Kubeconfig.
 type Transport struct {
 	mu    sync.Mutex
 	hosts map[string]host // guarded by mu
@@ -27,8 +26,7 @@ type host struct {
 	do     Do
 }
 
-// Kubeconfig writes a file by which one program reaches a server, as the host of a name.
-// Each of its requests is made by do.
+// Kubeconfig writes a file through which one program reaches a server, under a host name. Each request is made by do.
 func (t *Transport) Kubeconfig(dir, name string, s *Server, do Do) (path string, err error) {
 	t.mu.Lock()
 	if t.hosts == nil {
@@ -55,7 +53,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	h, ok := t.hosts[r.URL.Host]
 	t.mu.Unlock()
 	if !ok {
-		return nil, fmt.Errorf("there is no host %s", r.URL.Host)
+		return nil, fmt.Errorf("unknown host %s", r.URL.Host)
 	}
 	if r.URL.Query().Get("watch") == "true" || r.URL.Query().Get("watch") == "1" {
 		return h.watch(r)
@@ -76,7 +74,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return out, nil
 }
 
-// watch answers with a body that lasts until its reader or the program ends.
+// watch returns a body that lasts until its reader or the program ends.
 func (h host) watch(r *http.Request) (*http.Response, error) {
 	if err := h.do(r.Context(), func(context.Context) error { return nil }); err != nil {
 		return nil, err
@@ -87,7 +85,7 @@ func (h host) watch(r *http.Request) (*http.Response, error) {
 			defer context.AfterFunc(ctx, func() { _ = w.Close() })()
 			return h.server.watch(ctx, r, w)
 		})
-		_ = w.Close() // it ends as a connection does, whatever ended it
+		_ = w.Close() // ends like a connection, whatever the cause
 	}()
 	return &http.Response{
 		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
@@ -95,8 +93,8 @@ func (h host) watch(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// stream is a body that ends with EOF also when its reader closes it. Any other error would make
-// client-go's filter of metadata (watch.Filter) wait forever for a reader that is gone.
+// stream is a body that ends with EOF even if its reader closes it. Any other error would make client-go's metadata
+// filter (watch.Filter) wait forever for a reader that is gone.
 type stream struct{ *io.PipeReader }
 
 // Read implements io.Reader.

@@ -15,9 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// latency is the delay of an event, to which later is added for each further watch. A program that is
-// cancelled must have no event under way: client-go's filter of metadata (watch.Filter) would wait for
-// its reader forever.
+// latency is the delay of an event, to which later is added for each further watch. A program that is canceled must
+// have no event in flight: client-go's metadata filter (watch.Filter) would wait for its reader forever.
 const (
 	latency = time.Millisecond
 	later   = 7 * time.Microsecond
@@ -30,7 +29,7 @@ func (s *Server) watch(ctx context.Context, r *http.Request, w io.Writer) error 
 		return err
 	}
 	if q.name.Name != "" {
-		return apierrors.NewBadRequest("a watch of one object by its name")
+		return apierrors.NewBadRequest("watches of single objects are not supported")
 	}
 	selects, err := q.selector()
 	if err != nil {
@@ -79,7 +78,7 @@ func (s *Server) follow(ctx context.Context, r schema.GroupVersionResource, from
 				err = send(watch.Modified, e.after)
 			case has:
 				err = send(watch.Added, e.after)
-			case had && e.after != nil: // it is not selected any more
+			case had && e.after != nil: // no longer selected
 				gone := e.before.DeepCopy()
 				gone.SetResourceVersion(e.after.GetResourceVersion())
 				err = send(watch.Deleted, gone)
@@ -98,7 +97,7 @@ func (s *Server) follow(ctx context.Context, r schema.GroupVersionResource, from
 	}
 }
 
-// sendAll sends all objects as new, and returns the version of that state.
+// sendAll sends all objects as added, and returns the version of that state.
 func (s *Server) sendAll(q request, selects func(*unstructured.Unstructured) bool, marked bool, send func(watch.EventType, *unstructured.Unstructured) error) (int64, error) {
 	s.mu.Lock()
 	version := s.version

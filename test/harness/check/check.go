@@ -1,4 +1,4 @@
-// Package check says in one line what a test wants where the message says no more than that.
+// Package check has one-line checks for tests.
 package check
 
 import (
@@ -10,7 +10,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// T is a test, also one of package rapid.
+// T is a test, including one of package rapid.
 type T interface {
 	Helper()
 	Error(args ...any)
@@ -26,8 +26,7 @@ func OK(t T, err error) {
 	}
 }
 
-// Must takes the results of a call, and returns a function that ends the test at its error:
-// check.Must(call())(t).
+// Must takes the results of a call, and returns a function that ends the test at an error: check.Must(call())(t).
 func Must[V any](v V, err error) func(T) V {
 	return func(t T) V {
 		t.Helper()
@@ -36,7 +35,7 @@ func Must[V any](v V, err error) func(T) V {
 	}
 }
 
-// NoError fails the test at an error, and lets it go on.
+// NoError fails the test at an error without ending it.
 func NoError(t T, err error) {
 	t.Helper()
 	if err != nil {
@@ -44,15 +43,15 @@ func NoError(t T, err error) {
 	}
 }
 
-// ErrorSays wants an error with words in its message.
+// ErrorSays requires an error whose message contains words.
 func ErrorSays(t T, err error, words string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), words) {
-		t.Errorf("error %v, want one that says %q", err, words)
+		t.Errorf("error = %v, want one containing %q", err, words)
 	}
 }
 
-// Equal compares values; an empty slice or map is equal to none. The format and its arguments name what they are.
+// Equal compares values; an empty slice or map equals nil. The format and its arguments name the value.
 func Equal[V any](t T, got, want V, format string, args ...any) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) && !(empty(got) && empty(want)) {
@@ -60,7 +59,7 @@ func Equal[V any](t T, got, want V, format string, args ...any) {
 	}
 }
 
-// AtMost wants a value that is not greater than a limit.
+// AtMost requires a value that does not exceed a limit.
 func AtMost[V cmp.Ordered](t T, got, most V, format string, args ...any) {
 	t.Helper()
 	if got > most {
@@ -74,7 +73,7 @@ func empty(v any) bool {
 	return (of.Kind() == reflect.Slice || of.Kind() == reflect.Map) && of.Len() == 0
 }
 
-// Same compares structures, and prints where they differ.
+// Same compares structures, and prints their differences.
 func Same(t T, got, want any, opts ...gocmp.Option) {
 	t.Helper()
 	if d := gocmp.Diff(want, got, opts...); d != "" {

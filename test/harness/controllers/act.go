@@ -12,14 +12,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Named is an object with a name and nothing else.
+// Named returns an object with only a name.
 func Named[T any, P kind[T]](name string) P {
 	o := P(new(T))
 	o.SetName(name)
 	return o
 }
 
-// Create makes an object as a person does.
+// Create creates an object as the administrator.
 func Create[O client.Object](t *testing.T, o O) O {
 	t.Helper()
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
@@ -34,7 +34,7 @@ func Get[T any, P kind[T]](t *testing.T, key client.ObjectKey) P {
 	return o
 }
 
-// Edit reads an object, and writes what edit changes of it.
+// Edit reads an object, changes it with edit and writes it.
 func Edit[T any, P kind[T]](t *testing.T, key client.ObjectKey, edit func(P)) {
 	t.Helper()
 	o := Get[T, P](t, key)
@@ -43,20 +43,20 @@ func Edit[T any, P kind[T]](t *testing.T, key client.ObjectKey, edit func(P)) {
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
 }
 
-// kind is a pointer to a T that is an object.
+// kind is a pointer to a T that is an API object.
 type kind[T any] interface {
 	*T
 	client.Object
 }
 
-// Merge changes an object by a JSON merge patch, as a person does. O itself stays as it is.
+// Merge changes an object with a JSON merge patch, as the administrator. O itself is not modified.
 func Merge(t *testing.T, o client.Object, format string, args ...any) {
 	t.Helper()
 	o = o.DeepCopyObject().(client.Object)
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...)), client.FieldOwner("a-person")))
 }
 
-// MergeStatus is Merge for the status, as c.
+// MergeStatus is Merge for the status, with the client c.
 func MergeStatus(t *testing.T, c client.Client, o client.Object, format string, args ...any) {
 	t.Helper()
 	o = o.DeepCopyObject().(client.Object)
@@ -69,7 +69,7 @@ func DropFinalizers(t *testing.T, o client.Object) {
 	Merge(t, o, `{"metadata":{"finalizers":null}}`)
 }
 
-// Bind binds a pod to a node, as the scheduler does.
+// Bind binds a pod to a node, like the scheduler does.
 func Bind(t *testing.T, pod client.ObjectKey, node string) {
 	t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
@@ -77,7 +77,7 @@ func Bind(t *testing.T, pod client.ObjectKey, node string) {
 	harness.OK(t, harness.KubeClient(t).SubResource("binding").Create(t.Context(), p, b))
 }
 
-// DeletePod removes a pod without a grace period.
+// DeletePod deletes a pod without a grace period.
 func DeletePod(t *testing.T, pod client.ObjectKey) {
 	t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
@@ -87,7 +87,7 @@ func DeletePod(t *testing.T, pod client.ObjectKey) {
 // Daemons are clients with the access of nodes' daemons, by node.
 type Daemons map[string]client.Client
 
-// Of is the client of a node's daemon.
+// Of returns the client of a node's daemon.
 func (d Daemons) Of(t *testing.T, node string) client.Client {
 	t.Helper()
 	if d[node] == nil {

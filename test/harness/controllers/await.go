@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Limit is how long tests wait for what takes a second on an idle machine.
+// Limit is how long tests wait for steps that take a second on an idle machine.
 const Limit = 3 * time.Minute
 
 // Await waits until is returns nil for an object, and returns it.
@@ -39,7 +39,7 @@ func Await[T any, P kind[T]](t *testing.T, key client.ObjectKey, what string, is
 	return o
 }
 
-// If is for Await, which prints the object that is not as it should be.
+// If turns a predicate into a condition for Await, which prints the object if it does not hold.
 func If[T any](is func(T) bool) func(T) error {
 	return func(o T) error {
 		if !is(o) {
@@ -54,7 +54,7 @@ func AwaitValue[T any](t *testing.T, what string, get func() T, want T) {
 	t.Helper()
 	harness.Eventually(t, Limit, what, func() error {
 		if got := get(); !cmp.Equal(got, want, cmpopts.EquateEmpty()) {
-			return fmt.Errorf("is %+v, want %+v", got, want)
+			return fmt.Errorf("value = %+v, want %+v", got, want)
 		}
 		return nil
 	})
@@ -64,24 +64,24 @@ func AwaitValue[T any](t *testing.T, what string, get func() T, want T) {
 func AwaitGone(t *testing.T, o client.Object) {
 	t.Helper()
 	c := harness.KubeClient(t)
-	harness.Eventually(t, Limit, fmt.Sprintf("%T %s goes", o, o.GetName()), func() error {
+	harness.Eventually(t, Limit, fmt.Sprintf("%T %s is deleted", o, o.GetName()), func() error {
 		if err := c.Get(t.Context(), client.ObjectKeyFromObject(o), o); !apierrors.IsNotFound(err) {
-			return errors.Join(fmt.Errorf("it exists: %+v", o), err)
+			return errors.Join(fmt.Errorf("the object still exists: %+v", o), err)
 		}
 		return nil
 	})
 }
 
-// Condition is an error unless a condition has a status, a reason, and words in its message.
+// Condition returns an error unless a condition has the given status, reason, and words in its message.
 func Condition(list []metav1.Condition, kind string, status metav1.ConditionStatus, reason string, words ...string) error {
 	c := meta.FindStatusCondition(list, kind)
 	if c == nil || c.Status != status || c.Reason != reason || !harness.Says(c.Message, words...) {
-		return fmt.Errorf("want %s %s for %s with %q, got %+v", kind, status, reason, words, c)
+		return fmt.Errorf("want condition %s %s with reason %s and message words %q, got %+v", kind, status, reason, words, c)
 	}
 	return nil
 }
 
-// Has is for Await: it wants an object's status to have a condition.
+// Has is a condition for Await: an object's status must have a condition.
 func Has[P client.Object](kind string, status metav1.ConditionStatus, reason string, words ...string) func(P) error {
 	return func(o P) error {
 		list := reflect.ValueOf(o).Elem().FieldByName("Status").FieldByName("Conditions").Interface().([]metav1.Condition)
@@ -89,7 +89,7 @@ func Has[P client.Object](kind string, status metav1.ConditionStatus, reason str
 	}
 }
 
-// Events are those of an object as "REASON: MESSAGE", by its UID if it has one, else by its name.
+// Events returns the Events of an object as "REASON: MESSAGE", by its UID if it has one, otherwise by its name.
 func Events(t *testing.T, o client.Object) (out []string) {
 	t.Helper()
 	list := &corev1.EventList{}
@@ -105,7 +105,7 @@ func Events(t *testing.T, o client.Object) (out []string) {
 // AwaitEvent waits for an Event of an object with words in "REASON: MESSAGE".
 func AwaitEvent(t *testing.T, o client.Object, words ...string) {
 	t.Helper()
-	harness.Eventually(t, Limit, "an Event of "+o.GetName(), func() error {
+	harness.Eventually(t, Limit, "Event of "+o.GetName(), func() error {
 		all := Events(t, o)
 		for _, e := range all {
 			if harness.Says(e, words...) {
@@ -116,7 +116,7 @@ func AwaitEvent(t *testing.T, o client.Object, words ...string) {
 	})
 }
 
-// Same is an error unless got is want.
+// Same returns an error unless got equals want.
 func Same[T comparable](what string, got, want T) error {
 	if got != want {
 		return fmt.Errorf("%s: got %v, want %v", what, got, want)

@@ -1,11 +1,10 @@
-// Package controllers is the harness for controllers of berth-operator: it runs them in a
-// test's own process against a real API server, as the operator does, with its cache and under
-// its service account. Tests only.
+// Package controllers is the harness for controllers of berth-operator: it runs them in the test's process against a
+// real API server, like the operator does, with its cache and its service account. Tests only.
 //
-//	controllers.go  running controllers, and processes of them that failpoints kill
+//	controllers.go  running controllers, also in processes that failpoints kill
 //	await.go        waiting for objects, conditions and Events
-//	act.go          what people, the scheduler, kubelets and daemons do
-//	webhook.go      an admission webhook outside of the cluster
+//	act.go          actions of users, the scheduler, kubelets and daemons
+//	webhook.go      an admission webhook outside the cluster
 package controllers
 
 import (
@@ -44,7 +43,7 @@ type Setup func(ctx context.Context, mgr manager.Manager) error
 
 func init() { ctrllog.SetLogger(logr.Discard()) }
 
-// Manager is an operator that leads, with a cache of some kinds.
+// Manager returns the manager of a leading operator, with a cache for some kinds.
 func Manager(cfg *rest.Config, kinds []*watched.Kind) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -56,8 +55,8 @@ func Manager(cfg *rest.Config, kinds []*watched.Kind) (manager.Manager, error) {
 	})
 }
 
-// Start runs controllers that reach the API server by cfg, each request through some transports, until
-// end is called or the test ends. end returns once they have stopped.
+// Start runs controllers that reach the API server through cfg, with some transports around each request, until end
+// is called or the test ends. end returns once they have stopped.
 func Start(t *testing.T, cfg *rest.Config, kinds []*watched.Kind, setup Setup, through ...transport.WrapperFunc) (end func()) {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
@@ -86,8 +85,8 @@ func Run(t *testing.T, mgr manager.Manager) (end func()) {
 	return end
 }
 
-// Main is TestMain of a package whose controllers Killed starts in processes of their own, with
-// a log on standard error. The control plane is that of start, such as harness.Kube.
+// Main is TestMain of a package whose controllers Killed starts in separate processes, with a log on standard error.
+// start starts the control plane, such as harness.Kube.
 //
 //	func TestMain(m *testing.M) { os.Exit(controllers.Main(m, harness.Kube, Watches(), setup)) }
 func Main(m *testing.M, start func(run func() int, prepare ...func() error) int, kinds []*watched.Kind, setup func(context.Context, manager.Manager, *slog.Logger) error) int {
@@ -96,7 +95,7 @@ func Main(m *testing.M, start func(run func() int, prepare ...func() error) int,
 		if err != nil {
 			return err
 		}
-		cfg.QPS = -1 // a file cannot say so
+		cfg.QPS = -1 // not supported in kubeconfig files
 		mgr, err := Manager(cfg, kinds)
 		if err != nil {
 			return err
@@ -109,13 +108,13 @@ func Main(m *testing.M, start func(run func() int, prepare ...func() error) int,
 	})
 }
 
-// Logger writes everything to w.
+// Logger writes all levels to w.
 func Logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// Killed starts the controllers of Main in a process that failpoints kill, and again without
-// failpoints each time it has died, until the test ends. It returns how often it died.
+// Killed starts the controllers of Main in a process that failpoints kill, and restarts it without failpoints each
+// time it has died, until the test ends. The returned function counts the deaths.
 func Killed(t *testing.T, cfg *rest.Config, failpoints string) (deaths func() int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -123,7 +122,7 @@ func Killed(t *testing.T, cfg *rest.Config, failpoints string) (deaths func() in
 	return crashsource.Restarted(t, kubeconfig, failpoints)
 }
 
-// Failpoints are the registered ones with a prefix, at least a number of them.
+// Failpoints returns the registered failpoints with a prefix, which must be at least a number.
 func Failpoints(t *testing.T, prefix string, least int) (names []string) {
 	t.Helper()
 	for _, name := range failpoint.Names() {
@@ -132,7 +131,7 @@ func Failpoints(t *testing.T, prefix string, least int) (names []string) {
 		}
 	}
 	if len(names) < least {
-		t.Fatalf("the failpoints %s are %v, want %d at least", prefix, names, least)
+		t.Fatalf("failpoints with prefix %s = %v, want at least %d", prefix, names, least)
 	}
 	return names
 }

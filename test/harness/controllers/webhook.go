@@ -15,15 +15,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// ServeWebhookAt makes the Secret and the webhook configurations of a release of the chart. The API server asks at an
-// address, in place of the operator's Service, until the end of the test.
+// ServeWebhookAt creates the Secret and the webhook configurations of a release of the chart. The API server calls
+// the given address, instead of the operator's Service, until the end of the test.
 func ServeWebhookAt(t *testing.T, r deploy.Release, address string) {
 	t.Helper()
 	objects, err := deploy.Render(r)
 	harness.OK(t, err)
 	here := func(c *admissionregistrationv1.WebhookClientConfig, paths ...string) {
 		if !slices.Contains(paths, *c.Service.Path) || c.Service.Name != webhook.ServiceName {
-			t.Errorf("the chart asks %+v", c)
+			t.Errorf("unexpected webhook client configuration in the chart: %+v", c)
 		}
 		*c = admissionregistrationv1.WebhookClientConfig{URL: new("https://" + address + *c.Service.Path)}
 	}

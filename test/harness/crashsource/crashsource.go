@@ -1,5 +1,5 @@
-// Package crashsource runs an address source in a process of its own, which a test's
-// failpoints kill, and starts it again as a kubelet starts a daemon. Tests only.
+// Package crashsource runs an address source in a child process that a test's failpoints kill, and restarts it like a
+// kubelet restarts a daemon. Tests only.
 package crashsource
 
 import (
@@ -17,12 +17,12 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// childVar is the variable by which a test's own program knows that it is a
-// child; its value is what the child is to do, as JSON.
+// childVar is the environment variable that marks a test's program as a child; its value is the child's task, as
+// JSON.
 const childVar = "BERTH_TEST_CHILD"
 
-// Main is a test's main function: run in the test's own process; child, with
-// what Command was given, in one that Command made. It returns the exit code.
+// Main is a test's main function: run runs in the test's own process; child runs in a process made by Command, with
+// the value passed to Command. It returns the exit code.
 func Main[T any](run func() int, child func(T) error) int {
 	text, is := os.LookupEnv(childVar)
 	if !is {
@@ -40,12 +40,12 @@ func Main[T any](run func() int, child func(T) error) int {
 	return 0
 }
 
-// Command is the test's own program as a child that dies with its parent and
-// writes its log to log. Variables of env are NAME=VALUE.
+// Command returns the test's own program as a child that dies with its parent and writes its log to log. Variables in
+// env are NAME=VALUE.
 func Command(what any, log io.Writer, env ...string) (*exec.Cmd, error) {
 	text, err := json.Marshal(what)
 	if err != nil {
-		return nil, fmt.Errorf("encode what a child is to do: %w", err)
+		return nil, fmt.Errorf("encode a child's task: %w", err)
 	}
 	cmd := exec.Command(os.Args[0]) //nolint:gosec // G702: the test starts itself
 	cmd.Env = append(append(os.Environ(), childVar+"="+string(text)), env...)
@@ -54,10 +54,9 @@ func Command(what any, log io.Writer, env ...string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// Process is a daemon's address source in a child that serves Leases. One
-// goroutine uses it, from Launch on.
+// Process is a daemon's address source in a child that serves Leases. Only one goroutine may use it after Launch.
 type Process struct {
-	// Deaths counts how often the child was found killed by its failpoints.
+	// Deaths counts how often failpoints killed the child.
 	Deaths int
 
 	t    testing.TB
@@ -68,13 +67,12 @@ type Process struct {
 	out  *bufio.Reader
 }
 
-// New is a child that is to be, with what Command takes.
+// New returns a child that is not yet started, with the arguments of Command.
 func New(t testing.TB, what any, log io.Writer) *Process {
 	return &Process{t: t, what: what, log: log}
 }
 
-// Launch starts the child with failpoints (see package failpoint). It lives until
-// the test ends at the latest.
+// Launch starts the child with failpoints (see package failpoint). It ends with the test at the latest.
 func (p *Process) Launch(failpoints string) {
 	p.t.Helper()
 	p.launch(failpoints)
@@ -103,9 +101,8 @@ func (p *Process) launch(failpoints string) {
 	}
 }
 
-// Do asks the child for something and reports whether it was done. A child that
-// has died, or does so now, is started again, without failpoints, and asked
-// anew, as a runtime would.
+// Do sends a request to the child and reports whether it succeeded. A child that has died, or dies now, is restarted
+// without failpoints, and the request is repeated, like a runtime would.
 func (p *Process) Do(format string, args ...any) (done bool) {
 	p.t.Helper()
 	for range 3 {
@@ -116,11 +113,11 @@ func (p *Process) Do(format string, args ...any) (done bool) {
 		}
 		p.reborn()
 	}
-	p.t.Fatal("the daemon does not live")
+	p.t.Fatal("the daemon keeps dying")
 	return false
 }
 
-// Live starts a child that has died again, without failpoints.
+// Live restarts a child that has died, without failpoints.
 func (p *Process) Live() {
 	p.t.Helper()
 	if dead(p.cmd.Process.Pid) {
@@ -128,18 +125,18 @@ func (p *Process) Live() {
 	}
 }
 
-// reborn takes note of a death.
+// reborn records a death and restarts the child.
 func (p *Process) reborn() {
 	p.t.Helper()
 	err := p.cmd.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		p.t.Fatalf("the daemon ended by itself: %v", err)
+		p.t.Fatalf("the daemon ended unexpectedly: %v", err)
 	}
 	p.Deaths++
 	p.launch("")
 }
 
-// dead reports whether a child has ended and waits to be noticed.
+// dead reports whether a child has ended and waits to be reaped.
 func dead(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -16,19 +16,19 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// What a child is asked, with a pod's number, and answers.
+// Requests to a child, with a pod's number, and its replies.
 const (
 	verbDel    = "del"
 	answerDone = "done"
 )
 
-// Leases is a folder of pods' addresses by number, as the daemon's attachment
-// records are: what a child gave out before it died it restores.
+// Leases is a directory of pods' addresses by number, like the daemon's attachment records: a restarted child
+// restores the leases from before its death.
 type Leases string
 
 func (l Leases) file(pod int) string { return filepath.Join(string(l), strconv.Itoa(pod)) }
 
-// All reads them; a child may write meanwhile.
+// All reads the leases; a child may write concurrently.
 func (l Leases) All() (map[int]source.Lease, error) {
 	files, err := os.ReadDir(string(l))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -38,7 +38,7 @@ func (l Leases) All() (map[int]source.Lease, error) {
 	for _, f := range files {
 		pod, err := strconv.Atoi(f.Name())
 		if err != nil {
-			continue // on its way
+			continue // being written
 		}
 		data, err := os.ReadFile(l.file(pod))
 		if errors.Is(err, os.ErrNotExist) {
@@ -53,12 +53,11 @@ func (l Leases) All() (map[int]source.Lease, error) {
 	return out, nil
 }
 
-// Serve restores a source's leases, runs it, and does what in asks, "add POD" or
-// "del POD" a line, answering each with a line to out, until in ends. An add
-// waits for an address so long.
+// Serve restores a source's leases, runs it, and executes the requests in in, "add POD" or "del POD" one per line,
+// replying to each with a line to out, until in ends. An add waits up to wait for an address.
 func (l Leases) Serve(s source.Source, request func(pod int) source.Request, wait time.Duration, in io.Reader, out io.Writer) error {
 	if err := os.MkdirAll(string(l), 0o700); err != nil {
-		return fmt.Errorf("make the folder of leases: %w", err)
+		return fmt.Errorf("create the directory of leases: %w", err)
 	}
 	leases, err := l.All()
 	if err != nil {
@@ -75,11 +74,11 @@ func (l Leases) Serve(s source.Source, request func(pod int) source.Request, wai
 		verb, number, _ := strings.Cut(lines.Text(), " ")
 		pod, err := strconv.Atoi(number)
 		if err != nil {
-			return fmt.Errorf("asked %q, expected a verb and a pod's number", lines.Text())
+			return fmt.Errorf("request %q: expected a verb and a pod's number", lines.Text())
 		}
 		if verb == verbDel {
 			if err = os.Remove(l.file(pod)); errors.Is(err, os.ErrNotExist) {
-				err = nil // it died after this
+				err = nil // the child died after the deletion
 			}
 			s.Release(request(pod).Key)
 		} else {
@@ -108,7 +107,7 @@ func (l Leases) add(s source.Source, pod int, req source.Request, wait time.Dura
 	return Replace(l.file(pod), data)
 }
 
-// Replace writes a file whole or not at all, however the process ends.
+// Replace writes a file completely or not at all, however the process ends.
 func Replace(path string, content []byte) error {
 	if err := os.WriteFile(path+".new", content, 0o600); err != nil {
 		return err

@@ -12,9 +12,9 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// Restarted starts a child with failpoints armed, and another one without each time one
-// has been killed, until the test ends. It returns how many died so far. A child that
-// ends otherwise fails the test; then its log is shown.
+// Restarted starts a child with failpoints armed, and another one without failpoints each time one has been killed,
+// until the test ends. The returned function counts the deaths. A child that ends otherwise fails the test; its log
+// is then printed.
 func Restarted(t *testing.T, what any, failpoints string) (deaths func() int) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
@@ -45,7 +45,7 @@ func Restarted(t *testing.T, what any, failpoints string) (deaths func() int) {
 				return
 			}
 			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-				t.Errorf("the child ended by itself: %v", err)
+				t.Errorf("the child ended unexpectedly: %v", err)
 			}
 			n++
 			cmd = launch("")

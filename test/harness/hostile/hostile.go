@@ -1,14 +1,12 @@
-// Package hostile has what somebody may write who is not to be trusted, for tests of what
-// is printed.
+// Package hostile provides text that an attacker might write, for tests of printed output.
 package hostile
 
 import "reflect"
 
-// Text sets a terminal's title, writes
-// in red, turns the text round and forges a line.
+// Text sets a terminal's title, switches to red, reverses the text direction and forges a line.
 const Text = "x\x1b]0;owned\a\x7f\u009b31m\u202e\U000e0041\nFORGED\tline\r"
 
-// Fill puts Text into every string that a value points to.
+// Fill sets every string reachable from a pointer to Text.
 func Fill(v any) { fill(reflect.ValueOf(v).Elem()) }
 
 func fill(v reflect.Value) {

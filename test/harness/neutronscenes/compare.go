@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Compare fails a test where the lab's Neutron answers otherwise than a real one: with another
-// status, type or words of errors, or with attributes that the real one has not.
+// Compare fails a test if the lab's Neutron replies differently from a real one: with another status, type or message
+// of errors, or with attributes that the real one lacks.
 func Compare(t *testing.T, lab, neutron []Exchange) {
 	t.Helper()
 	for i := range min(len(lab), len(neutron)) {
@@ -20,7 +20,7 @@ func Compare(t *testing.T, lab, neutron []Exchange) {
 			why = "another status"
 		}
 		if why != "" {
-			t.Errorf("exchange %d, %s: %s\nof the lab   %d %s\nof Neutron   %d %s", i, g.Request, why, g.Status, text(g.Answer), w.Status, text(w.Answer))
+			t.Errorf("exchange %d, %s: %s\nlab       %d %s\nNeutron   %d %s", i, g.Request, why, g.Status, text(g.Answer), w.Status, text(w.Answer))
 		}
 	}
 	if len(lab) != len(neutron) {
@@ -28,18 +28,17 @@ func Compare(t *testing.T, lab, neutron []Exchange) {
 	}
 }
 
-// within tells what of an answer of the lab is not so in Neutron's, which may have more
-// attributes; empty: nothing.
+// within returns how a reply of the lab differs from Neutron's, which may have more attributes; empty if it does not.
 func within(at string, got, want any) string {
 	switch g := got.(type) {
 	case map[string]any:
 		w, ok := want.(map[string]any)
 		if !ok {
-			return fmt.Sprintf("%s is an object", at)
+			return fmt.Sprintf("%s is an object only in the lab", at)
 		}
 		for k, v := range g {
 			if _, has := w[k]; !has {
-				return fmt.Sprintf("%s.%s is not there", at, k)
+				return fmt.Sprintf("%s.%s exists only in the lab", at, k)
 			}
 			if why := within(at+"."+k, v, w[k]); why != "" {
 				return why
@@ -49,7 +48,7 @@ func within(at string, got, want any) string {
 	case []any:
 		w, ok := want.([]any)
 		if !ok || len(w) != len(g) {
-			return fmt.Sprintf("%s has %d items", at, len(g))
+			return fmt.Sprintf("%s has %d items in the lab", at, len(g))
 		}
 		for i := range g {
 			if why := within(fmt.Sprintf("%s[%d]", at, i), g[i], w[i]); why != "" {
@@ -59,7 +58,7 @@ func within(at string, got, want any) string {
 		return ""
 	}
 	if !equal(got, want) {
-		return fmt.Sprintf("%s is %v, not %v", at, got, want)
+		return fmt.Sprintf("%s = %v, want %v", at, got, want)
 	}
 	return ""
 }

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// Requests makes requests of a Neutron that tell how it counts revisions, binds and tells so, and
-// returns a line for each: what was asked, the answer's status, and of each port of the answer its
-// status and binding, with the revision that the answer tells and the one that a look tells after
-// it. They are for comparison only: the provider makes none like some of them.
+// Requests sends requests to a Neutron that reveal how it counts revisions and reports bindings, and returns a line
+// for each: the request, the status of the reply, and for each port in the reply its status and binding, with its
+// revision in the reply and in a later lookup. They are only for comparison: the provider does not make some of these
+// requests.
 func Requests(t *testing.T, url string, s Stage) []string {
 	t.Helper()
 	r := &requests{t: t, url: url + "/v2.0/"}
@@ -48,7 +48,7 @@ type requests struct {
 	lines []string
 }
 
-// ask makes a request, notes the answer, and returns the IDs of its ports.
+// ask sends a request, records the reply, and returns the IDs of its ports.
 func (r *requests) ask(what, method, path, body string) (ids []string) {
 	r.t.Helper()
 	status, text, ports := r.do(method, path, body)
@@ -63,7 +63,7 @@ func (r *requests) ask(what, method, path, body string) (ids []string) {
 		_, _, now := r.do("GET", "ports/"+id, "")
 		for _, n := range append([]map[string]any{p}, now...) {
 			if d, ok := n["binding:vif_details"].(map[string]any); ok {
-				delete(d, "datapath_type") // is the node's, not Neutron's
+				delete(d, "datapath_type") // a property of the node, not of Neutron
 			}
 			details, _ := json.Marshal(n["binding:vif_details"])
 			line += fmt.Sprintf(" [%v %v at %q %s %s]", n["revision_number"], n["status"], n["binding:host_id"], n["binding:vif_type"], details)

@@ -1,6 +1,5 @@
-// Package neutronscenes plays every request that the provider of Neutron's ports makes, with
-// every answer that there is, with a Neutron, and compares what one answers with what another
-// does: the lab's own with a real one.
+// Package neutronscenes sends every request that the provider of Neutron's ports makes, with every possible reply, to
+// a Neutron, and compares the replies of two of them: the lab's own and a real one.
 package neutronscenes
 
 import (
@@ -27,8 +26,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// Exchange is a request and its answer, with what differs from one Neutron to the next
-// taken out.
+// Exchange is a request and its reply, without the values that differ from one Neutron to the next.
 type Exchange struct {
 	Request string `json:"request"`
 	Match   string `json:"ifMatch,omitempty"`
@@ -37,7 +35,7 @@ type Exchange struct {
 	Answer  any    `json:"answer,omitempty"`
 }
 
-// OfLab is a Neutron of the lab for scenes, with a host of a kind, and its URL.
+// OfLab returns the URL of a lab Neutron for the scenes, with a host of a kind, and its stage.
 func OfLab(t *testing.T, host neutronfake.Host) (string, Stage) {
 	t.Helper()
 	cloud := neutronfake.New(neutronfake.Options{})
@@ -53,25 +51,24 @@ func OfLab(t *testing.T, host neutronfake.Host) (string, Stage) {
 	return server.URL, s
 }
 
-// What is there before the scenes, in every Neutron.
+// Objects that exist before the scenes in every Neutron.
 var (
-	Name  = "observed" // of the network and the group
+	Name  = "observed" // name of the network and the group
 	Web   = netip.MustParsePrefix("192.168.0.0/24")
 	Small = netip.MustParsePrefix("192.168.1.0/30")
 )
 
-// absent is an ID of nothing.
+// absent is an ID without an object.
 const absent = "00000000-0000-4000-8000-000000000000"
 
-// Stage is what there is before the scenes: IDs of the network, of its subnets Web and Small,
-// with DHCP, of a group, the name of a host, and the project that they are of.
+// Stage describes the objects that exist before the scenes: IDs of the network, of its subnets Web and Small, with
+// DHCP, and of a group, the name of a host, and their project.
 type Stage struct {
 	Network, Web, Small, Group, Host, Project string
-	Quota                                     func(ports int) // -1: none
+	Quota                                     func(ports int) // -1 for no limit
 }
 
-// Play makes every request that the provider makes, with every answer that there is, and
-// returns the exchanges.
+// Play makes every request that the provider makes, with every possible reply, and returns the exchanges.
 func Play(t *testing.T, target string, s Stage) []Exchange {
 	t.Helper()
 	log := &exchanges{ids: map[string]string{}}
@@ -93,14 +90,14 @@ func Play(t *testing.T, target string, s Stage) []Exchange {
 	return log.all
 }
 
-// scenes are the calls, each with the class that it must have.
+// scenes makes the calls, and checks the error class of each.
 func (s Stage) scenes(t *testing.T, p *neutron.Provider) {
 	t.Helper()
 	ctx := context.Background()
 	want := func(what string, err error, class vpcport.Class) {
 		t.Helper()
 		if vpcport.ClassOf(err) != class || (err == nil) != (class == vpcport.Unknown) {
-			t.Errorf("%s: %v, want %v", what, err, class)
+			t.Errorf("%s: error = %v, want class %v", what, err, class)
 		}
 	}
 	at := func(uid string, ip string) vpcport.NewPort {
@@ -128,7 +125,7 @@ func (s Stage) scenes(t *testing.T, p *neutron.Provider) {
 	want("no network", err, vpcport.NetworkGone)
 	create("two ports", vpcport.Unknown, at("u-1", "192.168.0.77"), at("u-2", ""))
 	if len(made) != 2 {
-		t.Fatal("there are no ports")
+		t.Fatal("no ports were created")
 	}
 	create("bound", vpcport.Unknown, edited("u-3", func(n *vpcport.NewPort) { n.Host, n.Groups = s.Host, nil }))
 	create("bound to nowhere", vpcport.Unknown, edited("u-4", func(n *vpcport.NewPort) { n.Host = "no-such-host" }))
@@ -180,11 +177,11 @@ func (s Stage) scenes(t *testing.T, p *neutron.Provider) {
 	}
 }
 
-// exchanges notes requests and answers that go by, one at a time.
+// exchanges records requests and replies, one at a time.
 type exchanges struct {
-	mu  sync.Mutex // guards what follows
+	mu  sync.Mutex // guards all below
 	all []Exchange
-	ids map[string]string // what stands for an ID
+	ids map[string]string // placeholders of IDs
 }
 
 func (x *exchanges) request(p *httputil.ProxyRequest) {
@@ -237,7 +234,7 @@ var (
 	host      = regexp.MustCompile(`http://[^/]+/`)
 )
 
-// plain takes IDs and revisions out of a text.
+// plain replaces IDs and revisions in a text.
 func (x *exchanges) plain(s string) string {
 	s = revisions.ReplaceAllString(s, "Constrained to <n>, but current revision is <n>")
 	s = host.ReplaceAllString(s, "http://<neutron>/")
@@ -252,8 +249,7 @@ func (x *exchanges) plain(s string) string {
 	})
 }
 
-// walk takes out of a value what differs from one Neutron to the next, in the order of
-// names and devices.
+// walk replaces the values that differ from one Neutron to the next, in the order of names and devices.
 func (x *exchanges) walk(key string, v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -287,7 +283,7 @@ func (x *exchanges) walk(key string, v any) any {
 	return v
 }
 
-// order is by what things in lists are sorted.
+// order returns the sort key of list elements.
 func order(v any) string {
 	m, ok := v.(map[string]any)
 	if !ok {

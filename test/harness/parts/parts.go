@@ -1,4 +1,4 @@
-// Package parts compares what a type is made of with what it lists.
+// Package parts compares the fields of a type with a list of its parts.
 package parts
 
 import (
@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Listed asserts that the parts of a kind that a struct has as fields are those
-// that it lists, each once, and that there are at least some.
+// Listed checks that the fields of Struct that are of Kind are exactly the listed parts, without duplicates, and that
+// there are at least some.
 func Listed[Struct, Kind any](t testing.TB, least int, listed []Kind) {
 	t.Helper()
 	fields, kind, n := reflect.TypeFor[Struct](), reflect.TypeFor[Kind](), 0
@@ -20,10 +20,10 @@ func Listed[Struct, Kind any](t testing.TB, least int, listed []Kind) {
 		}
 		n++
 		if !slices.ContainsFunc(listed, func(x Kind) bool { return reflect.TypeOf(x) == part }) {
-			t.Errorf("%s is a %v and is not listed", f.Name, kind)
+			t.Errorf("field %s is a %v but is not listed", f.Name, kind)
 		}
 	}
 	if n < least || n != len(listed) {
-		t.Errorf("%d parts, %d listed, want at least %d", n, len(listed), least)
+		t.Errorf("%d parts, %d listed, want equal numbers of at least %d", n, len(listed), least)
 	}
 }

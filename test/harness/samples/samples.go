@@ -1,10 +1,9 @@
-// Package samples compares what programs keep in files and objects with samples of
-// earlier releases: what one release wrote, the next reads whole, and what today's
-// programs write has all that the earlier ones read.
+// Package samples compares the formats that programs store in files and objects with samples of earlier releases:
+// each release reads everything that its predecessor wrote, and today's programs write everything that earlier ones
+// read.
 //
-// A package keeps samples below testdata/stored, in one folder a release. Samples of a
-// release are never changed once it is out; a new field of a format gets a sample in the
-// folder of the release to come.
+// A package keeps samples below testdata/stored, with one directory per release. Samples of a release never change
+// after the release; a new field of a format gets a sample in the directory of the next release.
 package samples
 
 import (
@@ -19,25 +18,25 @@ import (
 	"testing"
 )
 
-// Folder is where samples are, by release.
+// Folder is the directory of samples, by release.
 const Folder = "testdata/stored"
 
-// Format is one that is stored.
+// Format is a stored format.
 type Format struct {
-	Files string // a pattern of samples' names
-	// Again reads a sample as today's program does, and writes what it read.
+	Files string // pattern of sample names
+	// Again reads a sample with today's program, and encodes the result.
 	Again func(data []byte) ([]byte, error)
-	// Type is what it is read into. Each of its fields is in a sample.
+	// Type is the Go type of the format. Each of its fields must be in a sample.
 	Type reflect.Type
 }
 
-// Check reads and writes every sample of every release, and finds what a sample has and
-// today's program would not write, and fields that no sample has. JSON only.
+// Check reads and writes every sample of every release. It reports fields of samples that today's program would not
+// write, and fields of the type that no sample has. JSON only.
 func Check(t *testing.T, formats ...Format) {
 	t.Helper()
 	releases, err := os.ReadDir(Folder)
 	if err != nil || len(releases) == 0 {
-		t.Fatalf("there are no samples of stored formats: %v", err)
+		t.Fatalf("no samples of stored formats: %v", err)
 	}
 	seen := make([]map[string]bool, len(formats))
 	for _, release := range releases {
@@ -49,7 +48,7 @@ func Check(t *testing.T, formats ...Format) {
 			i := slices.IndexFunc(formats, func(f Format) bool { ok, _ := path.Match(f.Files, s.Name()); return ok })
 			name := filepath.Join(release.Name(), s.Name())
 			if i < 0 {
-				t.Errorf("%s is of no format that this test knows", name)
+				t.Errorf("format of sample %s is unknown to the test", name)
 				continue
 			}
 			if seen[i] == nil {
@@ -67,7 +66,7 @@ func Check(t *testing.T, formats ...Format) {
 	for i, f := range formats {
 		for _, field := range fields(f.Type, "", map[reflect.Type]bool{}) {
 			if !seen[i][field] {
-				t.Errorf("%s: no sample has the field %s: add one to the folder of the release to come, and see that the release before does without it", f.Files, field)
+				t.Errorf("%s: no sample has the field %s: add one to the directory of the next release, and check that the previous release works without the field", f.Files, field)
 			}
 		}
 	}
@@ -86,8 +85,8 @@ func check(sample []byte, f Format, seen map[string]bool) error {
 	return Within(sample, again)
 }
 
-// Within finds the first value of a JSON document that another does not have at the same
-// place: nil when the other has all of it, and perhaps more.
+// Within returns an error about the first value of a JSON document that another document lacks in the same place; nil
+// if the other has all of them, and possibly more.
 func Within(sample, again []byte) error {
 	var was, is any
 	if err := json.Unmarshal(sample, &was); err != nil {
@@ -130,7 +129,7 @@ func within(was, is any, at string) error {
 	return nil
 }
 
-// note notes the fields of a document, without the indexes of lists.
+// note records the fields of a document, without list indexes.
 func note(v any, at string, seen map[string]bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -145,8 +144,8 @@ func note(v any, at string, seen map[string]bool) {
 	}
 }
 
-// fields are those that encoding/json writes of a type, as note names them. A type that
-// writes itself has none, nor has what is in a map.
+// fields returns the fields of a type that encoding/json writes, named like in note. A type with its own encoding has
+// none, and the content of maps is not included.
 func fields(t reflect.Type, at string, within map[reflect.Type]bool) (out []string) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Array {
 		t = t.Elem()

@@ -23,8 +23,8 @@ type item struct {
 	C map[string]item
 }
 
-// What an earlier program would miss is found.
-func TestCheckFindsWhatIsMissing(t *testing.T) {
+// Check finds values that an earlier program would miss.
+func TestCheckFindsMissingValues(t *testing.T) {
 	sample := []byte(`{"a": 7, "list": [{"b": null}], "Plain": "x"}`)
 	for _, tt := range []struct{ written, says string }{
 		{`{"a":7,"list":[{"b":null,"new":1}],"Plain":"x","more":true}`, ""},
@@ -37,19 +37,19 @@ func TestCheckFindsWhatIsMissing(t *testing.T) {
 	} {
 		err := check(sample, Format{Again: func([]byte) ([]byte, error) { return []byte(tt.written), nil }}, map[string]bool{})
 		if tt.says == "" && err != nil || tt.says != "" && (err == nil || !strings.Contains(err.Error(), tt.says)) {
-			t.Errorf("%s: %v, want %q", tt.written, err, tt.says)
+			t.Errorf("%s: error = %v, want %q", tt.written, err, tt.says)
 		}
 	}
 	refuse := func([]byte) ([]byte, error) { return nil, errors.New("version is 2") }
 	if err := check(sample, Format{Again: refuse}, map[string]bool{}); err == nil || !strings.Contains(err.Error(), "version is 2") {
-		t.Errorf("what is not read: %v", err)
+		t.Errorf("unreadable sample: error = %v, want \"version is 2\"", err)
 	}
 }
 
 func TestFieldsOfATypeAndOfASample(t *testing.T) {
 	want := []string{".a", ".addr", ".list", ".list.b", ".list.c", ".plain"}
 	if got := fields(reflect.TypeFor[content](), "", map[reflect.Type]bool{}); !slices.Equal(got, want) {
-		t.Errorf("fields %v", got)
+		t.Errorf("fields() = %v, want %v", got, want)
 	}
 	data, err := json.Marshal(content{List: []item{{}}, Addr: netip.MustParseAddr("10.0.0.1"), inner: "x"})
 	if err != nil {
@@ -63,7 +63,7 @@ func TestFieldsOfATypeAndOfASample(t *testing.T) {
 	note(v, "", seen)
 	for _, f := range want {
 		if !seen[f] {
-			t.Errorf("%s is not seen in %s", f, data)
+			t.Errorf("field %s was not found in %s", f, data)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package sourcenode is a node at a real API server, for tests of address sources
-// that use the Kubernetes API. Tests only.
+// Package sourcenode is a node of a real API server, for tests of address sources that use the Kubernetes API. Tests
+// only.
 package sourcenode
 
 import (
@@ -20,24 +20,22 @@ import (
 )
 
 const (
-	// Name is the node's, and its Node's.
+	// Name is the name of the node and its Node.
 	Name = "node-1"
-	// Longest is for what takes milliseconds on a quiet machine.
+	// Longest bounds steps that take milliseconds on an idle machine.
 	Longest = 3 * time.Minute
 )
 
-// Main runs a package's tests with a control plane that has Berth's CRDs and the
-// roles and policies of a mode, for TestMain. Child is what a child of package crashsource
-// does. It returns the exit code.
+// Main runs a package's tests with a control plane that has Berth's CRDs and the roles and policies of a mode, for
+// TestMain. Child is the function of a crashsource child. It returns the exit code.
 func Main[T any](m *testing.M, mode string, child func(T) error) int {
 	return crashsource.Main(func() int {
 		return harness.Kube(m.Run, func() error { return harness.ApplyAccess(context.Background(), mode) })
 	}, child)
 }
 
-// Config is what the pod of a node's daemon, or operator, reaches the API with: the
-// token of its service account, and so its generated role and the policy of what it
-// may write, and nothing else.
+// Config is the API access of the pod of a node's daemon, or of an operator: the token of its service account, with
+// its generated role and the policy for its writes, and nothing else.
 func Config(t *testing.T, account, node string) *rest.Config {
 	t.Helper()
 	token, err := harness.ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: account}, node)
@@ -45,31 +43,31 @@ func Config(t *testing.T, account, node string) *rest.Config {
 	return harness.ControlPlane.ConfigWithToken(token)
 }
 
-// Node is a node whose daemon a test starts and stops, and an administrator's hand.
+// Node is a node whose daemon a test starts and stops, with administrator access.
 type Node struct {
 	T      *testing.T
-	Dir    string          // what the daemon keeps
-	API    client.Client   // as the administrator
-	Config *rest.Config    // the daemon's
-	Log    *sourcetest.Log // the daemon's
+	Dir    string          // state of the daemon
+	API    client.Client   // administrator's client
+	Config *rest.Config    // access of the daemon
+	Log    *sourcetest.Log // log of the daemon
 }
 
-// New removes what earlier tests left at the API server.
+// New removes leftovers of earlier tests from the API server.
 func New(t *testing.T) *Node {
 	t.Helper()
 	harness.KubeClean(t)
 	return &Node{T: t, Dir: t.TempDir(), API: harness.KubeClient(t), Config: Config(t, "berthd", Name), Log: sourcetest.NewLog(t)}
 }
 
-// Child is what a child of package crashsource has of its Node.
+// Child is the part of a Node that a crashsource child needs.
 type Child struct{ Kubeconfig, Dir string }
 
-// Leases are those that the child serves.
+// Leases returns the leases that the child serves.
 func (c Child) Leases() crashsource.Leases {
 	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
 }
 
-// NewChild prepares a child that is the daemon's source, with its leases.
+// NewChild prepares a child that runs the daemon's source, with its leases.
 func (n *Node) NewChild() (*crashsource.Process, crashsource.Leases) {
 	n.T.Helper()
 	c := Child{Kubeconfig: filepath.Join(n.Dir, "kubeconfig"), Dir: n.Dir}
@@ -77,19 +75,18 @@ func (n *Node) NewChild() (*crashsource.Process, crashsource.Leases) {
 	return crashsource.New(n.T, c, n.Log), c.Leases()
 }
 
-// Create makes an object, also where an API server does not know its policies yet.
+// Create creates an object, retrying while the API server does not know its policies yet.
 func (n *Node) Create(o client.Object) {
 	n.T.Helper()
 	harness.OK(n.T, again("create "+o.GetName(), func(ctx context.Context) error { return n.API.Create(ctx, o) }))
 }
 
-// Get reads an object, also from an API server that takes its time. It reports
-// whether there is one.
+// Get reads an object, retrying while the API server is slow. It reports whether the object exists.
 func (n *Node) Get(name string, into client.Object) bool {
 	return again("read "+name, func(ctx context.Context) error { return n.API.Get(ctx, client.ObjectKey{Name: name}, into) }) == nil
 }
 
-// List lists objects, also from an API server that takes its time.
+// List lists objects, retrying while the API server is slow.
 func (n *Node) List(into client.ObjectList) {
 	if err := again("list", func(ctx context.Context) error { return n.API.List(ctx, into) }); err != nil {
 		n.T.Log(err)
@@ -102,13 +99,12 @@ func again(what string, do func(context.Context) error) error {
 	return kube.Retry(ctx, what, func() error { return do(ctx) })
 }
 
-// Until waits for something that no event tells of. State says how things are, for
-// when it does not come.
+// Until waits for a condition that no event announces. State describes the current state for the failure message.
 func (n *Node) Until(what string, ok func() bool, state func() string) {
 	n.T.Helper()
 	ctx, cancel := context.WithTimeout(n.T.Context(), Longest)
 	defer cancel()
 	if poll.Until(ctx, poll.True(ok)) != nil {
-		n.T.Fatalf("waited %v for: %s\n%s", Longest, what, state())
+		n.T.Fatalf("condition not met within %v: %s\n%s", Longest, what, state())
 	}
 }

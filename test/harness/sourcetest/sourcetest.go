@@ -1,6 +1,5 @@
-// Package sourcetest is what tests of all address sources need: pods by number, and
-// a log that can be searched. Package sourcenode has more for those that use the
-// Kubernetes API. Tests only.
+// Package sourcetest has helpers for tests of all address sources: pods by number, and a searchable log. Package
+// sourcenode has more for sources that use the Kubernetes API. Tests only.
 package sourcetest
 
 import (
@@ -22,15 +21,15 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Namespace is that of the pods of Request.
+// Namespace is the namespace of the pods in Request.
 const Namespace = "ns"
 
-// Key is the attachment of pod number i.
+// Key returns the attachment key of pod number i.
 func Key(i int) attachment.Key {
 	return attachment.Key{Network: "pods", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0"}
 }
 
-// Request asks for the addresses of pod number i.
+// Request returns the request for the addresses of pod number i.
 func Request(i int) source.Request {
 	return source.Request{
 		Key:     Key(i),
@@ -39,14 +38,14 @@ func Request(i int) source.Request {
 	}
 }
 
-// Try makes a request that waits for so long at most.
+// Try makes a request that waits at most within.
 func Try(t testing.TB, s source.Source, r source.Request, within time.Duration) (source.Lease, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	return s.Acquire(ctx, r)
 }
 
-// Add starts pod number i, which is to have an address in time.
+// Add makes a request for pod number i, which must get an address in time.
 func Add(t testing.TB, s source.Source, i int, within time.Duration) source.Lease {
 	t.Helper()
 	l, err := Try(t, s, Request(i), within)
@@ -56,9 +55,8 @@ func Add(t testing.TB, s source.Source, i int, within time.Duration) source.Leas
 	return l
 }
 
-// Burst makes requests for the pods from and up to, but not including, to, all at
-// once. It returns the leases of those that got one in time, and why the others
-// did not. No address may be of two.
+// Burst makes concurrent requests for the pods from (inclusive) to to (exclusive). It returns the leases of those
+// that got one in time, and the errors of the others. No address may belong to two pods.
 func Burst(t testing.TB, s source.Source, from, to int, within time.Duration) (leases map[int]source.Lease, failed map[int]error) {
 	t.Helper()
 	var mu sync.Mutex // guards the results
@@ -81,7 +79,7 @@ func Burst(t testing.TB, s source.Source, from, to int, within time.Duration) (l
 	for i, l := range leases {
 		for _, a := range l.Addrs() {
 			if other, taken := pod[a]; taken {
-				t.Errorf("%s was given to pods %d and %d", a, i, other)
+				t.Errorf("%s was assigned to both pods %d and %d", a, i, other)
 			}
 			pod[a] = i
 		}
@@ -89,7 +87,7 @@ func Burst(t testing.TB, s source.Source, from, to int, within time.Duration) (l
 	return leases, failed
 }
 
-// AddAll starts pods like Burst, all of which are to have an address in time.
+// AddAll is Burst, but all pods must get an address in time.
 func AddAll(t testing.TB, s source.Source, from, to int, within time.Duration) map[int]source.Lease {
 	t.Helper()
 	leases, failed := Burst(t, s, from, to, within)
@@ -99,7 +97,8 @@ func AddAll(t testing.TB, s source.Source, from, to int, within time.Duration) m
 	return leases
 }
 
-// Run runs a source, or another part of a daemon, until stop is called or the test ends, and waits for its end.
+// Run runs a source, or another part of a daemon, until stop is called or the test ends, and waits until it has
+// ended.
 func Run(t testing.TB, s interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -115,19 +114,19 @@ func Run(t testing.TB, s interface{ Run(context.Context) error }) (stop func()) 
 	return stop
 }
 
-// Logger logs everything to w.
+// Logger writes all levels to w.
 func Logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// Log passes a log to the test's output and keeps it.
+// Log keeps a log and writes it to the test's output.
 type Log struct {
 	t    testing.TB
 	mu   sync.Mutex // guards text
 	text strings.Builder
 }
 
-// NewLog is an empty one.
+// NewLog returns an empty log.
 func NewLog(t testing.TB) *Log { return &Log{t: t} }
 
 // Write implements io.Writer.
@@ -138,15 +137,15 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.t.Output().Write(p)
 }
 
-// Count tells how often something was logged.
+// Count returns how often a text was logged.
 func (l *Log) Count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.text.String(), text)
 }
 
-// Values are the metrics of a registry whose families a source's reference is to
-// have, by name and labels as they are written; of a histogram the count.
+// Values returns the metrics of a registry, whose families must be in a source's reference, by name and labels in
+// their exposition format; for histograms the count.
 func Values(t testing.TB, r *prometheus.Registry, reference source.Reference) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
@@ -156,7 +155,7 @@ func Values(t testing.TB, r *prometheus.Registry, reference source.Reference) ma
 	values := map[string]float64{}
 	for _, f := range families {
 		if !slices.ContainsFunc(reference.Families, func(r metric.Family) bool { return r.Name == f.GetName() && r.Help == f.GetHelp() }) {
-			t.Errorf("the reference lacks %s", f.GetName())
+			t.Errorf("reference lacks the metric %s", f.GetName())
 		}
 		for _, m := range f.Metric {
 			var labels []string

@@ -1,6 +1,5 @@
-// Command pause is the process that holds a pod's namespaces: it waits until it
-// is told to end, and reaps the processes that a pod with a shared PID namespace
-// leaves behind.
+// Command pause is the process that holds a pod's namespaces: it waits for a signal to end, and reaps orphaned processes
+// of a pod with a shared PID namespace.
 package main
 
 import (
@@ -20,8 +19,7 @@ func main() {
 	}
 }
 
-// reap takes note of all children that have ended: one signal may stand for
-// several.
+// reap reaps all children that have ended, as one signal may stand for several.
 func reap() {
 	for {
 		if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && err != syscall.EINTR {

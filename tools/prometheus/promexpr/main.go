@@ -1,5 +1,5 @@
-// Promexpr tells what PromQL expressions name, and makes rules that need minutes
-// need seconds: both by Prometheus's own parser.
+// Promexpr lists the names in PromQL expressions, and scales rules that need minutes to seconds, both with Prometheus's
+// own parser.
 //
 //	promexpr names < EXPRESSIONS     a JSON list of strings in, a JSON list of names out
 //	promexpr scale FACTOR < RULES    a rule file in, the same with durations divided by FACTOR out
@@ -51,11 +51,11 @@ type selector struct {
 	Match  map[string]string `json:"match"` // values and patterns by label
 }
 
-// named is what one expression names.
+// named lists the names in one expression.
 type named struct {
 	Selectors []selector `json:"selectors"`
-	Labels    []string   `json:"labels"` // that it groups, joins or replaces by
-	Made      []string   `json:"made"`   // by label_replace and label_join
+	Labels    []string   `json:"labels"` // labels in groupings, joins and replacements
+	Made      []string   `json:"made"`   // labels set by label_replace and label_join
 }
 
 func names(in io.Reader, out io.Writer) error {
@@ -130,8 +130,7 @@ func selectorOf(v *parser.VectorSelector) selector {
 	return s
 }
 
-// scale divides what a rule file has of durations: those of groups and rules,
-// and ranges, steps and offsets of expressions.
+// scale divides the durations in a rule file: those of groups and rules, and ranges, steps and offsets in expressions.
 func scale(in io.Reader, out io.Writer, factor float64) error {
 	var file struct {
 		Groups []map[string]any `yaml:"groups"`

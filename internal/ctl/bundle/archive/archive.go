@@ -70,20 +70,20 @@ type Error struct {
 
 // Archive is a bundle that is being written. Its methods may be called concurrently.
 type Archive struct {
-	root   string // the folder that all is in
+	root   string // top-level directory of the archive
 	limits Limits
 	now    func() time.Time
 
-	mu    sync.Mutex // guards all below; held while a file is written
+	mu    sync.Mutex // guards the fields below; held while a file is written
 	gz    *gzip.Writer
 	tar   *tar.Writer
 	index Index
 	names map[string]bool
 	total int64
-	err   error // of the output; nothing is written after it
+	err   error // first write error; nothing is written after it
 }
 
-// New starts a bundle. All its files are in the folder root.
+// New starts a bundle. All its files are in the directory root.
 func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *Archive {
 	gz := gzip.NewWriter(w)
 	return &Archive{
@@ -94,7 +94,7 @@ func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *
 
 var errFull = errors.New("omitted: the bundle has reached its maximum size (--max-size)")
 
-// add writes a file. The content must have no secrets. It fails if the output fails or the
+// add writes a file. The content must be free of secrets. It fails if the output fails or the
 // bundle is full.
 func (a *Archive) add(from, name string, content []byte, cut bool) error {
 	a.mu.Lock()
@@ -185,7 +185,7 @@ func (a *Archive) free(name string) string {
 	return out
 }
 
-// clean returns a safe relative path for a name that is not trusted.
+// clean returns a safe relative path for an untrusted name.
 func clean(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || strings.ContainsRune(`\:*?"<>|`, r) {
@@ -206,7 +206,7 @@ func clean(name string) string {
 	return strings.Join(parts, "/")
 }
 
-// Output is a file that gets its name only once it is complete. Only its owner may read it.
+// Output is a file that gets its final name only once it is complete. Only its owner may read it.
 type Output struct {
 	*os.File
 	path string
@@ -214,7 +214,7 @@ type Output struct {
 
 const partial = ".partial"
 
-// Create creates an output. It fails if a file with the name exists.
+// Create creates an output. It fails if a file with that name already exists.
 func Create(path string) (*Output, error) {
 	if _, err := os.Lstat(path); err == nil {
 		return nil, fmt.Errorf("%s: %w", path, fs.ErrExist)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// made returns a bundle of parts.
+// made returns a finished bundle with the given parts.
 func made(t *testing.T, limits Limits, atOnce int, parts ...Part) (map[string][]byte, Index) {
 	t.Helper()
 	var out bytes.Buffer
@@ -42,7 +42,7 @@ var wide = Limits{File: 1 << 20, Total: 1 << 30}
 
 // Parts that hang, fail or panic do not affect others. Files that a part adds after its timeout are
 // ignored.
-func TestPartsThatDoNotEnd(t *testing.T) {
+func TestHangingPartsDoNotDelayOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release, late := make(chan struct{}), make(chan error, 1)
 		files, index := made(t, wide, 1,
@@ -63,21 +63,21 @@ func TestPartsThatDoNotEnd(t *testing.T) {
 		)
 		close(release)
 		if err := <-late; err == nil {
-			t.Error("a file was taken after its part's time")
+			t.Error("a file was accepted after its part's timeout")
 		}
 		for name, want := range map[string]string{"early.txt": "early", "half.txt": "half", "works.txt": "works"} {
 			if string(files[name]) != want {
-				t.Errorf("%s has %q", name, files[name])
+				t.Errorf("%s = %q, want %q", name, files[name], want)
 			}
 		}
 		text := string(files[ErrorsFile])
 		for _, want := range []string{"hangs: not done within 1m0s\n", "waits: not done within 1m0s\n", "fails: password=REDACTED\n", "panics: panic: oh\n"} {
 			if !strings.Contains(text, want) {
-				t.Errorf("%q is not in\n%s", want, text)
+				t.Errorf("errors.txt lacks %q:\n%s", want, text)
 			}
 		}
 		if len(index.Errors) != 4 || len(index.Files) != 3 || index.Files[0].From != "hangs" {
-			t.Errorf("index %+v", index)
+			t.Errorf("index = %+v, want 4 errors and 3 files", index)
 		}
 	})
 }
@@ -111,14 +111,14 @@ func TestLimits(t *testing.T) {
 	for _, name := range []string{"newest.log", "file.log"} {
 		got := string(files[name])
 		if !strings.HasPrefix(got, cutHere+"line ") || !strings.HasSuffix(got, "line 9999\n") || len(got) < 400 || len(got) > 1000+len(cutHere)+2 {
-			t.Errorf("%s: %d bytes: %.100q", name, len(got), got)
+			t.Errorf("%s: %d bytes, want the newest lines within the limit: %.100q", name, len(got), got)
 		}
 	}
 	if got := string(files["oldest.txt"]); !strings.HasPrefix(got, "line 0\n") || !strings.HasSuffix(got, cutHere) || len(got) > 1000+len(cutHere)+1 {
-		t.Errorf("oldest.txt: %d bytes", len(got))
+		t.Errorf("oldest.txt: %d bytes, want the oldest lines within the limit", len(got))
 	}
 	if string(files["short.log"]) != "one\ntwo\n" || string(files["newest.log.2"]) != "of the same name\n" || bytes.Contains(files["large.json"], []byte("planted")) {
-		t.Errorf("%q %q %q", files["short.log"], files["newest.log.2"], files["large.json"])
+		t.Errorf("short.log = %q, newest.log.2 = %q, large.json = %q", files["short.log"], files["newest.log.2"], files["large.json"])
 	}
 	total := int64(0)
 	cut := map[string]bool{}
@@ -127,15 +127,15 @@ func TestLimits(t *testing.T) {
 		cut[f.Name] = f.Cut
 	}
 	if total > 10000 || !strings.Contains(string(files[ErrorsFile]), "--max-size") {
-		t.Errorf("%d bytes in all: %.300s", total, files[ErrorsFile])
+		t.Errorf("total size = %d bytes, want at most 10000 and the omission in errors.txt: %.300s", total, files[ErrorsFile])
 	}
 	if !cut["newest.log"] || !cut["file.log"] || !cut["oldest.txt"] || cut["short.log"] {
-		t.Errorf("cut %v", cut)
+		t.Errorf("truncated files = %v", cut)
 	}
 }
 
 // A key is removed even if its first line was cut off.
-func TestKeyThatIsCut(t *testing.T) {
+func TestTruncatedPrivateKeyIsRemoved(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("planted0planted0planted0planted0\n", 30) + "-----END PRIVATE KEY-----\n"
 	path := filepath.Join(t.TempDir(), "log")
 	if err := os.WriteFile(path, []byte(strings.Repeat("x\n", 1000)+key+"after\n"), 0o600); err != nil {
@@ -150,25 +150,25 @@ func TestKeyThatIsCut(t *testing.T) {
 		return s.LogFile("log", f)
 	}))
 	if got := string(files["log"]); strings.Contains(got, "planted") || !strings.HasSuffix(got, "\nafter\n") {
-		t.Errorf("got %q", got)
+		t.Errorf("log = %q, want no part of the key and the text after it", got)
 	}
 }
 
-func TestNamesStayInTheFolder(t *testing.T) {
+func TestFileNamesStayInsideTheArchive(t *testing.T) {
 	for in, want := range map[string]string{
 		"../../etc/passwd": "_/_/etc/passwd", "/etc/x": "etc/x", "a/./b": "a/_/b", "": "_", "a\x1b[31m/b:c": "a_[31m/b_c", "index.json": "index.json",
 	} {
 		if got := clean(in); got != want {
-			t.Errorf("%q became %q, want %q", in, got, want)
+			t.Errorf("clean(%q) = %q, want %q", in, got, want)
 		}
 	}
 	files, index := made(t, wide, 1, part("x", func(_ context.Context, s *Sink) error { return s.Bytes(IndexFile, []byte("{}")) }))
 	if string(files["index.json.2"]) != "{}" || index.Format != Format {
-		t.Error("a file took the index's place")
+		t.Error("a file replaced the index")
 	}
 }
 
-// A bundle from a node is bounded, also if it ends early.
+// A bundle from a node is bounded, even if it is truncated.
 func TestCopy(t *testing.T) {
 	var other bytes.Buffer
 	a := New(&other, "theirs", "node", wide, time.Now)
@@ -192,17 +192,17 @@ func TestCopy(t *testing.T) {
 		part("else", func(_ context.Context, s *Sink) error { return s.Copy("o", strings.NewReader("<html>")) }),
 	)
 	if n := len(files["n/big.txt"]); n == 0 || n > 650 || string(files["n/secret.txt"]) != "token=REDACTED\n" || len(files["n/index.json"]) == 0 || string(files["e/first.txt"]) != "first" {
-		t.Errorf("files %v", len(files))
+		t.Errorf("copied files are wrong: %d files, big.txt has %d bytes, secret.txt = %q", len(files), n, files["n/secret.txt"])
 	}
 	for _, want := range []string{"whole, kernel: half\n", "broken: the node's bundle: ", "early: the node's bundle ends early", "else: the node's bundle: "} {
 		if !strings.Contains(string(files[ErrorsFile]), want) {
-			t.Errorf("%q is missing:\n%s", want, files[ErrorsFile])
+			t.Errorf("errors.txt lacks %q:\n%s", want, files[ErrorsFile])
 		}
 	}
 }
 
-// An error of the output, such as a full disk, ends the bundle.
-func TestOutputThatFails(t *testing.T) {
+// A write error of the output, such as a full disk, stops the bundle.
+func TestWriteErrorStopsTheBundle(t *testing.T) {
 	a := New(failing{}, "root", "test", wide, time.Now)
 	more := 0
 	var parts []Part
@@ -214,10 +214,10 @@ func TestOutputThatFails(t *testing.T) {
 	}
 	err := a.Collect(t.Context(), 1, parts)
 	if err == nil || !strings.Contains(err.Error(), "no space") || more == 100 {
-		t.Errorf("%v after %d parts", err, more)
+		t.Errorf("Collect() = %v after %d parts, want error containing \"no space\" before the last part", err, more)
 	}
 	if _, err := a.Close(); err == nil {
-		t.Error("it was closed without an error")
+		t.Error("Close() succeeded despite the write error")
 	}
 }
 
@@ -233,7 +233,7 @@ func TestOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(path); err == nil {
-		t.Error("it has its name before it is whole")
+		t.Error("the file has its final name before it is complete")
 	}
 	if _, err := io.WriteString(o, "x"); err != nil {
 		t.Fatal(err)
@@ -242,10 +242,10 @@ func TestOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("mode = %v, error %v; want 0600", info, err)
 	}
 	if _, err := Create(path); err == nil {
-		t.Error("a file is replaced")
+		t.Error("Create() replaced an existing file")
 	}
 	dropped, err := Create(filepath.Join(dir, "c"))
 	if err != nil {
@@ -255,15 +255,15 @@ func TestOutput(t *testing.T) {
 		t.Error(err)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
-		t.Errorf("left %v", entries)
+		t.Errorf("directory has %v, want one file", entries)
 	}
 }
 
 // A file in a node's bundle may claim petabytes of holes (GNU sparse files, in PAX records).
-func TestCopyOfAFileWithoutEnd(t *testing.T) {
+func TestCopyBoundsSparseFiles(t *testing.T) {
 	var plain, sparse bytes.Buffer
 	w := tar.NewWriter(&plain)
-	// The library writes no such records, so that they get their name afterwards.
+	// The tar library writes no such records, so the test patches the entry's name afterwards.
 	records := map[string]string{"VND.sparse.major": "0", "VND.sparse.minor": "1", "VND.sparse.numblocks": "0", "VND.sparse.size": fmt.Sprint(1 << 50)}
 	err := errors.Join(
 		w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "theirs/huge.txt", PAXRecords: records, Format: tar.FormatPAX}),
@@ -280,6 +280,6 @@ func TestCopyOfAFileWithoutEnd(t *testing.T) {
 	p.Timeout = 20 * time.Second
 	files, index := made(t, Limits{File: 500, Total: 1 << 20}, 1, p)
 	if len(index.Errors) > 0 || !strings.HasSuffix(string(files["n/huge.txt"]), cutHere) {
-		t.Errorf("%v, and it ends with %q", index.Errors, files["n/huge.txt"])
+		t.Errorf("errors = %v, huge.txt ends with %q; want a truncated file and no errors", index.Errors, files["n/huge.txt"])
 	}
 }

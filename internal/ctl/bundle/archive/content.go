@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/redact"
 )
 
-// cutHere stands where something was left out.
+// cutHere marks the place where content was omitted.
 const cutHere = "# truncated here: the file exceeds its maximum size\n"
 
 // head keeps the beginning of a stream.
@@ -34,9 +34,9 @@ func (h *head) content() ([]byte, bool) {
 }
 
 // newest keeps the end of a stream, from the beginning of a line. It needs up to twice the
-// memory of what it keeps.
+// size of the kept part in memory.
 type newest struct {
-	old, now bytes.Buffer // each holds up to half of most
+	old, now bytes.Buffer // each up to half of most
 	most     int64
 	cut      bool
 }
@@ -69,14 +69,14 @@ func (n *newest) content() ([]byte, bool) {
 	return append([]byte(cutHere), redact.Tail(all)...), true
 }
 
-// keeper keeps a part of what is written to it.
+// keeper keeps a part of the bytes written to it.
 type keeper interface {
 	io.Writer
 	content() (content []byte, cut bool)
 }
 
-// read reads a stream into a keeper and removes secrets. With an error it returns what was
-// read before.
+// read reads a stream into a keeper and removes secrets. If it fails, it also returns the
+// content read before the error.
 func read(k keeper, r io.Reader) (content []byte, cut bool, err error) {
 	w := redact.NewWriter(k)
 	_, err = io.Copy(w, r)

@@ -38,11 +38,11 @@ func (s *Sink) Copy(folder string, r io.Reader) error {
 			continue
 		}
 		name := withoutRoot(h.Name)
-		if name == ErrorsFile { // its content is in the index too
+		if name == ErrorsFile { // its entries are in this bundle's index too
 			continue
 		}
-		// The other bundle's mark of truncation may exceed the limit. A file that claims to be
-		// larger is not read to its end, which may be far away.
+		// The truncation marker of the other bundle may exceed the limit. A file that claims to be
+		// larger is not read to its end.
 		most := s.most + int64(len(cutHere)) + 1
 		content, cut, err := read(&head{most: most}, io.LimitReader(in, most))
 		if err != nil {

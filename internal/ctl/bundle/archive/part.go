@@ -16,7 +16,7 @@ import (
 // Part is something to collect. If it fails, hangs or panics, the other parts continue.
 type Part struct {
 	Name    string
-	Timeout time.Duration // files added before it are kept
+	Timeout time.Duration // files added before the deadline are kept
 	Collect func(context.Context, *Sink) error
 }
 
@@ -30,10 +30,10 @@ type Sink struct {
 	ended bool
 }
 
-var errEnded = errors.New("its time is over")
+var errEnded = errors.New("the part's timeout has expired")
 
-// Collect collects parts, atOnce at a time, until all are finished or ctx ends. It returns
-// the error of ctx or of the output; those of parts are recorded in the bundle.
+// Collect runs parts, atOnce at a time, until all are finished or ctx ends. It returns the error of ctx
+// or of the output; errors of parts are recorded in the bundle.
 func (a *Archive) Collect(ctx context.Context, atOnce int, parts []Part) error {
 	slots := make(chan struct{}, atOnce)
 	var wg sync.WaitGroup
@@ -111,7 +111,7 @@ func (s *Sink) Failed(what string, err error) {
 	}
 }
 
-// Log adds a stream of lines and keeps the newest. What was read before an error is added too.
+// Log adds a stream of lines and keeps the newest. Content read before an error is added too.
 func (s *Sink) Log(name string, r io.Reader) error { return s.keep(name, &newest{most: s.most}, r) }
 
 // LogFile is like Log, for a file.
@@ -141,8 +141,8 @@ func (s *Sink) keep(name string, k keeper, r io.Reader) error {
 	return errors.Join(err, s.add(name, content, cut))
 }
 
-// Document adds a JSON or YAML document and removes secrets by the names of its fields. One
-// that exceeds the file size is added as text.
+// Document adds a JSON or YAML document and removes secrets by field name. A document that
+// exceeds the maximum file size is added as text.
 func (s *Sink) Document(name string, data []byte) error {
 	if int64(len(data)) > s.most {
 		return s.Text(name, bytes.NewReader(data))

@@ -38,7 +38,7 @@ const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.O
 type Options struct {
 	Nodes     []string // these, or
 	All       bool     // all
-	Namespace string   // of Berth's pods, but for gateways; empty: any
+	Namespace string   // of Berth's pods, except gateways; empty: any
 	Timeout   time.Duration
 	// NodeTimeout is the limit for a node's own bundle.
 	NodeTimeout time.Duration
@@ -53,9 +53,9 @@ type Cluster struct {
 	core rest.Interface // of v1
 	dial connect.Dialer // of operators
 	pods []corev1.Pod   // Berth's
-	// noPods is why pods could not be read.
+	// noPods is the error from reading pods.
 	noPods error
-	// gateways are the pods of Egresses; noGateways is why they could not be read.
+	// gateways are the pods of Egresses; noGateways is the error from reading them.
 	gateways   []corev1.Pod
 	noGateways error
 }
@@ -64,15 +64,15 @@ type Cluster struct {
 // node in o.Nodes does not exist.
 func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1                  // the number of parts at a time bounds requests
-	scheme := runtime.NewScheme() // the scheme of all kinds would double the size of the program
+	cfg.QPS = -1                  // the number of concurrent parts bounds requests
+	scheme := runtime.NewScheme() // a scheme with all kinds would double the size of the program
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	cfg.APIPath, cfg.GroupVersion, cfg.NegotiatedSerializer = "/api", &corev1.SchemeGroupVersion, serializer.NewCodecFactory(scheme).WithoutConversion()
 	core, err := rest.RESTClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
+		return nil, fmt.Errorf("create a client for the Kubernetes API: %w", err)
 	}
 	dial, err := connect.Forwarder(cfg)
 	if err != nil {
@@ -98,14 +98,14 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	return k, nil
 }
 
-// labelled returns the pods that labels select, in a namespace or, if it is empty, in all.
+// labelled returns the pods that match labels, in a namespace or, if it is empty, in all namespaces.
 func (k *Cluster) labelled(ctx context.Context, namespace, labels string) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	err := k.core.Get().Resource("pods").NamespaceIfScoped(namespace, namespace != "").Param("labelSelector", labels).Do(ctx).Into(&list)
 	return list.Items, err
 }
 
-// nodesAtOnce is the number of nodes that are collected from at a time.
+// nodesAtOnce is the number of nodes collected in parallel.
 const nodesAtOnce = 8
 
 // Collect collects the cluster's objects, then nodes in parallel.
@@ -197,7 +197,7 @@ func (k *Cluster) nodes(ctx context.Context) []string {
 	defer cancel()
 	var list metav1.PartialObjectMetadataList
 	err := k.core.Get().Resource("nodes").SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx).Into(&list)
-	if err == nil { // otherwise the part for Nodes reports it, and nodes with a daemon are known
+	if err == nil { // the part for Nodes reports the error; use the nodes that have a daemon
 		for _, n := range list.Items {
 			found[n.Name] = true
 		}

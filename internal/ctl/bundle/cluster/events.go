@@ -23,8 +23,8 @@ type event struct {
 	text string
 }
 
-// events adds the events that concern networks: those of nodes, of Berth's objects and pods,
-// and of pods whose sandbox failed. Of all others it counts kinds and reasons only.
+// events adds the events that concern networking: those of nodes, of Berth's objects and pods,
+// and of pods whose sandbox failed. For all others it only counts kinds and reasons.
 func (k *Cluster) events(ctx context.Context, s *archive.Sink) error {
 	var shown []event
 	others := map[string]int{}
@@ -50,7 +50,7 @@ func (k *Cluster) events(ctx context.Context, s *archive.Sink) error {
 	return errors.Join(listErr, s.Log("cluster/events.txt", &b), s.Text("cluster/events-others.txt", &counts))
 }
 
-// reasons are the reasons of pods' events that concern sandboxes and networks.
+// reasons are the reasons of pod events that concern sandboxes and networking.
 var reasons = []string{"FailedCreatePodSandBox", "FailedKillPod", "NetworkNotReady", "SandboxChanged", "FailedScheduling", "TaintManagerEviction", "NodeNotReady"}
 
 func isOfNetworks(e corev1.Event) bool {
@@ -77,7 +77,7 @@ func eventTime(e corev1.Event) time.Time {
 }
 
 // podsOfNodes adds a line for each pod on the selected nodes: its node, addresses and state,
-// but nothing from its spec that could be confidential.
+// without anything from its spec that could be confidential.
 func (k *Cluster) podsOfNodes(ctx context.Context, s *archive.Sink) error {
 	var b bytes.Buffer
 	err := each(ctx, k, kind{path: "/api/v1", resource: "pods"}, func(_ metav1.TypeMeta, p corev1.Pod) error {

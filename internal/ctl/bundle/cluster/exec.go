@@ -48,7 +48,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 		ended <- err
 	}()
 	err := s.Copy("nodes/"+node, r)
-	_ = r.CloseWithError(errors.New("the bundle is read")) // ends the program if it goes on
+	_ = r.CloseWithError(errors.New("the bundle is read")) // ends the program if it is still running
 	execErr := <-ended
 	switch {
 	case err == nil:
@@ -86,12 +86,12 @@ func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, 
 	if err != nil {
 		return err
 	}
-	ctx = klog.NewContext(ctx, logr.Discard()) // the error has what the library logs
+	ctx = klog.NewContext(ctx, logr.Discard()) // the returned error repeats the message that the library logs
 	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: stderr})
 }
 
-// bounded keeps the beginning of what is written. It has a lock because the library may
-// write even after it has returned.
+// bounded keeps the beginning of its input. It has a lock because the library may
+// write even after the call has returned.
 type bounded struct {
 	most int
 

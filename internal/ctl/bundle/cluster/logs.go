@@ -20,8 +20,8 @@ import (
 // number of lines to request.
 const lineBytes = 64
 
-// podLogs adds the logs of each container, or of those named, to a folder, and the logs of
-// its previous run if it was restarted.
+// podLogs adds the logs of the named containers, or of all, to a folder, including the logs of
+// the previous run of a restarted container.
 func (k *Cluster) podLogs(ctx context.Context, s *archive.Sink, p corev1.Pod, folder string, only ...string) error {
 	var failed error
 	statuses := append(append([]corev1.ContainerStatus{}, p.Status.InitContainerStatuses...), p.Status.ContainerStatuses...)
@@ -64,8 +64,8 @@ func folderOf(p corev1.Pod) string {
 	return "cluster"
 }
 
-// kubelet adds the kubelet's configuration, and its and the runtime's logs if the kubelet
-// serves them (NodeLogQuery).
+// kubelet adds the kubelet's configuration and, if the kubelet serves them (NodeLogQuery), the logs of
+// the kubelet and the container runtime.
 func (k *Cluster) kubelet(ctx context.Context, s *archive.Sink, node string) error {
 	folder := "nodes/" + node
 	proxy := func(path string) ([]byte, error) {

@@ -21,14 +21,14 @@ import (
 	"github.com/berthnet/berth/internal/redact"
 )
 
-// kind is a kind that is collected, from all namespaces. Secrets and ConfigMaps never are.
+// kind is a kind to collect from all namespaces. Secrets and ConfigMaps are never collected.
 type kind struct {
 	path     string // of its group and version
 	resource string
-	file     string // file name, if not the resource's
+	file     string // file name; empty: the resource's
 	labels   string // selector; empty: all
-	ours     bool   // only objects with berth in their name, or made by Berth
-	others   fields // fields to keep of objects that are not Berth's; nil: all, as the kind is Berth's
+	ours     bool   // only objects with berth in their name, or created by Berth
+	others   fields // fields to keep of other software's objects; nil: all, for Berth's own kinds
 }
 
 func (k kind) name() string { return cmp.Or(k.file, k.resource) }
@@ -68,12 +68,12 @@ var kinds = []kind{
 
 // Limits of each kind.
 const (
-	page       = 500 // objects a request
+	page       = 500 // objects per request
 	maxObjects = 20000
 )
 
 // objects adds the objects of a kind as YAML, in one or more files. A kind that the cluster
-// does not serve is no error: which of Berth's kinds exist depends on the mode.
+// does not serve is not an error: the mode determines which of Berth's kinds exist.
 func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error {
 	files := &documents{s: s, name: "cluster/" + kind.name()}
 	err := each(ctx, k, kind, func(list metav1.TypeMeta, o map[string]any) error {
@@ -125,7 +125,7 @@ type list[T any] struct {
 	Items    []T             `json:"items"`
 }
 
-// maxPage bounds a page, in bytes. A page of the largest objects is far smaller.
+// maxPage bounds a page, in bytes. Even a page of the largest objects is far smaller.
 const maxPage = 64 << 20
 
 func listPage[T any](ctx context.Context, req *rest.Request, next string) (l list[T], err error) {
@@ -153,12 +153,12 @@ func isOurs(o map[string]any) bool {
 	return strings.Contains(name, "berth") || isBerths(o)
 }
 
-// shown returns an object without secrets and without managed fields.
+// shown returns an object without secrets and managed fields.
 func shown(o map[string]any) any {
 	m, _ := o["metadata"].(map[string]any)
 	delete(m, "managedFields")
 	if annotations, ok := m["annotations"].(map[string]any); ok {
-		delete(annotations, corev1.LastAppliedConfigAnnotation) // repeats the whole object
+		delete(annotations, corev1.LastAppliedConfigAnnotation) // repeats the object (kubectl's last-applied annotation)
 	}
 	if spec, ok := o["spec"].(map[string]any); ok && o["kind"] == "NetworkAttachmentDefinition" {
 		config, _ := spec["config"].(string)

@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// maxAnswer bounds a response, in bytes. Those of the largest cluster's operator are far smaller.
+// maxAnswer bounds a response, in bytes. Responses in the largest clusters are far smaller.
 const maxAnswer = 64 << 20
 
 // operator adds an operator's settings, metrics and readiness. Its image has no berthctl, so
-// it is queried by port forwarding.
+// it is queried through port forwarding.
 func (k *Cluster) operator(ctx context.Context, s *archive.Sink, pod corev1.Pod) error {
 	port := operatorPort(&pod)
 	if port == 0 {
@@ -44,13 +44,13 @@ const gatewayContainer = "egress"
 // gatewayFolder returns the folder of a gateway's files in the bundle.
 func gatewayFolder(pod corev1.Pod) string { return "cluster/gateways/" + pod.Namespace }
 
-// answer is a path to query, and the function that reads the response.
+// answer is a path to query and the function that reads the response.
 type answer struct {
 	path string
 	read func(io.Reader) error
 }
 
-// health returns the paths that all of Berth's programs serve.
+// health returns the paths that all Berth programs serve.
 func health(s *archive.Sink, folder string) []answer {
 	return []answer{
 		{"/readyz", func(r io.Reader) error { return s.Text(folder+"/readyz.txt", r) }},
@@ -86,7 +86,7 @@ func operatorPort(pod *corev1.Pod) uint16 {
 	return connect.LoopbackPort(at)
 }
 
-// ask reads a path. A 503 of /readyz is no error: its body says why the program is not ready.
+// ask reads a path. A 503 from /readyz is not an error: its body says why the program is not ready.
 func ask(ctx context.Context, client *http.Client, path string, read func(io.Reader) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil)
 	if err != nil {

@@ -32,8 +32,8 @@ func operatorPod(phase corev1.PodPhase, args ...string) corev1.Pod {
 	}
 }
 
-// The bundle has what an operator serves, and why the rest is missing.
-func TestOperator(t *testing.T) {
+// The bundle has the endpoints that an operator serves, and an error for each one that it does not.
+func TestOperatorEndpoints(t *testing.T) {
 	const secret = "Planted7Secret"
 	current := http.NewServeMux()
 	current.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -45,8 +45,8 @@ func TestOperator(t *testing.T) {
 	})
 	for name, tc := range map[string]struct {
 		pod     corev1.Pod
-		port    uint16       // that is dialled
-		serves  http.Handler // nil: nobody listens
+		port    uint16       // dialled port
+		serves  http.Handler // nil: nothing listens
 		files   []string
 		missing []string // in errors.txt
 	}{
@@ -54,10 +54,10 @@ func TestOperator(t *testing.T) {
 		"pending": {operatorPod(corev1.PodPending), 0, nil, nil, []string{"it is Pending, and serves nothing"}},
 		"older": {operatorPod(corev1.PodRunning, "--health-address=127.0.0.1:7"), 7, http.NotFoundHandler(), nil,
 			[]string{"/readyz: 404 Not Found", "/settings: 404 Not Found", "/metrics: 404 Not Found"}},
-		"gone":                           {operatorPod(corev1.PodRunning, "--health-address", ""), 61680, nil, nil, []string{"/settings: ", "nobody listens", "/metrics: "}},
-		"metrics at a loopback address":  {operatorPod(corev1.PodRunning, "--health-address=10.0.0.1:7", "--metrics-address=localhost:8"), 8, current, []string{"metrics.txt", "readyz.txt", "settings.json"}, nil},
-		"nothing at a loopback address":  {operatorPod(corev1.PodRunning, "--health-address=10.0.0.1:7", "--metrics-address=10.0.0.1:8"), 0, nil, nil, []string{"see its --health-address"}},
-		"metrics are turned off as well": {operatorPod(corev1.PodRunning, "--health-address=", "--metrics-address="), 0, nil, nil, []string{"see its --health-address"}},
+		"no longer listening":           {operatorPod(corev1.PodRunning, "--health-address", ""), 61680, nil, nil, []string{"/settings: ", "connection refused", "/metrics: "}},
+		"metrics at a loopback address": {operatorPod(corev1.PodRunning, "--health-address=10.0.0.1:7", "--metrics-address=localhost:8"), 8, current, []string{"metrics.txt", "readyz.txt", "settings.json"}, nil},
+		"nothing at a loopback address": {operatorPod(corev1.PodRunning, "--health-address=10.0.0.1:7", "--metrics-address=10.0.0.1:8"), 0, nil, nil, []string{"see its --health-address"}},
+		"health and metrics disabled":   {operatorPod(corev1.PodRunning, "--health-address=", "--metrics-address="), 0, nil, nil, []string{"see its --health-address"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := &Cluster{Options: Options{Timeout: time.Minute}, dial: dials(t, tc.pod, tc.port, tc.serves), pods: []corev1.Pod{tc.pod}}
@@ -66,32 +66,32 @@ func TestOperator(t *testing.T) {
 			for _, f := range index.Files {
 				base, ok := strings.CutPrefix(f.Name, "cluster/operators/berth-operator-1/")
 				if !ok {
-					t.Errorf("%s is elsewhere", f.Name)
+					t.Errorf("%s is outside the operator's folder", f.Name)
 				}
 				files = append(files, base)
 			}
 			slices.Sort(files)
 			if parts != 1 || !slices.Equal(files, tc.files) {
-				t.Errorf("files %v, want %v; %s", files, tc.files, contents[archive.ErrorsFile])
+				t.Errorf("files = %v, want %v; errors.txt: %s", files, tc.files, contents[archive.ErrorsFile])
 			}
 			for _, missing := range tc.missing {
 				if !bytes.Contains(contents[archive.ErrorsFile], []byte(missing)) {
-					t.Errorf("%q is missing:\n%s", missing, contents[archive.ErrorsFile])
+					t.Errorf("errors.txt lacks %q:\n%s", missing, contents[archive.ErrorsFile])
 				}
 			}
 			if len(tc.missing) == 0 && len(index.Errors) > 0 {
-				t.Errorf("%s", contents[archive.ErrorsFile])
+				t.Errorf("unexpected errors:\n%s", contents[archive.ErrorsFile])
 			}
 			for name, content := range contents {
 				if bytes.Contains(content, []byte(secret)) {
-					t.Errorf("%s has a secret: %s", name, content)
+					t.Errorf("%s contains a secret: %s", name, content)
 				}
 			}
 		})
 	}
 }
 
-// collect collects the parts of a name, and returns how many there are and what they add.
+// collect runs the part with the given name. It returns the number of such parts and the files that they add.
 func collect(t *testing.T, k *Cluster, name string) (n int, files map[string][]byte, index archive.Index) {
 	t.Helper()
 	parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != name })
@@ -109,10 +109,10 @@ func collect(t *testing.T, k *Cluster, name string) (n int, files map[string][]b
 func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
 		if port != at || pod.Name != to.Name {
-			t.Errorf("port %d of %s, want %d", port, pod.Name, at)
+			t.Errorf("dialled port %d of %s, want %d of %s", port, pod.Name, at, to.Name)
 		}
 		if serves == nil {
-			return nil, errors.New("nobody listens")
+			return nil, errors.New("connection refused")
 		}
 		here, there := net.Pipe()
 		l := &once{conn: there}
@@ -121,8 +121,8 @@ func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.
 	}
 }
 
-// The bundle has what gateways on the chosen nodes serve.
-func TestGateway(t *testing.T) {
+// The bundle has the endpoints of gateways on the selected nodes.
+func TestGatewayEndpoints(t *testing.T) {
 	serves := http.NewServeMux()
 	serves.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) })
 	serves.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -137,7 +137,7 @@ func TestGateway(t *testing.T) {
 		parts, contents, _ := collect(t, k, "gateway egress/internet-1")
 		for name, text := range map[string]string{"metrics.txt": "up 1", "readyz.txt": "not-forwarded"} {
 			if has := bytes.Contains(contents["cluster/gateways/egress/internet-1/"+name], []byte(text)); parts != want || has != (want == 1) {
-				t.Errorf("of %s: %d parts, %s: %v", node, parts, name, has)
+				t.Errorf("node %s: %d parts (want %d), %s collected: %t", node, parts, want, name, has)
 			}
 		}
 	}

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// fields are the paths of an object that a bundle keeps, with dots between names. A path
-// descends into lists, and keeps everything below its last name.
+// fields are the paths of an object's fields that a bundle keeps, with dots between names. A path
+// descends into lists and keeps everything below its last name.
 type fields []string
 
 // Objects of other software may have secrets in any field. Only these fields, which concern
-// a node's network, are collected.
+// the node's network, are collected.
 var (
 	ofAll  = fields{"apiVersion", "kind", "metadata.name", "metadata.namespace", "metadata.uid", "metadata.creationTimestamp", "metadata.deletionTimestamp", "metadata.generation", "metadata.labels"}
 	ofNode = fields{"spec.podCIDR", "spec.podCIDRs", "spec.providerID", "spec.taints", "spec.unschedulable",
@@ -35,7 +35,7 @@ func (f fields) below(path string) fields {
 	return out
 }
 
-// of returns a copy of v that has these fields only.
+// of returns a copy of v that has only these fields.
 func (f fields) of(v any) any {
 	switch v := v.(type) {
 	case []any:
@@ -98,7 +98,7 @@ func withoutOthers(v any) any {
 		}
 	case map[string]any:
 		for key, value := range v {
-			list, _ := value.([]any) // in the schema of a CRD these names are no lists
+			list, _ := value.([]any) // in the schema of a CRD these names are not lists
 			switch {
 			case list != nil && slices.Contains([]string{"containers", "initContainers", "ephemeralContainers"}, key):
 				for i, c := range list {

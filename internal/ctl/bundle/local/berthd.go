@@ -63,7 +63,7 @@ func (n *node) introspection(ctx context.Context, s *archive.Sink) error {
 		_, err := io.Copy(&ready, io.LimitReader(r, 64<<10))
 		return err
 	})
-	if ready.Len() > 0 { // a body of a 503 is no error
+	if ready.Len() > 0 { // the body of a 503 explains the state
 		readyErr = s.Bytes("readyz.txt", ready.Bytes())
 	}
 	return errors.Join(err, readyErr)
@@ -73,7 +73,7 @@ func (n *node) scrape(ctx context.Context, s *archive.Sink) error {
 	return ask(ctx, n.metrics, "/metrics", func(r io.Reader) error { return s.Text("metrics.txt", r) })
 }
 
-// joinJSON adds a value as JSON, and joins the errors.
+// joinJSON adds a value as JSON and joins its error with err.
 func joinJSON(s *archive.Sink, name string, v any, err error) error {
 	data, jsonErr := json.MarshalIndent(v, "", "  ")
 	if jsonErr == nil {

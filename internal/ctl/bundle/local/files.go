@@ -33,7 +33,7 @@ const (
 	maxFiles = 2000
 )
 
-// folder adds the regular files below a folder, and a list of everything in it.
+// folder adds the regular files below a folder, and a listing of everything in it.
 func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 	if dir == "" {
 		return errors.New("its path is unknown")
@@ -46,7 +46,7 @@ func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil && name == dir:
-			return nil // reported by list
+			return nil // list reports the error
 		case err != nil:
 			s.Failed(rel, err)
 			return nil
@@ -64,7 +64,7 @@ func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 	return errors.Join(err, walkErr)
 }
 
-// file adds a file. It follows links, and ignores what is no regular file.
+// file adds a file. It follows links and ignores anything but regular files.
 func file(s *archive.Sink, to, name string) error {
 	f, err := openRegular(name)
 	if f == nil {
@@ -129,7 +129,7 @@ func list(s *archive.Sink, to, dir string) error {
 	return errors.Join(err, s.Bytes(to, b.Bytes()))
 }
 
-// system adds files of /proc and /etc. /proc/net is that of this program's network namespace.
+// system adds files of /proc and /etc. /proc/net shows this program's network namespace.
 func (n *node) system(_ context.Context, s *archive.Sink) error {
 	for _, name := range []string{
 		"version", "cmdline", "uptime", "loadavg", "meminfo", "stat", "mounts", "self/mountinfo", "self/status", "pressure/cpu", "pressure/memory", "pressure/io",
@@ -138,7 +138,7 @@ func (n *node) system(_ context.Context, s *archive.Sink) error {
 	} {
 		data, err := os.ReadFile("/proc/" + name)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // not in this kernel
+			continue // this kernel does not have it
 		}
 		if err == nil {
 			err = s.Bytes("system/"+strings.ReplaceAll(name, "/", "-")+".txt", data)
@@ -168,7 +168,7 @@ func disks(s *archive.Sink, paths ...string) error {
 	return s.Bytes("system/disks.txt", b.Bytes())
 }
 
-// programs are the names of processes that concern pods' networks.
+// programs are the names of processes that affect pod networking.
 var programs = []string{
 	"berthd", "berth-operator", "kubelet", "containerd", "crio", "dockerd", "kube-proxy", "bird", "bird6", "systemd-network", "NetworkManager",
 	"calico-node", "cilium-agent", "flanneld", "aws-k8s-agent", "multus-daemon", "firewalld", "coredns",
@@ -185,7 +185,7 @@ func processes(_ context.Context, s *archive.Sink) error {
 	for _, dir := range dirs {
 		comm, err := os.ReadFile(filepath.Join(dir, "comm"))
 		if err != nil || !slices.Contains(programs, strings.TrimSpace(string(comm))) {
-			continue // it ended
+			continue // the process has ended
 		}
 		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
 		fmt.Fprintf(&b, "%s %s\n", filepath.Base(dir), commandLine(args))
@@ -204,9 +204,9 @@ func processes(_ context.Context, s *archive.Sink) error {
 	return s.Bytes("system/processes.txt", b.Bytes())
 }
 
-// commandLine returns the arguments in /proc/PID/cmdline, which end with zero bytes, as one
-// line. It removes secrets before it joins the arguments, as a line does not show where an
-// argument with spaces ends.
+// commandLine returns the arguments in /proc/PID/cmdline, which are separated by zero bytes, as one
+// line. It removes secrets before it joins the arguments, because the joined line no longer shows where
+// an argument with spaces ends.
 func commandLine(cmdline []byte) string {
 	var args []any
 	for arg := range strings.SplitSeq(strings.TrimRight(string(cmdline), "\x00"), "\x00") {

@@ -1,5 +1,5 @@
 // Package local collects the parts of a support bundle that come from the node it runs on.
-// It needs no API server, no running daemon, and no program of the node except journalctl.
+// It needs no API server, no running daemon, and no program on the node except journalctl.
 //
 //	local.go    parts and settings
 //	berthd.go   endpoints of the daemon and the kubelet
@@ -31,7 +31,7 @@ type Options struct {
 	Since   time.Duration // maximum age of log lines
 	Root    string        // mount point of the node's root file system
 
-	// If these are empty, the daemon's settings apply, or else its defaults.
+	// Empty values default to the daemon's settings, or else to the daemon's defaults.
 	StateDir   string
 	CNIConfDir string
 	CRISocket  string
@@ -98,8 +98,8 @@ func (n *node) part(name string, collect func(context.Context, *archive.Sink) er
 	return archive.Part{Name: name, Timeout: n.Timeout, Collect: collect}
 }
 
-// ownSettings returns the settings of a daemon with this program's environment, which is
-// the daemon's own if this runs in its pod.
+// ownSettings returns the settings that a daemon has in this program's environment. In the daemon's
+// pod these are the daemon's own.
 func ownSettings() introspect.Settings {
 	for _, environ := range [][]string{os.Environ(), nil} {
 		c, err := config.NewLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load(environ)
@@ -115,8 +115,8 @@ func get(s introspect.Settings, name string) string {
 	return v
 }
 
-// piped connects write to read. The reader's error does not stop the writer: the rest is
-// discarded. A panic of the writer becomes an error, as it runs in a goroutine of its own.
+// piped connects write to read. The reader's error does not stop the writer: remaining output is
+// discarded. A panic of the writer becomes an error, because it would otherwise end the program.
 func piped(write func(io.Writer) error, read func(io.Reader) error) error {
 	r, w := io.Pipe()
 	go func() {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A panic of a library that reads the kernel's state is an error of its part.
-func TestPanicOfAWriterIsItsError(t *testing.T) {
+// A panic in a library that reads kernel state becomes an error of its part.
+func TestPanicBecomesAnErrorOfThePart(t *testing.T) {
 	var got []byte
 	err := piped(func(w io.Writer) error {
 		_, _ = io.WriteString(w, "before")
@@ -17,13 +17,13 @@ func TestPanicOfAWriterIsItsError(t *testing.T) {
 		return err
 	})
 	if string(got) != "before" || err == nil || !strings.Contains(err.Error(), "an expression of iptables") {
-		t.Errorf("read %q with error %v", got, err)
+		t.Errorf("read %q, error %v; want \"before\" and the panic as an error", got, err)
 	}
 }
 
 func TestCommandLine(t *testing.T) {
 	got := commandLine([]byte("kubelet\x00--password\x00planted two words\x00--token=planted\x00--v=2\x00"))
 	if want := "kubelet --password REDACTED --token=REDACTED --v=2"; got != want {
-		t.Errorf("%q, want %q", got, want)
+		t.Errorf("commandLine() = %q, want %q", got, want)
 	}
 }

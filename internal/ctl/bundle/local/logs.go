@@ -53,7 +53,7 @@ func (n *node) logFile(s *archive.Sink, to, name string) error {
 	}
 	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err == nil && info.ModTime().Before(time.Now().Add(-n.Since)) || strings.HasSuffix(name, ".gz") {
-		return nil // too old, or compressed
+		return nil // too old or compressed
 	}
 	return s.LogFile(to, f)
 }
@@ -61,7 +61,7 @@ func (n *node) logFile(s *archive.Sink, to, name string) error {
 // units are the systemd units whose logs are collected.
 var units = []string{"berthd", "kubelet", "containerd", "crio", "docker", "cri-docker", "k3s", "k3s-agent", "rke2-agent", "systemd-networkd", "NetworkManager"}
 
-// journal adds the journal of units, by journalctl. A container usually has neither.
+// journal adds the journal of units through journalctl. A container usually has neither.
 func (n *node) journal(ctx context.Context, s *archive.Sink) error {
 	program, err := exec.LookPath("journalctl")
 	if err != nil {
@@ -96,8 +96,8 @@ func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit str
 	return err
 }
 
-// kernelLog adds the kernel's log, which reports full neighbour and connection tables and
-// processes that were killed for lack of memory.
+// kernelLog adds the kernel log, which shows neighbour and connection table overflows and
+// processes killed for lack of memory.
 func kernelLog(ctx context.Context, s *archive.Sink) error {
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -123,7 +123,7 @@ func kernelLines(ctx context.Context, fd int, w io.Writer) error {
 		}
 		head, text, _ := strings.Cut(string(buf[:n]), ";")
 		fields := strings.Split(head, ",")
-		text, _, _ = strings.Cut(text, "\n") // device properties follow
+		text, _, _ = strings.Cut(text, "\n") // continuation lines with device properties follow
 		if len(fields) < 3 {
 			continue
 		}

@@ -17,8 +17,8 @@ import (
 // is not used because it replicates the database into memory.
 const ovsMark = "berth-attachment"
 
-// ovsTables are the tables and columns that are read. Columns that may have secrets, such as
-// the options of a tunnel, are not.
+// ovsTables are the tables and columns to read. Columns that may contain secrets, such as
+// tunnel options, are omitted.
 var ovsTables = []struct {
 	table, file string
 	columns     []string
@@ -30,7 +30,7 @@ var ovsTables = []struct {
 	{"Open_vSwitch", "switch", []string{"ovs_version", "db_version"}, false},
 }
 
-// ovsdb adds the rows of Open vSwitch's database for NICs of pods, if the node may have any.
+// ovsdb adds the Open vSwitch database rows of pods' NICs, if the node may have such NICs.
 func (n *node) ovsdb(ctx context.Context, s *archive.Sink) error {
 	if !n.ports || n.ovsdbAt == "" {
 		return nil
@@ -55,7 +55,7 @@ func (n *node) endpoint() string {
 }
 
 // askOVSDB reads ovsTables in one transaction (RFC 7047 section 4.1.3) and returns rows by
-// file name. The response may be ten times as large as most, as it has other rows too.
+// file name. The response may exceed the file size limit tenfold, as it includes rows of other software.
 func askOVSDB(ctx context.Context, endpoint string, most int64) (map[string][]map[string]any, error) {
 	network, address, _ := strings.Cut(endpoint, ":")
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -63,7 +63,7 @@ func askOVSDB(ctx context.Context, endpoint string, most int64) (map[string][]ma
 		return nil, fmt.Errorf("reach Open vSwitch's database at %s: %w", endpoint, err)
 	}
 	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })() // unblocks reads and writes
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })() // unblock reads and writes
 	params := []any{"Open_vSwitch"}
 	for _, t := range ovsTables {
 		params = append(params, map[string]any{"op": "select", "table": t.table, "where": []any{}, "columns": t.columns})

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// collect returns a bundle of Open vSwitch's database at an endpoint.
+// collect returns a bundle of the Open vSwitch database at an endpoint.
 func collect(t *testing.T, endpoint string) (files map[string][]byte, index archive.Index) {
 	t.Helper()
 	n := node{Options: Options{Timeout: 5 * time.Second, Root: "/"}, ports: true, ovsdbAt: endpoint}
@@ -30,10 +30,10 @@ func collect(t *testing.T, endpoint string) (files map[string][]byte, index arch
 	return files, index
 }
 
-// The bundle has Open vSwitch's rows with Berth's external ID, and no others.
-func TestRowsOfOpenVSwitch(t *testing.T) {
+// The bundle has the Open vSwitch rows with Berth's external ID, and no others.
+func TestOpenVSwitchRows(t *testing.T) {
 	if ovsMark != ovsdb.AttachmentID {
-		t.Fatalf("the mark is %q, and Berth's rows have %q", ovsMark, ovsdb.AttachmentID)
+		t.Fatalf("ovsMark = %q, want the external ID of Berth's rows, %q", ovsMark, ovsdb.AttachmentID)
 	}
 	server := plugtest.NewServer(t)
 	server.AddInterface("bthone", map[string]string{ovsdb.AttachmentID: "berth/c-1/eth0", ovsdb.IfaceID: "port-1"})
@@ -42,15 +42,15 @@ func TestRowsOfOpenVSwitch(t *testing.T) {
 	var rows map[string][]map[string]any
 	harness.OK(t, json.Unmarshal(files["ovsdb.json"], &rows))
 	if len(rows["interfaces"]) != 1 || rows["interfaces"][0]["name"] != "bthone" || len(rows["bridges"]) != 1 || len(index.Errors) > 0 {
-		t.Errorf("%s\nerrors %+v", files["ovsdb.json"], index.Errors)
+		t.Errorf("ovsdb.json = %s\nerrors %+v", files["ovsdb.json"], index.Errors)
 	}
 	if !bytes.Contains(files["ovsdb.json"], []byte("port-1")) || bytes.Contains(files["ovsdb.json"], []byte("planted")) {
-		t.Errorf("%s", files["ovsdb.json"])
+		t.Errorf("ovsdb.json lacks the port or contains a secret: %s", files["ovsdb.json"])
 	}
 }
 
-// A database that is missing or speaks another protocol is an error, in time.
-func TestOpenVSwitchThatDoesNotAnswer(t *testing.T) {
+// A database that is missing or speaks another protocol is reported as an error without delay.
+func TestOpenVSwitchErrors(t *testing.T) {
 	dir := t.TempDir()
 	for name, tt := range map[string]struct{ says, want string }{
 		"absent": {"", "reach Open vSwitch's database"},
@@ -69,14 +69,14 @@ func TestOpenVSwitchThatDoesNotAnswer(t *testing.T) {
 					return
 				}
 				var asked any
-				_ = json.NewDecoder(conn).Decode(&asked) // who is not heard out may not hear the answer
+				_ = json.NewDecoder(conn).Decode(&asked) // closing before the request is read may discard the response
 				_, _ = conn.Write([]byte(tt.says))
 				_ = conn.Close()
 			}()
 		}
 		_, index := collect(t, "unix:"+path)
 		if len(index.Errors) != 1 || !strings.Contains(index.Errors[0].Error, tt.want) {
-			t.Errorf("%s: %+v, want %s", name, index.Errors, tt.want)
+			t.Errorf("%s: errors = %+v, want %q", name, index.Errors, tt.want)
 		}
 	}
 	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(dir, "silent"))
@@ -85,6 +85,6 @@ func TestOpenVSwitchThatDoesNotAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := askOVSDB(ctx, "unix:"+filepath.Join(dir, "silent"), 1<<20); err == nil {
-		t.Error("one that says nothing was waited for and believed")
+		t.Error("askOVSDB() succeeded with a silent database")
 	}
 }

@@ -32,7 +32,7 @@ func (n *node) socket() (string, error) {
 }
 
 // runtimeInfo is the state of a runtime. Only the network part of its configuration is
-// collected, as the rest has credentials of registries.
+// collected, because the rest may contain registry credentials.
 type runtimeInfo struct {
 	Version    *cri.VersionResponse    `json:"version,omitempty"`
 	Conditions []*cri.RuntimeCondition `json:"conditions,omitempty"`

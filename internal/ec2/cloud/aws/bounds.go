@@ -9,9 +9,9 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// The SDK keeps whole replies in memory, so their size is limited, well above that of legitimate ones: a
-// page of a thousand ENIs with 50 addresses and 50 tags each has some 40 MB and 700,000 elements, and
-// elements are nested ten deep.
+// The SDK buffers whole replies in memory, so their size is limited, well above that of legitimate ones: a
+// page of a thousand ENIs with 50 addresses and 50 tags each has about 40 MB and 700,000 elements, nested ten
+// deep.
 const (
 	maxAnswer   = 64 << 20 // bytes
 	maxRefusal  = 1 << 20  // bytes of an error reply
@@ -19,7 +19,7 @@ const (
 	maxDepth    = 100
 )
 
-// boundAnswers changes a stack of the SDK so that it limits the size of replies.
+// boundAnswers adds middleware to an SDK stack that limits the size of replies.
 func boundAnswers(answer, refusal int64) func(*middleware.Stack) error {
 	return func(s *middleware.Stack) error {
 		return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("berth/boundAnswer",
@@ -37,13 +37,13 @@ func boundAnswers(answer, refusal int64) func(*middleware.Stack) error {
 	}
 }
 
-// body reads from one source and closes another.
+// body reads from one stream and closes another.
 type body struct {
 	io.Reader
 	io.Closer
 }
 
-// bounded is a reader that fails after so many bytes if there are more.
+// bounded is a reader that fails if its source holds more than most bytes.
 type bounded struct {
 	from       io.Reader
 	most, left int64
@@ -58,20 +58,20 @@ func (b *bounded) Read(p []byte) (int, error) {
 		p = p[:b.left+1]
 	}
 	n, err := b.from.Read(p)
-	if b.left -= int64(n); b.left < 0 { // one more than there may be
+	if b.left -= int64(n); b.left < 0 { // one byte over the limit
 		return n - 1, nil
 	}
 	return n, err
 }
 
-// shallow is a reader of XML that fails when there are more or deeper elements than in a reply of EC2.
-// It refuses constructs that EC2 does not use and that could hide elements, such as CDATA sections.
+// shallow is an XML reader that fails on more, or more deeply nested, elements than an EC2 reply has.
+// It rejects constructs that EC2 does not use and that could hide elements, such as CDATA sections.
 type shallow struct {
 	from            io.Reader
 	at              place
 	last            byte
 	depth, elements int
-	begun           bool // an element has started
+	begun           bool // the root element has started
 	err             error
 }
 

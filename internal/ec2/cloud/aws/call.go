@@ -47,8 +47,8 @@ func ask[In, Out, T any](ctx context.Context, c *Client, what pace.Call,
 	return value, nil
 }
 
-// page requests a page of a listing and decodes its elements. Answered extracts the elements and the
-// token of the next page from a reply.
+// page requests one page of a listing and decodes its elements. Answered extracts the elements and the
+// next page token from a reply.
 func page[In, Out, Element, T any](ctx context.Context, c *Client, what pace.Call,
 	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In,
 	answered func(Out) ([]Element, *string), one func(*reading, *Element) T,
@@ -69,7 +69,7 @@ func useless(op pace.Call, err error) error {
 	return &pace.Reply{Err: fail(op.Action, err), Answered: true}
 }
 
-// localCode is the code, for an Observer, of an error without one of EC2's.
+// localCode is the code reported to the Observer for an error that did not come from EC2.
 func localCode(err error) string {
 	if _, ok := errors.AsType[*noCredentials](err); ok {
 		return pace.CodeCredentials

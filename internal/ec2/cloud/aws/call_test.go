@@ -33,12 +33,12 @@ var (
 	internal  = refusal(500, "InternalError", "An internal error has occurred")
 )
 
-// TestRepeats says for each kind of call and trouble how many requests are
-// sent, and what comes out.
-func TestRepeats(t *testing.T) {
+// TestRetriesByFailure checks, for each kind of call and failure, how many requests are sent and the class of the
+// resulting error.
+func TestRetriesByFailure(t *testing.T) {
 	describe := listing(cloud.ENIFilter{})
 	assign := func(ctx context.Context, c cloud.API) (any, error) {
-		// A connection that was used before, as usual: net/http must not repeat either.
+		// Reuse a connection, as in production: net/http must not retry either.
 		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
 			return nil, err
 		}
@@ -54,14 +54,14 @@ func TestRepeats(t *testing.T) {
 		action  string
 		answers []answer
 		sent    int
-		want    cloud.Class // Unknown: success
+		want    cloud.Class // Unknown means success
 	}{
 		{"describe, reply lost", describe, describeENIs, []answer{dropped, ok(describeENIs, noENIs)}, 2, cloud.Unknown},
 		{"describe, internal error", describe, describeENIs, []answer{internal, internal, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
 		{"describe, throttled", describe, describeENIs, []answer{throttled, throttled, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
-		{"describe, EC2 away for good", describe, describeENIs, []answer{dropped}, pace.TransientTries, cloud.Transient},
-		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, pace.TransientTries, cloud.Transient},
-		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, pace.ThrottledTries, cloud.Throttled},
+		{"describe, EC2 unreachable", describe, describeENIs, []answer{dropped}, pace.TransientTries, cloud.Transient},
+		{"describe, EC2 keeps failing", describe, describeENIs, []answer{internal}, pace.TransientTries, cloud.Transient},
+		{"describe, throttled permanently", describe, describeENIs, []answer{throttled}, pace.ThrottledTries, cloud.Throttled},
 		{"describe, refused", describe, describeENIs, []answer{refusal(403, "UnauthorizedOperation", "no")}, 1, cloud.Permission},
 		{"assign, reply lost", assign, pace.Assign.Action, []answer{dropped, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
 		{"assign, internal error", assign, pace.Assign.Action, []answer{internal, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
@@ -86,10 +86,10 @@ func TestRepeats(t *testing.T) {
 			var seen record
 			_, err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
 			if tt.want == cloud.Unknown && err != nil {
-				t.Fatalf("got %v", err)
+				t.Fatalf("call failed: %v", err)
 			}
 			if tt.want != cloud.Unknown && cloud.ClassOf(err) != tt.want {
-				t.Errorf("got class %v (%v), want %v", cloud.ClassOf(err), err, tt.want)
+				t.Errorf("error class = %v (%v), want %v", cloud.ClassOf(err), err, tt.want)
 			}
 			check.Equal(t, len(s.sent(tt.action)), tt.sent, "requests sent")
 			total := 0
@@ -98,13 +98,12 @@ func TestRepeats(t *testing.T) {
 					total += n
 				}
 			}
-			check.Equal(t, total, tt.sent, "the observer saw %v", seen.codes)
+			check.Equal(t, total, tt.sent, "calls reported to the observer, of %v", seen.codes)
 		})
 	}
 }
 
-// TestClientTokens: all repetitions of a call that carries a token carry the same one, the
-// caller's if there is one.
+// TestClientTokens: every retry of a call carries the same client token, which is the caller's if it gave one.
 func TestClientTokens(t *testing.T) {
 	calls := map[string]struct {
 		answer string
@@ -124,7 +123,7 @@ func TestClientTokens(t *testing.T) {
 			s := serve(t, map[string][]answer{action: {dropped, throttled, ok(action, tt.answer)}})
 			id, err := tt.call(client(t, s), token)
 			if err != nil || id != "eni-1" {
-				t.Fatalf("%s: got %s, %v", action, id, err)
+				t.Fatalf("%s = %s, %v, want eni-1", action, id, err)
 			}
 			sent := s.sent(action)
 			if len(sent) != 3 {
@@ -136,15 +135,15 @@ func TestClientTokens(t *testing.T) {
 			}
 			for _, r := range sent {
 				if got := r.Get("ClientToken"); got != first {
-					t.Errorf("%s: a repetition has token %q, the first request %q", action, got, first)
+					t.Errorf("%s: client token of a retry = %q, want that of the first request, %q", action, got, first)
 				}
 			}
 		}
 	}
 }
 
-// TestExpiredCredentials: a refusal for expired credentials fetches new ones
-// and makes the call again, also one that is not idempotent; and only once.
+// TestExpiredCredentials: when EC2 rejects expired credentials, the client fetches new ones and retries once,
+// even a call that is not idempotent.
 func TestExpiredCredentials(t *testing.T) {
 	old := refusal(400, "RequestExpired", "Request has expired.")
 	t.Run("renewed", func(t *testing.T) {
@@ -154,7 +153,7 @@ func TestExpiredCredentials(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(s.keys) != 2 || s.keys[0] != "KEY1" || s.keys[1] != "KEY2" {
-			t.Errorf("signed with %v, want KEY1, then KEY2", s.keys)
+			t.Errorf("requests signed with %v, want KEY1, then KEY2", s.keys)
 		}
 	})
 	t.Run("still expired", func(t *testing.T) {
@@ -162,12 +161,12 @@ func TestExpiredCredentials(t *testing.T) {
 		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
 		_, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
 		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(pace.Assign.Action)) != 2 {
-			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(pace.Assign.Action)))
+			t.Errorf("error = %v after %d requests, want class permission after 2", err, len(s.sent(pace.Assign.Action)))
 		}
 	})
 }
 
-// TestNoCredentials takes the credentials from a metadata service in trouble.
+// TestNoCredentials: calls fail without being sent while the metadata service serves no credentials.
 func TestNoCredentials(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -192,16 +191,16 @@ func TestNoCredentials(t *testing.T) {
 			})
 			_, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
 			if cloud.ClassOf(err) != tt.want {
-				t.Errorf("class %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
+				t.Errorf("error class = %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
 			}
 			check.ErrorSays(t, err, "IAM role")
-			check.Equal(t, len(s.calls), 0, "unsigned calls were sent")
-			check.Equal(t, seen.count(pace.Assign.Action+" "+pace.CodeCredentials), 1, "the observer saw %v", seen.codes)
+			check.Equal(t, len(s.calls), 0, "unsigned requests were sent")
+			check.Equal(t, seen.count(pace.Assign.Action+" "+pace.CodeCredentials), 1, "calls reported to the observer: %v", seen.codes)
 		})
 	}
 }
 
-// clearAWS takes the machine's own AWS settings out of a test.
+// clearAWS hides the machine's own AWS settings from a test.
 func clearAWS(t testing.TB) {
 	t.Helper()
 	for _, k := range []string{
@@ -215,7 +214,7 @@ func clearAWS(t testing.TB) {
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", t.TempDir()+"/none")
 }
 
-// TestBlackHole: an endpoint that never answers costs one time-out.
+// TestBlackHole: an endpoint that never replies costs a single timeout.
 func TestBlackHole(t *testing.T) {
 	release := make(chan struct{})
 	hole := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -232,13 +231,13 @@ func TestBlackHole(t *testing.T) {
 	})
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
 	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
-		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
+		t.Errorf("error = %v (class %v), want a transient one containing \"no reply within 100ms\"", err, cloud.ClassOf(err))
 	}
-	check.Equal(t, seen.count(describeENIs+" "+pace.CodeNoReply), 1, "the observer saw %v", seen.codes)
+	check.Equal(t, seen.count(describeENIs+" "+pace.CodeNoReply), 1, "timeouts reported to the observer, of %v", seen.codes)
 }
 
-// TestCanceled: the caller's context is honoured on the wire and in the
-// limiter's queue, where the call had no effect for sure.
+// TestCanceled: cancelling the context ends a request in flight, and also a call queued in the rate limiter,
+// which then certainly had no effect.
 func TestCanceled(t *testing.T) {
 	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
 	c := client(t, s, func(o *setup) {
@@ -252,7 +251,7 @@ func TestCanceled(t *testing.T) {
 	cancel()
 	_, err := c.ENIs(ctx, cloud.ENIFilter{})
 	if cloud.ClassOf(err) != cloud.Throttled || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "not sent") {
-		t.Errorf("in the queue: %v (class %v)", err, cloud.ClassOf(err))
+		t.Errorf("error of a queued call = %v (class %v), want a throttled one containing \"not sent\"", err, cloud.ClassOf(err))
 	}
 	check.Equal(t, len(s.sent(describeENIs)), 1, "requests")
 }
@@ -275,17 +274,17 @@ func TestNewRefusesBadOptions(t *testing.T) {
 
 var _ sdk.CredentialsProvider = (*rotating)(nil)
 
-// A machine whose clock is hours off is refused once by EC2, as its signature is of
-// another time (five minutes are allowed, IAM User Guide, "Signature Version 4"). The
-// calls after that are signed with EC2's time, which its answers tell.
+// When the machine's clock is hours off, EC2 rejects the first call because of its signing time (at most five
+// minutes of skew are allowed, IAM User Guide, "Signature Version 4"). The client takes EC2's time from the
+// reply and signs later calls with it.
 func TestWrongClock(t *testing.T) {
 	for name, c := range map[string]struct {
-		ahead time.Duration // EC2's clock is, of this machine's
+		ahead time.Duration // of EC2's clock over the local one
 		code  string
 	}{
 		"three hours behind": {3 * time.Hour, "SignatureDoesNotMatch"},
 		"three hours ahead":  {-3 * time.Hour, "RequestExpired"},
-		"of 1970":            {55 * 365 * 24 * time.Hour, "AuthFailure"},
+		"clock in 1970":      {55 * 365 * 24 * time.Hour, "AuthFailure"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			refused := 0
@@ -311,14 +310,14 @@ func TestWrongClock(t *testing.T) {
 				return err
 			}
 			if err := assign(); err != nil && cloud.ClassOf(err) != cloud.Permission {
-				t.Errorf("the first call: %v", err)
+				t.Errorf("first call: error = %v, want none or class permission", err)
 			}
 			for range 3 {
 				if err := assign(); err != nil {
-					t.Errorf("a call after the first: %v", err)
+					t.Errorf("call after the first: %v", err)
 				}
 			}
-			check.Equal(t, refused, 1, "refused calls")
+			check.Equal(t, refused, 1, "rejected calls")
 		})
 	}
 }

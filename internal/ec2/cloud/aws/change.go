@@ -46,7 +46,7 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 	if req.Description != "" {
 		in.Description = &req.Description
 	}
-	if req.Type != cloud.InterfaceOrdinary { // the request has no name for the ordinary type
+	if req.Type != cloud.InterfaceOrdinary { // the request omits the type for ordinary ENIs
 		in.InterfaceType = types.NetworkInterfaceCreationType(req.Type)
 	}
 	if req.Primary.IsValid() {
@@ -77,8 +77,7 @@ func (c *Client) AttachENI(ctx context.Context, eniID, instanceID string, device
 		NetworkInterfaceId: &eniID,
 		InstanceId:         &instanceID,
 		DeviceIndex:        sdk.Int32(int32(deviceIndex)),
-		// Without it, EC2 counts device indexes of other cards as taken
-		// (cilium/cilium#42512).
+		// Without the card, EC2 treats device indexes in use on other cards as taken (cilium/cilium#42512).
 		NetworkCardIndex: sdk.Int32(0),
 	}
 	return ask(ctx, c, pace.AttachENI, c.api.AttachNetworkInterface, in, func(r *reading, got *ec2.AttachNetworkInterfaceOutput) string {
@@ -139,7 +138,7 @@ func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amou
 	})
 }
 
-// assignIPv6 is AssignAddresses for IPv6, a separate action of EC2.
+// assignIPv6 is AssignAddresses for IPv6, which is a separate EC2 action.
 func (c *Client) assignIPv6(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
 	in := &ec2.AssignIpv6AddressesInput{
 		NetworkInterfaceId: &eniID,

@@ -1,14 +1,14 @@
 // Package aws implements pace.Calls with the EC2 API and cloud.Metadata with the
 // instance metadata service, through the official SDK.
 //
-// The SDK signs, sends and parses. Package pace reacts to failures, because the reaction depends on
+// The SDK signs, sends and parses. Package pace handles failures, because the handling depends on
 // whether a call may be repeated:
 //
-//	throttled        no effect; the limiter slows down and the call is made again
-//	transient        repeated if the call is idempotent, else reported: its effect is unknown,
-//	                 and the caller has to look first
-//	expired          credentials are fetched again, and the call made once more
-//	everything else  reported at once, sorted into the classes of package cloud
+//	throttled        no effect; the limiter slows down and the call is retried
+//	transient        retried if the call is idempotent, otherwise reported: its effect is unknown,
+//	                 and the caller has to check first
+//	expired          credentials are fetched again, and the call is retried once
+//	everything else  reported immediately, with one of the classes of package cloud
 //
 // The idempotent calls are describe calls, creations (they always have a client token), and calls that
 // name what they remove or set: delete, detach, unassign, modify and tag. Attaching and assigning a
@@ -33,7 +33,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// Client sends calls to the EC2 API, each once; pace.Cloud turns it into a cloud.API. It is safe for
+// Client sends each call to the EC2 API once; pace.Cloud turns it into a cloud.API. It is safe for
 // concurrent use.
 type Client struct {
 	api    *ec2.Client
@@ -43,7 +43,7 @@ type Client struct {
 
 var _ pace.Calls = (*Client)(nil)
 
-// New returns a client. It makes no calls to EC2. Without a configured region it asks the metadata
+// New returns a client. It makes no calls to EC2. If no region is configured, it asks the metadata
 // service. Errors name the missing or invalid option.
 func New(ctx context.Context, o Options) (*Client, error) {
 	o = o.withDefaults()
@@ -69,8 +69,7 @@ func New(ctx context.Context, o Options) (*Client, error) {
 	return c, nil
 }
 
-// load reads the SDK's configuration. Its retryer serves only the fetching of
-// credentials and the region.
+// load reads the SDK's configuration. Its retryer applies only to fetching the credentials and the region.
 func load(ctx context.Context, o Options) (sdk.Config, error) {
 	opts := []func(*config.LoadOptions) error{
 		config.WithHTTPClient(o.HTTPClient),
@@ -115,7 +114,7 @@ func checkURL(s string) error {
 }
 
 // credentials wraps errors of fetching credentials in noCredentials, to distinguish them from errors of
-// the calls that need them.
+// the calls that need the credentials.
 type credentials struct {
 	cache *sdk.CredentialsCache
 }

@@ -24,10 +24,10 @@ var (
 	ipv6 = family{"IPv6", 128, 80}
 )
 
-// has reports whether an address is of the family, and not IPv4-mapped or with a zone.
+// has reports whether an address belongs to the family. IPv4-mapped addresses and addresses with a zone do not.
 func (f family) has(a netip.Addr) bool { return a.BitLen() == f.bits && !a.Is4In6() && a.Zone() == "" }
 
-// addr parses an address; false if it is not of the family.
+// addr parses an address; false if it does not belong to the family.
 func (f family) addr(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || !f.has(a) {
@@ -162,7 +162,7 @@ func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 	return e
 }
 
-// attachment decodes an attachment. Attachments by AWS services have no instance.
+// attachment decodes an attachment. Attachments made by AWS services have no instance.
 func (r *reading) attachment(a *types.NetworkInterfaceAttachment) *cloud.Attachment {
 	out := &cloud.Attachment{
 		ID:                  r.text("attachment.attachmentId", a.AttachmentId),
@@ -196,8 +196,8 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	return out
 }
 
-// subnetIPv4 decodes the IPv4 block of a subnet and its count of free addresses. An IPv6-only subnet has
-// no block, and a count of 0 or none.
+// subnetIPv4 decodes the IPv4 block of a subnet and its free-address count. An IPv6-only subnet has
+// no block, and a count of 0 or no count.
 func (r *reading) subnetIPv4(s *types.Subnet, out *cloud.Subnet) {
 	if out.IPv6Native {
 		if sdk.ToString(s.CidrBlock) != "" || sdk.ToInt32(s.AvailableIpAddressCount) != 0 {
@@ -216,7 +216,7 @@ func (r *reading) subnetIPv4(s *types.Subnet, out *cloud.Subnet) {
 	}
 }
 
-// instance decodes an element of instancesSet, without its ENIs, which have no tags there. A terminated
+// instance decodes an element of instancesSet without its ENIs, which lack tags in this reply. A terminated
 // instance has no addresses.
 func (r *reading) instance(i *types.Instance) cloud.Instance {
 	defer r.in("instancesSet", sdk.ToString(i.InstanceId))()
@@ -242,10 +242,10 @@ func (r *reading) instance(i *types.Instance) cloud.Instance {
 	return out
 }
 
-// maxLimit is above all limits of instance types; the highest known is 64 (package limits).
+// maxLimit exceeds the limits of all instance types; the highest known is 64 (package limits).
 const maxLimit = 1024
 
-// some is number with maxLimit as the maximum.
+// some is number with a maximum of maxLimit.
 func (r *reading) some(field string, n *int32) int {
 	if sdk.ToInt32(n) > maxLimit {
 		r.bad(field, fmt.Sprint(*n), fmt.Sprintf("at most %d", maxLimit))

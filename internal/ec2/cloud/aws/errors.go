@@ -52,7 +52,7 @@ var codes = map[string]cloud.Class{
 	"InvalidState":                      cloud.Conflict,
 	"DependencyViolation":               cloud.Conflict,
 	"ConcurrentTagAccess":               cloud.Conflict,
-	"InvalidVlanId.Duplicate":           cloud.Conflict, // AssociateTrunkInterface; not in the documentation, which has no errors of it
+	"InvalidVlanId.Duplicate":           cloud.Conflict, // AssociateTrunkInterface, whose errors are undocumented
 
 	"AccessDenied":                      cloud.Permission,
 	"AccessDeniedException":             cloud.Permission,
@@ -85,7 +85,7 @@ var codes = map[string]cloud.Class{
 	"DryRunOperation":             cloud.Bug,
 }
 
-// expired are the error codes that new credentials may cure. The call had no effect.
+// expired lists the error codes that new credentials may resolve. The call had no effect.
 var expired = map[string]bool{
 	"ExpiredToken":          true,
 	"ExpiredTokenException": true,
@@ -94,7 +94,7 @@ var expired = map[string]bool{
 	"InvalidAccessKeyId":    true,
 }
 
-// phrases classify errors with one of EC2's two catch-all codes by their messages, as observed.
+// phrases classify errors with one of EC2's two catch-all codes by message, as observed.
 var phrases = []struct {
 	part  string
 	class cloud.Class
@@ -108,7 +108,7 @@ var phrases = []struct {
 	{"sufficient free ipv6 addresses or prefixes", cloud.SubnetFull}, //
 	{"not enough free addresses", cloud.SubnetFull},                  //
 	{"does not contain any ipv6 cidr block", cloud.SubnetFull},       // AssignIpv6Addresses, RunInstances: the subnet has IPv4 only
-	{"does not exist", cloud.Gone},                                   // a subnet or group that was deleted
+	{"does not exist", cloud.Gone},                                   // deleted subnet or group
 }
 
 // classOf classifies an EC2 error.
@@ -140,7 +140,7 @@ func classOf(code, message string, status int) cloud.Class {
 	return cloud.Bug
 }
 
-// fail turns what the SDK returned into a *cloud.Error.
+// fail converts an SDK error to a *cloud.Error.
 func fail(op string, err error) *cloud.Error {
 	e := &cloud.Error{Op: op, Err: err}
 	if creds, ok := errors.AsType[*noCredentials](err); ok {
@@ -168,7 +168,7 @@ func fail(op string, err error) *cloud.Error {
 	return e
 }
 
-// unknownCode is the SDK's code for an error reply without one.
+// unknownCode is the code the SDK gives an error reply that has none.
 const unknownCode = "UnknownError"
 
 // statusOf returns the HTTP status of the reply; 0 when there was none.
@@ -196,7 +196,7 @@ func plainClass(err error) cloud.Class {
 		return cloud.Transient
 	case status == http.StatusTooManyRequests:
 		return cloud.Throttled
-	case params, serialize, status >= 400 && status < 500: // a bug of ours
+	case params, serialize, status >= 400 && status < 500: // our own bug
 		return cloud.Bug
 	}
 	return cloud.Transient

@@ -22,8 +22,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// hasty is a clock on which waiting takes no real time: it moves on by what
-// is waited for.
+// hasty is a clock on which waiting takes no real time: After advances it.
 type hasty struct {
 	mu  sync.Mutex
 	now time.Time
@@ -50,7 +49,7 @@ func (h *hasty) After(d time.Duration) <-chan time.Time {
 
 func (h *hasty) advance(d time.Duration) { h.After(d) }
 
-// call is a call of the API, mostly about the ENIs eni-1 and eni-2 and the instance i-1.
+// call is an API call, mostly concerning the ENIs eni-1 and eni-2 and the instance i-1.
 type call func(context.Context, cloud.API) (any, error)
 
 func creating(q cloud.CreateENI) call {
@@ -135,14 +134,13 @@ func refusal(status int, code, message string) answer {
 		`<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>%s</Code><Message>%s</Message></Error></Errors><RequestID>r</RequestID></Response>`, code, message)}
 }
 
-// server plays EC2 by a script: exact bytes, in order. The last answer of an
-// action is repeated.
+// server imitates EC2 with scripted replies, byte for byte. The last reply to an action is repeated.
 type server struct {
 	*httptest.Server
 	mu     sync.Mutex
 	script map[string][]answer
 	calls  []url.Values
-	keys   []string // access key IDs that calls were signed with
+	keys   []string // access key IDs that signed the calls
 }
 
 func serve(t *testing.T, script map[string][]answer) *server {
@@ -161,7 +159,7 @@ func (s *server) handle(w http.ResponseWriter, r *http.Request) {
 	key, _, _ := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential="), "/")
 	s.keys = append(s.keys, key)
 	action := form.Get("Action")
-	a := answer{status: 400, body: "no answer in the script for " + action}
+	a := answer{status: 400, body: "no scripted reply to " + action}
 	if left := s.script[action]; len(left) > 0 {
 		a = left[0]
 		if len(left) > 1 {
@@ -223,22 +221,22 @@ func (r *record) count(key string) int {
 
 var static = sdkcreds.NewStaticCredentialsProvider("AKIDEXAMPLE", "secret", "")
 
-// calm waits for answers of the metadata service as long as they take; by itself
-// the SDK gives up after half a second, which a busy machine may need.
+// calm sets no timeout on replies of the metadata service. The SDK's own of half a second is too short on a busy
+// machine.
 var calm = &http.Client{}
 
-// setup is how a client is made, and paced as in production.
+// setup holds the options of a client and of its pacing.
 type setup struct {
 	Options
 	Pace pace.Options
 }
 
-// client returns a client of the server, on a hasty clock.
+// client returns a client of the server that runs on a hasty clock.
 func client(t *testing.T, s *server, change ...func(*setup)) cloud.API {
 	t.Helper()
 	o := setup{
 		Options{Region: "eu-west-1", EC2Endpoint: s.URL, Credentials: static, Logger: slog.New(slog.DiscardHandler)},
-		pace.Options{Clock: newHasty(), CallTimeout: time.Minute}, // a busy machine's silence is none of EC2's
+		pace.Options{Clock: newHasty(), CallTimeout: time.Minute}, // long, because a busy machine may reply late
 	}
 	return o.client(t, change...)
 }
@@ -252,7 +250,7 @@ func (o setup) client(t testing.TB, change ...func(*setup)) cloud.API {
 	return pace.Cloud(c, o.Pace)
 }
 
-// rotating hands out a new key each time, "KEY1" first.
+// rotating returns a new key from each call, starting with "KEY1".
 type rotating struct {
 	mu sync.Mutex
 	n  int

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// hostile plays an EC2 whose answers are made by a function.
+// hostile serves an EC2 endpoint whose replies come from a function.
 func hostile(t *testing.T, answer http.HandlerFunc, change ...func(*setup)) cloud.API {
 	t.Helper()
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -31,7 +31,7 @@ func hostile(t *testing.T, answer http.HandlerFunc, change ...func(*setup)) clou
 	return client(t, &server{Server: h}, change...)
 }
 
-// byteByByte writes a letter until the client closes the connection.
+// byteByByte writes one letter repeatedly until the client closes the connection.
 func byteByByte(w http.ResponseWriter, letter string, pause time.Duration) {
 	for {
 		if _, err := io.WriteString(w, letter); err != nil {
@@ -44,29 +44,29 @@ func byteByByte(w http.ResponseWriter, letter string, pause time.Duration) {
 	}
 }
 
-// doubtful fails unless err is of class Transient and has a text.
+// doubtful fails the test unless err is of class Transient and contains a text.
 func doubtful(t *testing.T, err error, says string) {
 	t.Helper()
 	if cloud.ClassOf(err) != cloud.Transient || !strings.Contains(fmt.Sprint(err), says) {
-		t.Errorf("got %v of class %v, want a transient one that says %q", err, cloud.ClassOf(err), says)
+		t.Errorf("error = %v of class %v, want a transient one containing %q", err, cloud.ClassOf(err), says)
 	}
 }
 
-// The size of replies, and of what is kept of them, is limited.
-func TestAnswersAreBounded(t *testing.T) {
+// Replies over the size limit are rejected, and error replies are truncated.
+func TestReplySizeIsLimited(t *testing.T) {
 	blank := []byte(strings.Repeat(" ", 1<<20))
 	for _, tt := range []struct {
 		name   string
 		status int
 		head   string
-		body   []byte // over and over
+		body   []byte // repeated
 		times  int
 		says   string
 	}{
-		{"a large refusal", 500, "<Response>", blank, maxRefusal>>20 + 8, "bytes"},
+		{"large error reply", 500, "<Response>", blank, maxRefusal>>20 + 8, "bytes"},
 		{"deep elements", 200, "<DescribeNetworkInterfacesResponse>", []byte(strings.Repeat("<a>", 1000)), 4000, "deep"},
 		{"deep elements behind a comment", 200, "<DescribeNetworkInterfacesResponse>", []byte("<a><!-- </a> -->"), 4000, "declaration"},
-		{"deep elements behind an instruction", 200, "<DescribeNetworkInterfacesResponse>", []byte("<a><?a ></a ?>"), 4000, "declaration"},
+		{"deep elements behind a processing instruction", 200, "<DescribeNetworkInterfacesResponse>", []byte("<a><?a ></a ?>"), 4000, "declaration"},
 		{"deep elements behind an attribute", 200, "<DescribeNetworkInterfacesResponse>", []byte(`<a b="/>">`), 4000, "deep"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -85,26 +85,26 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// Replies that would take too long are refused likewise.
-func TestReadersOfAnswersAreBounded(t *testing.T) {
+// The readers stop at the limits of size and of elements, and accept replies within them.
+func TestReplyReadersStopAtLimits(t *testing.T) {
 	endless := func(text string) io.Reader { return &repeat{text: text} }
 	n, err := io.Copy(io.Discard, &bounded{from: endless(" "), most: maxAnswer, left: maxAnswer})
 	if n != maxAnswer || err == nil || !strings.Contains(err.Error(), "bytes") {
-		t.Errorf("read %d bytes, then %v", n, err)
+		t.Errorf("read %d bytes, error = %v, want the size limit and an error that mentions bytes", n, err)
 	}
 	if n, err := io.Copy(io.Discard, &bounded{from: strings.NewReader("four"), most: 4, left: 4}); n != 4 || err != nil {
-		t.Errorf("read %d of 4 bytes, then %v", n, err)
+		t.Errorf("read %d of 4 bytes, error = %v, want all and none", n, err)
 	}
 	s := &shallow{from: endless("<item/>")}
 	if _, err := io.Copy(io.Discard, s); err == nil || !strings.Contains(err.Error(), "elements") || s.elements > maxElements+1 {
-		t.Errorf("%d elements, then %v", s.elements, err)
+		t.Errorf("read %d elements, error = %v, want an error at the element limit", s.elements, err)
 	}
 	if _, err := io.Copy(io.Discard, &shallow{from: strings.NewReader("<?xml version='1.0'?><a b='>' c=\"/>\">1 > 0<d/></a>")}); err != nil {
-		t.Errorf("an answer as it should be: %v", err)
+		t.Errorf("valid reply rejected: %v", err)
 	}
 }
 
-// repeat reads a text over and over.
+// repeat reads a text endlessly.
 type repeat struct {
 	text string
 	at   int
@@ -119,8 +119,8 @@ func (r *repeat) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// An answer that comes byte by byte is given up in time.
-func TestAnswersByteByByte(t *testing.T) {
+// A reply that trickles in byte by byte fails at the call timeout.
+func TestSlowRepliesTimeOut(t *testing.T) {
 	c := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "<DescribeNetworkInterfacesResponse>")
 		byteByByte(w, " ", time.Millisecond)
@@ -129,8 +129,7 @@ func TestAnswersByteByByte(t *testing.T) {
 	doubtful(t, err, "")
 }
 
-// Nobody who answers for EC2 or the metadata service sends Berth, and what it
-// asks for, to another place.
+// Redirects by EC2 or the metadata service are not followed, so a request never reaches another host.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	elsewhere := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, "")}})
 	away := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
@@ -141,21 +140,21 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	doubtful(t, err, "")
 	m := NewMetadata(Options{IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler)})
 	if _, err = m.once(t.Context(), "instance-id"); err == nil || !strings.Contains(err.Error(), "not followed") {
-		t.Errorf("the metadata service sent it elsewhere: got %v", err)
+		t.Errorf("redirect by the metadata service: error = %v, want one containing \"not followed\"", err)
 	}
-	// The credentials of the instance's role too.
+	// Neither are redirects while fetching the credentials of the instance role.
 	o := Options{Region: "eu-west-1", EC2Endpoint: away.URL, IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler)}
 	c = setup{o, pace.Options{Clock: newHasty()}}.client(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second/2) // the SDK would try for ten seconds
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second/2) // the SDK would retry for ten seconds
 	defer cancel()
 	if _, err = c.ENIs(ctx, cloud.ENIFilter{}); err == nil {
-		t.Error("ENIs without credentials")
+		t.Error("ENIs() succeeded without credentials")
 	}
-	check.Equal(t, len(elsewhere.calls), 0, "requests that went elsewhere")
+	check.Equal(t, len(elsewhere.calls), 0, "requests to the redirect target")
 }
 
-// A metadata service that answers byte by byte is given up in time.
-func TestMetadataByteByByte(t *testing.T) {
+// A metadata service that trickles its reply byte by byte fails at the timeout.
+func TestSlowMetadataTimesOut(t *testing.T) {
 	clearAWS(t)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
@@ -184,8 +183,8 @@ func (m inMemory) Do(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// FuzzEC2Answers feeds replies to every reading call, through the SDK's own
-// parser: whatever comes, it is a value that makes sense or a *cloud.Error.
+// FuzzEC2Answers feeds replies to every reading call through the SDK's own parser. The result is a valid value
+// or a *cloud.Error.
 func FuzzEC2Answers(f *testing.F) {
 	for i, body := range []string{
 		ok(describeENIs, "<networkInterfaceSet>"+fullENI+"</networkInterfaceSet>").body,
@@ -220,18 +219,18 @@ func FuzzEC2Answers(f *testing.F) {
 			sound(t, out)
 		}
 		if _, ok := errors.AsType[*cloud.Error](err); err != nil && !ok {
-			t.Errorf("error %v is no *cloud.Error", err)
+			t.Errorf("error %v is not a *cloud.Error", err)
 		}
 	})
 }
 
-// exercised are the calls whose replies are fuzzed.
+// exercised lists the calls whose replies are fuzzed.
 var exercised = []call{
 	listing(cloud.ENIFilter{}), listingSubnets(cloud.SubnetFilter{}), listingInstances("i-1"), limitsOf, creating(cloud.CreateENI{SubnetID: "s"}), attaching,
 	assigning(cloud.Amount{Addresses: 1}), assigning(cloud.Amount{Prefixes: 1}), assigning(cloud.Amount{IPv6: 1}), assigning(cloud.Amount{IPv6Prefixes: 1}), associating(7),
 }
 
-// sound checks what came out of a call.
+// sound checks that the result of a call is valid.
 func sound(t *testing.T, out any) {
 	t.Helper()
 	switch out := out.(type) {
@@ -244,12 +243,12 @@ func sound(t *testing.T, out any) {
 	case []cloud.Subnet:
 		for _, s := range out {
 			if s.ID == "" || s.Free < 0 || s.CIDR != s.CIDR.Masked() {
-				t.Errorf("got %+v", s)
+				t.Errorf("invalid subnet %+v", s)
 			}
 		}
 	case cloud.Limits:
 		if out.MaxENIs < 1 || out.IPv4PerENI < 1 || out.IPv6PerENI < 0 {
-			t.Errorf("got %+v", out)
+			t.Errorf("invalid limits %+v", out)
 		}
 	case string:
 		if out == "" {
@@ -262,12 +261,12 @@ func sound(t *testing.T, out any) {
 				f = ipv4
 			}
 			if !f.has(p.Addr()) || p != p.Masked() || !p.IsSingleIP() && p.Bits() != f.delegated {
-				t.Errorf("got %v", p)
+				t.Errorf("invalid prefix %v", p)
 			}
 		}
 	case cloud.Association:
 		if want := (cloud.Association{ID: out.ID, TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}); out.ID == "" || out != want {
-			t.Errorf("got %+v", out)
+			t.Errorf("association = %+v, want trunk eni-1, branch eni-2 and VLAN 7", out)
 		}
 	}
 }
@@ -275,24 +274,24 @@ func sound(t *testing.T, out any) {
 func soundENI(t *testing.T, e cloud.ENI) {
 	t.Helper()
 	if e.ID == "" || e.MAC != nil && len(e.MAC) != 6 || e.Primary.IsValid() && !e.Primary.Is4() {
-		t.Errorf("got %+v", e)
+		t.Errorf("invalid ENI %+v", e)
 	}
 	for _, a := range e.Addresses {
 		if !a.Is4() {
-			t.Errorf("address %v", a)
+			t.Errorf("IPv4 address list contains %v", a)
 		}
 	}
 	for _, p := range e.Prefixes {
-		check.Equal(t, p.Bits(), ipv4.delegated, "prefix %v", p)
+		check.Equal(t, p.Bits(), ipv4.delegated, "length of prefix %v", p)
 	}
 	for _, p := range e.IPv6Prefixes {
 		if p.Bits() != ipv6.delegated || !p.Addr().Is6() {
-			t.Errorf("prefix %v", p)
+			t.Errorf("IPv6 prefix list contains %v", p)
 		}
 	}
 }
 
-// FuzzIdentity feeds answers of the metadata service.
+// FuzzIdentity fuzzes replies of the metadata service.
 func FuzzIdentity(f *testing.F) {
 	clearAWS(f)
 	f.Add("i-1", "m5.large", "02:00:00:00:00:0a", "10.0.0.10", "10.0.0.0/16\n10.1.0.0/16", "2001:db8::/56")
@@ -308,12 +307,12 @@ func FuzzIdentity(f *testing.F) {
 		got, err := m.Identity(t.Context())
 		if err != nil {
 			if _, ok := errors.AsType[*cloud.Error](err); !ok {
-				t.Errorf("error %v is no *cloud.Error", err)
+				t.Errorf("error %v is not a *cloud.Error", err)
 			}
 			return
 		}
 		if got.InstanceID == "" || len(got.PrimaryMAC) != 6 || !got.PrimaryIPv4.Is4() || len(got.VPCCIDRs) == 0 {
-			t.Errorf("got %+v", got)
+			t.Errorf("invalid identity %+v", got)
 		}
 	})
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// The maximum page sizes of describe calls (EC2 API Reference). Calls with neither a filter nor a page
-// draw from a smaller bucket at EC2 (EC2 Developer Guide, "Request throttling"), which the limiter does
-// not distinguish; so calls for single resources have a filter and a page too.
+// The maximum page sizes of describe calls (EC2 API Reference). EC2 charges calls with neither a filter nor a
+// page size to a smaller bucket (EC2 Developer Guide, "Request throttling"), which the limiter does not
+// distinguish; so calls for single resources have both, too.
 const (
 	pageSize  = 1000
 	smallPage = 100 // for instance types and route tables
@@ -26,21 +26,21 @@ const (
 // filters builds the Filters of a describe call.
 type filters []types.Filter
 
-// add filters by a property; an empty value adds no filter.
+// add adds a filter on a property; an empty value adds none.
 func (f *filters) add(name, value string) {
 	if value != "" {
 		f.anyOf(name, []string{value})
 	}
 }
 
-// tags filters by tags, in a stable order.
+// tags adds filters on tags, in a stable order.
 func (f *filters) tags(tags map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
 		f.anyOf("tag:"+k, []string{tags[k]})
 	}
 }
 
-// tagged filters by tags with one of several values each, in a stable order.
+// tagged adds filters on tags, each with a list of accepted values, in a stable order.
 func (f *filters) tagged(tags map[string][]string) {
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
 		f.anyOf("tag:"+k, tags[k])
@@ -52,7 +52,7 @@ func literal(v string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(v)
 }
 
-// anyOf filters by a property with one of several values; no values add no filter.
+// anyOf adds a filter that accepts any of several values; no values add no filter.
 func (f *filters) anyOf(name string, values []string) {
 	if len(values) == 0 {
 		return
@@ -64,7 +64,7 @@ func (f *filters) anyOf(name string, values []string) {
 	*f = append(*f, types.Filter{Name: sdk.String(name), Values: literals})
 }
 
-// from is a page token as a parameter.
+// from returns a page token as a parameter.
 func from(token string) *string {
 	if token == "" {
 		return nil
@@ -72,7 +72,7 @@ func from(token string) *string {
 	return &token
 }
 
-// typeNames converts types of ENIs to strings.
+// typeNames converts ENI types to strings.
 func typeNames(list []cloud.InterfaceType) []string {
 	out := make([]string, len(list))
 	for i, t := range list {
@@ -81,7 +81,7 @@ func typeNames(list []cloud.InterfaceType) []string {
 	return out
 }
 
-// ENIPage implements pace.Calls. IDs that do not exist are left out.
+// ENIPage implements pace.Calls. Unknown IDs are left out.
 func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) ([]cloud.ENI, string, error) {
 	var by filters
 	by.add("attachment.instance-id", f.InstanceID)
@@ -104,7 +104,7 @@ func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (
 		})
 }
 
-// SubnetPage implements pace.Calls. IDs that do not exist are left out.
+// SubnetPage implements pace.Calls. Unknown IDs are left out.
 func (c *Client) SubnetPage(ctx context.Context, f cloud.SubnetFilter, token string) ([]cloud.Subnet, string, error) {
 	var by filters
 	by.add("vpc-id", f.VPCID)
@@ -134,7 +134,7 @@ func (c *Client) SecurityGroupPage(ctx context.Context, vpcID string, tags map[s
 		func(r *reading, g *types.SecurityGroup) string { return r.text("groupId", g.GroupId) })
 }
 
-// RouteTablePage implements pace.Calls. It ignores ending and failed associations.
+// RouteTablePage implements pace.Calls. It ignores associations that are ending or have failed.
 func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]cloud.RouteTable, string, error) {
 	var by filters
 	by.add("vpc-id", vpcID)
@@ -149,7 +149,7 @@ func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]clo
 		})
 }
 
-// InstancePage implements pace.Calls, without ENIs. IDs that do not exist are left out.
+// InstancePage implements pace.Calls, without ENIs. Unknown IDs are left out.
 func (c *Client) InstancePage(ctx context.Context, ids []string, token string) ([]cloud.Instance, string, error) {
 	var by filters
 	by.anyOf("instance-id", ids)
@@ -163,7 +163,7 @@ func (c *Client) InstancePage(ctx context.Context, ids []string, token string) (
 		}, (*reading).instance)
 }
 
-// Limits implements pace.Calls. A type that does not exist is an error of class Bug.
+// Limits implements pace.Calls. An unknown type is an error of class Bug.
 func (c *Client) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	var by filters
 	by.add("instance-type", instanceType)

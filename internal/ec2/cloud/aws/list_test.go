@@ -18,8 +18,7 @@ import (
 
 var sameValues = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})}
 
-// fullENI has every field that is read, in the form of the examples of the
-// EC2 API Reference.
+// fullENI has every field that Berth reads, in the form of the examples in the EC2 API Reference.
 const fullENI = `<item>
 <networkInterfaceId>eni-0a</networkInterfaceId><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId>
 <availabilityZone>eu-west-1a</availabilityZone><description>made by Berth</description>
@@ -40,8 +39,7 @@ const fullENI = `<item>
 const instance = `<item><instanceId>%[1]s</instanceId><instanceType>m5.large</instanceType><instanceState><name>running</name></instanceState>
 <placement><availabilityZone>z</availabilityZone></placement><privateIpAddress>10.0.0.10</privateIpAddress><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId></item>`
 
-// TestListings holds what is made of the elements of a listing, on all its pages,
-// and what the last page was asked for by.
+// TestListings checks the values decoded from all pages of a listing, and the parameters of the last request.
 func TestListings(t *testing.T) {
 	associated := "<associationState><state>associated</state></associationState>"
 	for _, tt := range []struct {
@@ -111,7 +109,7 @@ func TestListings(t *testing.T) {
 			}}, "Filter.2.Value.1=z Filter.3.Name=subnet-id Filter.3.Value.1=subnet-1",
 		},
 		{
-			"instances, one of which EC2 does not know", "DescribeInstances", []string{
+			"instances, one unknown to EC2", "DescribeInstances", []string{
 				"<reservationSet><item><instancesSet>" + fmt.Sprintf(instance, "i-1") + "</instancesSet></item><item><instancesSet>" +
 					"<item><instanceId>i-2</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></item></reservationSet>",
 			},
@@ -130,21 +128,21 @@ func TestListings(t *testing.T) {
 			s := serve(t, map[string][]answer{tt.action: script})
 			got, err := tt.call(t.Context(), client(t, s))
 			if d := cmp.Diff(tt.want, got, sameValues); d != "" || err != nil {
-				t.Errorf("%v %s", err, d)
+				t.Errorf("error = %v, result (-want +got):\n%s", err, d)
 			}
 			if len(s.calls) != len(tt.pages) {
-				t.Fatalf("%d requests for %d pages", len(s.calls), len(tt.pages))
+				t.Fatalf("%d requests, want one for each of %d pages", len(s.calls), len(tt.pages))
 			}
 			for _, pair := range strings.Fields(tt.asked) {
 				name, value, _ := strings.Cut(pair, "=")
-				check.Equal(t, s.calls[len(s.calls)-1].Get(name), value, "asked for %s", pair)
+				check.Equal(t, s.calls[len(s.calls)-1].Get(name), value, "parameter in %s", pair)
 			}
 		})
 	}
 }
 
-// TestMalformedAnswers spoils one field at a time.
-func TestMalformedAnswers(t *testing.T) {
+// TestMalformedReplies corrupts one field at a time.
+func TestMalformedReplies(t *testing.T) {
 	tests := []struct{ old, new, want string }{
 		{"<networkInterfaceId>eni-0a</networkInterfaceId>", "", "networkInterfaceId"},
 		{"02:00:00:00:00:0a", "zz", "networkInterfaceSet[eni-0a].macAddress"},
@@ -169,17 +167,17 @@ func TestMalformedAnswers(t *testing.T) {
 	for _, tt := range tests {
 		body := strings.Replace(fullENI, tt.old, tt.new, 1)
 		if body == fullENI {
-			t.Fatalf("%q is not in the answer", tt.old)
+			t.Fatalf("%q is not in fullENI", tt.old)
 		}
 		s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, "<networkInterfaceSet>"+body+"</networkInterfaceSet>")}})
 		_, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{})
 		if err == nil || !strings.Contains(err.Error(), tt.want) || cloud.ClassOf(err) != cloud.Transient {
-			t.Errorf("%q for %q: %v (class %v), want a transient error that names %s", tt.new, tt.old, err, cloud.ClassOf(err), tt.want)
+			t.Errorf("%q instead of %q: error = %v (class %v), want a transient one that names %s", tt.new, tt.old, err, cloud.ClassOf(err), tt.want)
 		}
 	}
 }
 
-// A request has 200 values at most, of all filters together.
+// A request has at most 200 filter values in total.
 func TestENIFilters(t *testing.T) {
 	var ids, names []string
 	for i := range 450 {
@@ -197,18 +195,18 @@ func TestENIFilters(t *testing.T) {
 				"Filter.2.Name": "status", "Filter.2.Value.1": "available",
 				"Filter.3.Name": "tag:a", "Filter.3.Value.1": "1",
 				"Filter.4.Name": "tag:b", "Filter.4.Value.1": `a\*b\?c\\d`,
-				"Filter.5.Name": "network-interface-id", "Filter.5.Value.58": "eni-449", "Filter.5.Value.59": "", // 196, 196 and 58
+				"Filter.5.Name": "network-interface-id", "Filter.5.Value.58": "eni-449", "Filter.5.Value.59": "", // batches of 196, 196 and 58
 			},
 		},
-		"types and one of many values": {
+		"types and many tag values": {
 			cloud.ENIFilter{VPCID: "vpc-1", Types: []cloud.InterfaceType{cloud.InterfaceTrunk, cloud.InterfaceBranch}, Tagged: map[string][]string{"nic": names}}, 3,
 			map[string]string{
 				"Filter.1.Name": "vpc-id", "Filter.1.Value.1": "vpc-1",
 				"Filter.2.Name": "interface-type", "Filter.2.Value.1": "trunk", "Filter.2.Value.2": "branch",
-				"Filter.3.Name": "tag:nic", "Filter.3.Value.56": `name-449\*`, "Filter.3.Value.57": "", "Filter.4.Name": "", // 197, 197 and 56
+				"Filter.3.Name": "tag:nic", "Filter.3.Value.56": `name-449\*`, "Filter.3.Value.57": "", "Filter.4.Name": "", // batches of 197, 197 and 56
 			},
 		},
-		"few of two kinds": {
+		"IDs and tags in one request": {
 			cloud.ENIFilter{IDs: ids[:50], Tagged: map[string][]string{"nic": names[:150], "of": nil}}, 1,
 			map[string]string{
 				"Filter.1.Name": "tag:nic", "Filter.1.Value.150": `name-149\*`,
@@ -226,7 +224,7 @@ func TestENIFilters(t *testing.T) {
 				t.Fatalf("%d requests, want %d", len(sent), tt.sent)
 			}
 			for key, want := range tt.last {
-				check.Equal(t, sent[len(sent)-1].Get(key), want, "%s is", key)
+				check.Equal(t, sent[len(sent)-1].Get(key), want, "parameter %s", key)
 			}
 			for _, r := range sent {
 				n := 0
@@ -235,7 +233,7 @@ func TestENIFilters(t *testing.T) {
 						n++
 					}
 				}
-				check.AtMost(t, n, 200, "values in a request")
+				check.AtMost(t, n, 200, "filter values in a request")
 			}
 		})
 	}
@@ -264,7 +262,7 @@ func TestLimits(t *testing.T) {
 		{"nitro", "<hypervisor>nitro</hypervisor>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
 		{"xen", "<hypervisor>xen</hypervisor>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15}},
 		{"metal", "<bareMetal>true</bareMetal>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
-		{"several cards", "<hypervisor>nitro</hypervisor>", cards, cloud.Limits{MaxENIs: 15, IPv4PerENI: 50, Prefixes: true}},
+		{"several network cards", "<hypervisor>nitro</hypervisor>", cards, cloud.Limits{MaxENIs: 15, IPv4PerENI: 50, Prefixes: true}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := serve(t, map[string][]answer{describeTypes: {typeInfo("x.large", tt.head, tt.network)}})
@@ -273,7 +271,7 @@ func TestLimits(t *testing.T) {
 			for range 20 {
 				wg.Go(func() {
 					if got, err := c.Limits(t.Context(), "x.large"); err != nil || got != tt.want {
-						t.Errorf("got %+v, %v; want %+v", got, err, tt.want)
+						t.Errorf("Limits() = %+v, %v, want %+v", got, err, tt.want)
 					}
 				})
 			}
@@ -283,8 +281,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsFallback: the table answers while EC2 cannot be asked, and EC2 is
-// asked again later; a type that EC2 does not know is an error.
+// TestLimitsFallback: the table serves the limits while EC2 does not, and EC2 is asked again later. A type unknown
+// to both is an error.
 func TestLimitsFallback(t *testing.T) {
 	s := serve(t, map[string][]answer{describeTypes: {
 		refusal(403, "UnauthorizedOperation", "no"),
@@ -295,18 +293,18 @@ func TestLimitsFallback(t *testing.T) {
 	for range 2 {
 		got, err := c.Limits(t.Context(), "m5.large")
 		if want := (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}); err != nil || got != want {
-			t.Fatalf("got %+v, %v; want the table's %+v", got, err, want)
+			t.Fatalf("Limits() = %+v, %v, want those of the table, %+v", got, err, want)
 		}
 	}
-	check.Equal(t, len(s.calls), 1, "requests within the time of the fallback")
+	check.Equal(t, len(s.calls), 1, "requests while the fallback lasts")
 	clk.advance(10 * time.Minute)
 	if got, err := c.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 7 {
-		t.Errorf("after the time of the fallback: %+v, %v", got, err)
+		t.Errorf("Limits() after the fallback = %+v, %v, want 7 ENIs from EC2", got, err)
 	}
 
 	unlisted := client(t, serve(t, map[string][]answer{describeTypes: {ok(describeTypes, "<instanceTypeSet/>")}}))
 	if got, err := unlisted.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 3 {
-		t.Errorf("a type that EC2 does not list and the table knows: %+v, %v", got, err)
+		t.Errorf("Limits() of a type only in the table = %+v, %v, want 3 ENIs", got, err)
 	}
 
 	for name, a := range map[string]answer{
@@ -317,7 +315,7 @@ func TestLimitsFallback(t *testing.T) {
 		got, err := c.Limits(t.Context(), "no.such")
 		if err == nil || cloud.ClassOf(err) == cloud.Unknown || name == "type unknown to EC2" && !strings.Contains(err.Error(), "does not exist in this region") ||
 			!strings.Contains(err.Error(), `"no.such" either: allow ec2:DescribeInstanceTypes`) {
-			t.Errorf("%s: got %+v, %v", name, got, err)
+			t.Errorf("%s: Limits() = %+v, %v, want an error about the unknown type", name, got, err)
 		}
 	}
 }

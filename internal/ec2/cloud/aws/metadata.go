@@ -25,11 +25,11 @@ import (
 const (
 	metadataPause    = 250 * time.Millisecond
 	metadataMaxPause = 2 * time.Second
-	metadataMax      = 64 << 10 // bytes of a reply; real ones have at most a few hundred
+	metadataMax      = 64 << 10 // bytes; real replies have at most a few hundred
 )
 
-// Metadata is the instance metadata service, in version 2 with tokens; the
-// SDK falls back to version 1 where tokens are not served.
+// Metadata is a client of the instance metadata service, version 2 with tokens; the SDK falls back to version 1
+// where no tokens are served.
 type Metadata struct {
 	api     *imds.Client
 	timeout time.Duration
@@ -37,8 +37,8 @@ type Metadata struct {
 
 var _ cloud.Metadata = (*Metadata)(nil)
 
-// NewMetadata returns a client of the metadata service. Of o it uses
-// IMDSEndpoint, HTTPClient, MetadataTimeout, Logger and UserAgent.
+// NewMetadata returns a client of the metadata service. It uses only the options IMDSEndpoint, HTTPClient,
+// MetadataTimeout, Logger and UserAgent.
 func NewMetadata(o Options) *Metadata {
 	o = o.withDefaults()
 	return &Metadata{
@@ -46,8 +46,8 @@ func NewMetadata(o Options) *Metadata {
 			Endpoint:   o.IMDSEndpoint,
 			HTTPClient: o.HTTPClient,
 			Logger:     o.sdkLogger(),
-			// Metadata repeats attempts itself: it distinguishes a service that is coming up from
-			// one that refuses.
+			// Metadata retries by itself, because it distinguishes a service that is still starting from one that
+			// denies access.
 			Retryer:    sdk.NopRetryer{},
 			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent()), boundAnswers(metadataMax, metadataMax)},
 		}),
@@ -96,8 +96,8 @@ func (m *Metadata) region(ctx context.Context) (string, error) {
 	return region, r.err
 }
 
-// deadline bounds a reading. It does not set a deadline in the context, because the SDK then drops its
-// own time-out of five seconds a reply.
+// deadline bounds the whole identity request. It sets no context deadline, because the SDK would then drop its
+// own timeout of five seconds per reply.
 func (m *Metadata) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	end := time.AfterFunc(m.timeout, func() { cancel(fmt.Errorf("gave up after %v: %w", m.timeout, context.DeadlineExceeded)) })
@@ -129,7 +129,7 @@ func (r *metadataReading) bad(path, value, expected string) {
 	r.fail(path, cloud.Transient, &badAnswer{fmt.Errorf("%q: expected %s", value, expected)})
 }
 
-// get reads one path, and retries while the service is coming up.
+// get reads one path, retrying while the service is starting.
 func (r *metadataReading) get(path string, need presence) (body string) {
 	if r.err != nil {
 		return ""
@@ -202,7 +202,7 @@ func (r *metadataReading) own(nic string) netip.Addr {
 		}
 	}
 	if r.err == nil && r.get(six, optional) == "" {
-		return r.addr(ipv4, four) // which waits
+		return r.addr(ipv4, four) // get waits for the path
 	}
 	return r.addr(ipv6, six)
 }
@@ -238,8 +238,8 @@ func (r *metadataReading) prefixes(path string, need presence) []netip.Prefix {
 }
 
 // isVPCBlock reports whether a CIDR block has a size that VPCs allow: IPv4 from /16 to /28, IPv6 from
-// /44 to /60 (VPC user guide, "VPC CIDR blocks"). With a larger block, packets of pods to destinations
-// outside the VPC would not be translated.
+// /44 to /60 (VPC user guide, "VPC CIDR blocks"). A larger block would exempt pod traffic to destinations
+// outside the VPC from address translation.
 func isVPCBlock(p netip.Prefix) bool {
 	if p.Addr().Is4() {
 		return p.Bits() >= 16 && p.Bits() <= 28

@@ -23,7 +23,7 @@ import (
 
 const nic = "network/interfaces/macs/02:00:00:00:00:0a/"
 
-// machine is the metadata of one instance.
+// machine is the metadata of an instance.
 func machine() map[string]string {
 	return map[string]string{
 		"instance-id": "i-1", "instance-type": "m5.large", "placement/region": "eu-west-1",
@@ -33,7 +33,7 @@ func machine() map[string]string {
 	}
 }
 
-// ofIPv6 is the machine in an IPv6-only subnet.
+// ofIPv6 is the metadata of an instance in an IPv6-only subnet.
 func ofIPv6(own string) map[string]string {
 	m := machine()
 	delete(m, "local-ipv4")
@@ -45,10 +45,10 @@ func ofIPv6(own string) map[string]string {
 type metadataServer struct {
 	mu       sync.Mutex
 	paths    map[string]string
-	v1       bool // tokens are not served
+	v1       bool // serve no tokens
 	failures int
-	status   int    // 0: nobody answers
-	token    string // "token" when empty; else a request without one is served too
+	status   int    // 0 means connection refused
+	token    string // "token" if empty; if set, requests without a token are served too
 	tokens   int
 }
 
@@ -81,7 +81,7 @@ func (s *metadataServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprint(w, v)
 }
 
-// Do answers a request without a network.
+// Do sends a request without using the network.
 func (s *metadataServer) Do(r *http.Request) (*http.Response, error) {
 	if s.failures > 0 && s.status == 0 {
 		s.failures--
@@ -119,15 +119,15 @@ func TestIdentity(t *testing.T) {
 		{"version 2", &metadataServer{paths: machine()}, want, 1},
 		{"version 1", &metadataServer{paths: machine(), v1: true}, want, 0},
 		{"without IPv6", &metadataServer{paths: v4}, noIPv6, 1},
-		{"of IPv6 alone", &metadataServer{paths: ofIPv6("2001:db8::10")}, alone, 1},
-		{"of IPv6 alone, broken at first", &metadataServer{paths: ofIPv6("2001:db8::10"), failures: 10, status: 503}, alone, 1},
-		{"coming up, broken at first", &metadataServer{paths: machine(), failures: 10, status: 503}, want, 1},
-		{"coming up, nobody listens at first", &metadataServer{paths: machine(), failures: 10}, want, 1},
+		{"IPv6-only subnet", &metadataServer{paths: ofIPv6("2001:db8::10")}, alone, 1},
+		{"IPv6-only subnet, failing at first", &metadataServer{paths: ofIPv6("2001:db8::10"), failures: 10, status: 503}, alone, 1},
+		{"failing at first", &metadataServer{paths: machine(), failures: 10, status: 503}, want, 1},
+		{"unreachable at first", &metadataServer{paths: machine(), failures: 10}, want, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			got, err := NewMetadata(tt.server.options()).Identity(t.Context())
 			if d := gocmp.Diff(tt.want, got, sameValues); d != "" || err != nil {
-				t.Errorf("%s: %v %s", tt.name, err, d)
+				t.Errorf("%s: error = %v, identity (-want +got):\n%s", tt.name, err, d)
 			}
 			check.Equal(t, tt.server.tokens, tt.tokens, "%s: tokens fetched", tt.name)
 		})
@@ -146,29 +146,29 @@ func TestIdentityErrors(t *testing.T) {
 		class cloud.Class
 	}{
 		{"missing path", &metadataServer{paths: without("instance-type")}, "instance-type", cloud.Transient},
-		{"switched off", &metadataServer{failures: 1 << 20, status: 403}, "instance-id", cloud.Permission},
+		{"service disabled", &metadataServer{failures: 1 << 20, status: 403}, "instance-id", cloud.Permission},
 		{"not a MAC", &metadataServer{paths: with("mac", "x")}, "mac", cloud.Transient},
 		{"not an address", &metadataServer{paths: with("local-ipv4", "::1")}, "local-ipv4", cloud.Transient},
 		{"no address at all", &metadataServer{paths: without("local-ipv4")}, "local-ipv4", cloud.Transient},
-		{"its IPv4 address is late", &metadataServer{paths: booting}, "local-ipv4", cloud.Transient},
+		{"IPv4 address not yet served", &metadataServer{paths: booting}, "local-ipv4", cloud.Transient},
 		{"not an IPv6 address", &metadataServer{paths: ofIPv6("10.0.0.10")}, "ipv6", cloud.Transient},
 		{"IPv6 of another VPC", &metadataServer{paths: ofIPv6("2001:db8:9::10")}, nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
-		{"a log-in page", &metadataServer{paths: with("instance-id", "<html> log in </html>")}, "instance-id", cloud.Transient},
+		{"login page", &metadataServer{paths: with("instance-id", "<html> log in </html>")}, "instance-id", cloud.Transient},
 		{"no blocks", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", " ")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"host bits", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.0.0.1/16")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"blocks of another VPC", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.9.0.0/16")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
-		{"all IPv4", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "0.0.0.0/0")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
-		{"all IPv6", &metadataServer{paths: with(nic+"vpc-ipv6-cidr-blocks", "::/0")}, nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
-		{"endless", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20))}, "instance-id", cloud.Transient},
-		{"endless, as is the token", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20)), token: strings.Repeat("t", 1<<20)}, "instance-id", cloud.Transient},
+		{"block of all IPv4 addresses", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "0.0.0.0/0")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
+		{"block of all IPv6 addresses", &metadataServer{paths: with(nic+"vpc-ipv6-cidr-blocks", "::/0")}, nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
+		{"endless reply", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20))}, "instance-id", cloud.Transient},
+		{"endless reply and token", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20)), token: strings.Repeat("t", 1<<20)}, "instance-id", cloud.Transient},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			_, err := NewMetadata(tt.s.options()).Identity(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "instance metadata "+tt.path) || cloud.ClassOf(err) != tt.class {
-				t.Errorf("%s: got %v (class %v), want class %v and the path %s", tt.name, err, cloud.ClassOf(err), tt.class, tt.path)
+				t.Errorf("%s: error = %v (class %v), want class %v and the path %s", tt.name, err, cloud.ClassOf(err), tt.class, tt.path)
 			}
 			if strings.Contains(tt.name, "endless") && !strings.Contains(fmt.Sprint(err), "bytes") {
-				t.Errorf("%s: got %v, want one that says how many bytes an answer may have", tt.name, err)
+				t.Errorf("%s: error = %v, want the size limit in bytes", tt.name, err)
 			}
 		})
 	}

@@ -22,28 +22,25 @@ const DefaultMetadataTimeout = 30 * time.Second
 // Options configure New and NewMetadata. The zero value works on an EC2 instance, or in a pod with an
 // IAM role.
 type Options struct {
-	// Region is the AWS region; from the environment, the shared
-	// configuration or the instance metadata service when empty.
+	// Region is the AWS region. If empty, it is taken from the environment, the shared configuration or the
+	// instance metadata service.
 	Region string
-	// EC2Endpoint is the URL of the EC2 API, for a VPC endpoint or a lab; the
-	// region's public endpoint when empty.
+	// EC2Endpoint is the URL of the EC2 API, such as that of a VPC endpoint or a lab; the region's public
+	// endpoint if empty.
 	EC2Endpoint string
-	// IMDSEndpoint is the URL of the instance metadata service;
-	// http://169.254.169.254 when empty.
+	// IMDSEndpoint is the URL of the instance metadata service; http://169.254.169.254 if empty.
 	IMDSEndpoint string
-	// Credentials sign the calls. When nil, the SDK's default chain is used:
-	// environment, shared files, web identity (IRSA), container credentials
-	// (EKS Pod Identity), the instance's role.
+	// Credentials sign the calls. If nil, the SDK's default chain is used: environment, shared files, web
+	// identity (IRSA), container credentials (EKS Pod Identity), instance role.
 	Credentials sdk.CredentialsProvider
-	// HTTPClient sends the calls to EC2 and to the metadata service; the
-	// SDK's own with short connection time-outs when nil.
+	// HTTPClient sends the calls to EC2 and to the metadata service. If nil, it is the SDK's own with short
+	// connection timeouts.
 	HTTPClient sdk.HTTPClient
-	// MetadataTimeout bounds how long Identity waits for the metadata service; DefaultMetadataTimeout
-	// when 0.
+	// MetadataTimeout bounds how long Identity waits for the metadata service; DefaultMetadataTimeout if 0.
 	MetadataTimeout time.Duration
-	// Logger is never nil after defaults; slog.Default when not set.
+	// Logger is slog.Default if not set.
 	Logger *slog.Logger
-	// UserAgent is the program's name in the User-Agent header; "berth" when empty.
+	// UserAgent is the program's name in the User-Agent header; "berth" if empty.
 	UserAgent string
 }
 
@@ -65,7 +62,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// direct returns the proxy of the environment, and refuses redirects. EC2 and the metadata service do not
+// direct uses the proxy of the environment and rejects redirects. EC2 and the metadata service do not
 // redirect, and following a redirect would send the request to another host.
 func direct(r *http.Request) (*url.URL, error) {
 	if r.Response != nil {
@@ -85,5 +82,5 @@ func (o Options) sdkLogger() logging.Logger {
 	})
 }
 
-// agent is the name and version for the header User-Agent.
+// agent returns the name and version for the User-Agent header.
 func (o Options) agent() (name, value string) { return o.UserAgent, version.String() }

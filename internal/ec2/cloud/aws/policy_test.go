@@ -21,12 +21,11 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// operatorsAlone are the actions that node mode does not call: only the operator has
-// branches of trunks.
+// operatorsAlone lists the actions that only the operator calls, because node mode has no branch ENIs.
 var operatorsAlone = []string{"ec2:AssociateTrunkInterface", "ec2:DisassociateTrunkInterface"}
 
-// The IAM policies that docs/install.md hands out allow what their mode calls and
-// nothing else. TestPolicySuffices in internal/source/enisource runs a node with that of node mode.
+// The IAM policies in docs/install.md allow exactly the actions that their mode calls. TestDocumentedPolicySuffices in
+// internal/source/enisource runs a node with the node-mode policy.
 func TestPoliciesListTheActionsCalled(t *testing.T) {
 	want := actionsCalled(t)
 	if got := policyActions(t, "operator.json"); !slices.Equal(got, want) {
@@ -38,8 +37,7 @@ func TestPoliciesListTheActionsCalled(t *testing.T) {
 	}
 }
 
-// actionsCalled are the methods of the SDK's EC2 client (c.api) that this
-// package's code names, as IAM spells them.
+// actionsCalled returns the IAM actions of the SDK methods (c.api) that this package calls.
 func actionsCalled(t *testing.T) []string {
 	t.Helper()
 	var actions []string
@@ -57,20 +55,20 @@ func actionsCalled(t *testing.T) []string {
 	return slices.Compact(actions)
 }
 
-// policyActions are what a policy of deploy/iam allows, in order.
+// policyActions returns the sorted actions of a policy in deploy/iam.
 func policyActions(t *testing.T, file string) []string {
 	t.Helper()
 	data := check.Must(os.ReadFile("../../../../deploy/iam/" + file))(t)
 	var policy struct {
 		Statement []struct {
 			Effect string
-			Action any // one or a list
+			Action any // a string or a list
 		}
 	}
 	check.OK(t, json.Unmarshal(data, &policy))
 	var actions []string
 	for _, s := range policy.Statement {
-		check.Equal(t, s.Effect, "Allow", "the effect of a statement")
+		check.Equal(t, s.Effect, "Allow", "effect of a statement")
 		switch a := s.Action.(type) {
 		case string:
 			actions = append(actions, a)
@@ -84,9 +82,9 @@ func policyActions(t *testing.T, file string) []string {
 	return slices.Compact(actions)
 }
 
-// Whoever has the credentials of the operator or of a node in node mode gives groups with the cluster's tags to ENIs
-// of the cluster. Those of the operator also make any ENI a branch of any trunk, and end any association: EC2 judges these
-// calls by no resource.
+// The policies of the operator and of node mode allow only security groups with the cluster's tags, and only on
+// ENIs of the cluster. The operator's also allows any association of a branch with a trunk: EC2 authorizes these
+// calls without regard to resources.
 func TestPoliciesOfBranches(t *testing.T) {
 	for mode, policy := range map[string]string{"operator": deploy.OperatorPolicy("lab"), "node": deploy.NodePolicy("lab")} {
 		t.Run(mode, func(t *testing.T) {
@@ -118,36 +116,36 @@ func TestPoliciesOfBranches(t *testing.T) {
 			wants := func(what string, allowed bool, err error) {
 				t.Helper()
 				if e, ok := errors.AsType[*cloud.Error](err); allowed && err != nil || !allowed && (!ok || e.Code != "UnauthorizedOperation") {
-					t.Errorf("%s: got %v, want it allowed: %v", what, err, allowed)
+					t.Errorf("%s: error = %v, want allowed = %v", what, err, allowed)
 				}
 			}
 			operator := mode == "operator"
 			for _, theirs := range append([]string{"sg-00000000000000003", "sg-00000000000000004"}, node.ENIs[0].Groups...) {
 				with := append([]string{theirs}, groups...)
 				_, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: with, Tags: map[string]string{"berth.dev/cluster": "lab"}})
-				wants("make an ENI with the group "+theirs, !operator, err)
-				wants("give an ENI the group "+theirs, false, berth.SetGroups(ctx, check.Must(create(admin, "", "lab"))(t), with))
+				wants("create an ENI with the group "+theirs, !operator, err)
+				wants("set the group of an ENI to "+theirs, false, berth.SetGroups(ctx, check.Must(create(admin, "", "lab"))(t), with))
 			}
 			_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: groups, Tags: map[string]string{"berth.dev/cluster": "lab"}})
-			wants("make an ENI with groups of the cluster", true, err)
+			wants("create an ENI with groups of the cluster", true, err)
 
 			_, err = create(berth, cloud.InterfaceTrunk, "other")
-			wants("make another cluster's trunk", false, err)
+			wants("create a trunk of another cluster", false, err)
 			trunk, err := create(berth, cloud.InterfaceTrunk, "lab")
-			wants("make a trunk", true, err)
+			wants("create a trunk", true, err)
 			_, err = berth.AttachENI(ctx, trunk, node.ID, 1)
-			wants("attach it", true, err)
+			wants("attach the trunk", true, err)
 			for vlan, of := range []string{"lab", "other"} {
 				id := check.Must(create(admin, "", of))(t)
-				wants("groups of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("set groups of an ENI of cluster "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				asked := cloud.Association{TrunkID: trunk, BranchID: id, VLAN: 1 + vlan}
 				a, err := berth.AssociateBranch(ctx, asked, "")
-				wants("associate of "+of, operator, err)
+				wants("associate a branch of cluster "+of, operator, err)
 				if !operator {
 					a = check.Must(admin.AssociateBranch(ctx, asked, ""))(t)
 				}
-				wants("groups of a branch of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
-				wants("disassociate of "+of, operator, berth.DisassociateBranch(ctx, a.ID))
+				wants("set groups of a branch of cluster "+of, of == "lab", berth.SetGroups(ctx, id, groups))
+				wants("disassociate a branch of cluster "+of, operator, berth.DisassociateBranch(ctx, a.ID))
 			}
 		})
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// This file compares replies with their requests. The callers compare them with what is known of the
-// node. Since the call took effect, an impossible reply is like a lost one: Transient.
+// This file compares replies with their requests; the callers compare them with the state of the node.
+// Because the call took effect, an impossible reply is treated like a lost one: Transient.
 
-// assigned refuses another amount than was requested: EC2 assigns all or nothing. n has one family. The
+// assigned rejects an amount other than the requested one: EC2 assigns all or nothing. n has one family. The
 // reply may lack the ID of the ENI.
 func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, things []netip.Prefix) {
 	r.as("networkInterfaceId", sdk.ToString(repliedID), eniID)
@@ -24,12 +24,12 @@ func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, thin
 	}
 	for i, t := range things {
 		if slices.Contains(things[:i], t) {
-			r.bad("assigned", fmt.Sprint(things), "each once")
+			r.bad("assigned", fmt.Sprint(things), "no duplicates")
 		}
 	}
 }
 
-// created refuses an ENI of another type or address than was requested.
+// created rejects an ENI of another type or address than requested.
 func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
 	defer r.in("networkInterface", e.ID)()
 	if property, got, want := req.Differs(e); property != "" {
@@ -43,7 +43,7 @@ func amountText(n cloud.Amount, f ipfamily.Family) string {
 	return fmt.Sprintf("%d %s addresses and %d prefixes", addresses, f, prefixes)
 }
 
-// listed refuses an ENI that does not match the filter.
+// listed rejects an ENI that does not match the filter.
 func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 	defer r.in("networkInterfaceSet", e.ID)()
 	if len(f.IDs) > 0 && !slices.Contains(f.IDs, e.ID) {
@@ -75,7 +75,7 @@ func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 	}
 }
 
-// listedSubnet refuses a subnet that does not match the filter.
+// listedSubnet rejects a subnet that does not match the filter.
 func (r *reading) listedSubnet(f cloud.SubnetFilter, s cloud.Subnet) {
 	defer r.in("subnetSet", s.ID)()
 	if len(f.IDs) > 0 && !slices.Contains(f.IDs, s.ID) {
@@ -86,7 +86,7 @@ func (r *reading) listedSubnet(f cloud.SubnetFilter, s cloud.Subnet) {
 	r.tagged(s.Tags, f.Tags)
 }
 
-// as refuses a property that differs from the requested one, if both are set.
+// as rejects a property that differs from the requested one, if both are set.
 func (r *reading) as(field, got, want string) {
 	if got != "" && want != "" && got != want {
 		r.bad(field, got, want)

@@ -29,7 +29,7 @@ func (c *Client) AssociateBranch(ctx context.Context, a cloud.Association, clien
 	})
 }
 
-// associated decodes an association, which repeats the request.
+// associated decodes an association and compares it with the requested one.
 func (r *reading) associated(asked cloud.Association, got *types.TrunkInterfaceAssociation) cloud.Association {
 	defer r.in("interfaceAssociation", sdk.ToString(got.AssociationId))()
 	out := cloud.Association{

@@ -28,7 +28,7 @@ type world struct {
 	large       string              // the m5.large
 	small       string              // the t3.small
 	home, away  string              // subnets: 10.0.0.0/22 in the instances' zone, and one in another
-	groups      []string            // IDs of six security groups
+	groups      []string            // six security group IDs
 	lose        func(action string) // loses the reply of the next call
 	calls       func(action string) int
 	terminate   func(instance string) // leaves the ENIs without DeleteOnTermination
@@ -36,7 +36,7 @@ type world struct {
 	unknownLink string                // the ID of an association that does not exist
 }
 
-// worlds are the clouds that must behave alike: the in-memory one, and the strict lab's EC2
+// worlds are the implementations of EC2 that must behave alike: the in-memory one, and the strict lab's EC2
 // through the real SDK.
 var worlds = map[string]func(*testing.T) world{"in memory": inMemoryWorld, "lab": labWorld}
 
@@ -103,7 +103,7 @@ func labWorld(t *testing.T) world {
 	return w
 }
 
-// everywhere runs a test in each world.
+// everywhere runs a test with each implementation.
 func everywhere(t *testing.T, test func(*testing.T, world)) {
 	t.Helper()
 	for name, build := range worlds {
@@ -116,7 +116,7 @@ func refused(t *testing.T, what string, err error, class cloud.Class, code strin
 	t.Helper()
 	e, ok := errors.AsType[*cloud.Error](err)
 	if !ok || e.Class != class || e.Code != code {
-		t.Errorf("%s: got %v (class %v), want class %v, code %s", what, err, cloud.ClassOf(err), class, code)
+		t.Errorf("%s: error = %v (class %v), want class %v and code %s", what, err, cloud.ClassOf(err), class, code)
 	}
 }
 
@@ -148,48 +148,48 @@ func (w world) look(t *testing.T, id string) cloud.ENI {
 	t.Helper()
 	list := check.Must(w.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{id}}))(t)
 	if len(list) != 1 {
-		t.Fatalf("%s is listed as %+v", id, list)
+		t.Fatalf("listing of %s = %+v, want one ENI", id, list)
 	}
 	return list[0]
 }
 
-// TestTrunkLife covers the lifecycle of a trunk and a branch.
-func TestTrunkLife(t *testing.T) {
+// TestTrunkLifecycle covers the lifecycle of a trunk and a branch.
+func TestTrunkLifecycle(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		e := w.create(t, cloud.CreateENI{Type: cloud.InterfaceTrunk, Amount: cloud.Amount{Addresses: 2}})
 		if e.Type != cloud.InterfaceTrunk || len(e.Addresses) != 2 {
-			t.Errorf("made %+v", e)
+			t.Errorf("new trunk = %+v, want two secondary addresses", e)
 		}
 		attachment := check.Must(w.AttachENI(ctx, e.ID, w.large, 1))(t)
 		b := w.create(t, cloud.CreateENI{Primary: netip.MustParseAddr("10.0.3.77"), Tags: map[string]string{"nic": "x*"}})
 		if b.Type != cloud.InterfaceOrdinary || b.Primary.String() != "10.0.3.77" {
-			t.Errorf("made %+v", b)
+			t.Errorf("new ENI = %+v, want an ordinary one with the address 10.0.3.77", b)
 		}
 		asked := cloud.Association{TrunkID: e.ID, BranchID: b.ID, VLAN: 4094}
 		a := check.Must(w.AssociateBranch(ctx, asked, "once"))(t)
 		if asked.ID = a.ID; a.ID == "" || a != asked {
-			t.Errorf("associated %+v, want %+v", a, asked)
+			t.Errorf("AssociateBranch() = %+v, want %+v with an ID", a, asked)
 		}
 		if e, b := w.look(t, e.ID), w.look(t, b.ID); e.Type != cloud.InterfaceTrunk || e.Attachment == nil || e.Attachment.DeviceIndex != 1 ||
 			b.Type != cloud.InterfaceBranch || b.Status != "in-use" || b.Attachment != nil {
-			t.Errorf("a branch %+v of the trunk %+v", b, e)
+			t.Errorf("unexpected branch %+v or trunk %+v", b, e)
 		}
 		check.OK(t, w.SetGroups(ctx, b.ID, w.groups[:5]))
 		check.Must(w.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 9}))(t)
 		_, err := w.raw.AssignAddresses(ctx, b.ID, cloud.Amount{Addresses: 1}) // an ENI of an m5.large has at most ten
-		refused(t, "an address too many of a branch", err, cloud.LimitReached, "PrivateIpAddressLimitExceeded")
+		refused(t, "one address too many on a branch", err, cloud.LimitReached, "PrivateIpAddressLimitExceeded")
 		if got := w.look(t, b.ID); len(got.Addresses) != 9 || !slices.Equal(sorted(got.Groups), sorted(w.groups[:5])) {
-			t.Errorf("the branch has %+v", got)
+			t.Errorf("branch = %+v, want nine addresses and five groups", got)
 		}
 
 		check.OK(t, w.DisassociateBranch(ctx, a.ID))
 		if got := w.look(t, b.ID); got.Type != cloud.InterfaceOrdinary || got.Status != "available" {
-			t.Errorf("afterwards it is %+v", got)
+			t.Errorf("ENI after disassociation = %+v, want an available ordinary one", got)
 		}
 		refused(t, "again", w.DisassociateBranch(ctx, a.ID), cloud.Gone, "InvalidAssociationID.NotFound")
 		check.Must(w.AssociateBranch(ctx, cloud.Association{TrunkID: e.ID, BranchID: b.ID, VLAN: 4094}, ""))(t)
-		refused(t, "to detach a trunk that has branches", w.DetachENI(ctx, attachment), cloud.Conflict, "DependencyViolation")
+		refused(t, "detach a trunk with branches", w.DetachENI(ctx, attachment), cloud.Conflict, "DependencyViolation")
 		check.OK(t, w.DeleteENI(ctx, b.ID)) // also ends the association
 		w.associate(t, e.ID, 4094)
 	})
@@ -197,8 +197,8 @@ func TestTrunkLife(t *testing.T) {
 
 func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
 
-// TestTrunkIsDetached: a trunk without branches can be detached and deleted like other ENIs.
-func TestTrunkIsDetached(t *testing.T) {
+// TestDetachTrunk: a trunk without branches can be detached and deleted like other ENIs.
+func TestDetachTrunk(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		id, attachment := w.trunk(t, 1)
 		a := w.associate(t, id, 1)
@@ -208,8 +208,8 @@ func TestTrunkIsDetached(t *testing.T) {
 	})
 }
 
-// TestBranchesOfALostInstance: the branches of a terminated instance become detached ENIs.
-func TestBranchesOfALostInstance(t *testing.T) {
+// Terminating an instance turns its branches into detached ENIs.
+func TestTerminationDetachesBranches(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		kept, _ := w.trunk(t, 1)
 		gone, attachment := w.trunk(t, 2)
@@ -230,11 +230,11 @@ func TestBranchesOfALostInstance(t *testing.T) {
 		}
 		want := map[string]cloud.InterfaceType{kept: cloud.InterfaceTrunk, one.BranchID: cloud.InterfaceOrdinary, two.BranchID: cloud.InterfaceOrdinary}
 		check.Same(t, types, want)
-		refused(t, "the association", w.DisassociateBranch(t.Context(), one.ID), cloud.Gone, "InvalidAssociationID.NotFound")
+		refused(t, "disassociate after termination", w.DisassociateBranch(t.Context(), one.ID), cloud.Gone, "InvalidAssociationID.NotFound")
 	})
 }
 
-// TestTrunkRefusals covers the errors for trunks, branches and security groups.
+// TestTrunkRefusals checks the errors about trunks, branches and security groups.
 func TestTrunkRefusals(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -250,37 +250,37 @@ func TestTrunkRefusals(t *testing.T) {
 			class         cloud.Class
 			code          string
 		}{
-			{"no such trunk", w.unknownENI, free, 8, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
-			{"no such branch", trunk, w.unknownENI, 8, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
-			{"no trunk", attached, free, 8, cloud.Bug, "InvalidParameterValue"},
-			{"a branch of itself", trunk, trunk, 8, cloud.Bug, "InvalidParameterValue"},
-			{"a trunk as a branch", trunk, loose, 8, cloud.Bug, "InvalidParameterValue"},
-			{"a branch as a trunk", taken.BranchID, free, 8, cloud.Bug, "InvalidParameterValue"},
-			{"trunk not attached", loose, free, 8, cloud.Conflict, "IncorrectState"},
+			{"unknown trunk", w.unknownENI, free, 8, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+			{"unknown branch", trunk, w.unknownENI, 8, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+			{"ordinary ENI as trunk", attached, free, 8, cloud.Bug, "InvalidParameterValue"},
+			{"trunk as its own branch", trunk, trunk, 8, cloud.Bug, "InvalidParameterValue"},
+			{"trunk as branch", trunk, loose, 8, cloud.Bug, "InvalidParameterValue"},
+			{"branch as trunk", taken.BranchID, free, 8, cloud.Bug, "InvalidParameterValue"},
+			{"detached trunk", loose, free, 8, cloud.Conflict, "IncorrectState"},
 			{"VLAN 0", trunk, free, 0, cloud.Bug, "InvalidParameterValue"},
 			{"VLAN 4095", trunk, free, 4095, cloud.Bug, "InvalidParameterValue"},
 			{"VLAN in use", trunk, free, 7, cloud.Conflict, "InvalidVlanId.Duplicate"},
-			{"a branch already", trunk, taken.BranchID, 8, cloud.Conflict, "InvalidNetworkInterface.InUse"},
+			{"branch already associated", trunk, taken.BranchID, 8, cloud.Conflict, "InvalidNetworkInterface.InUse"},
 			{"attached", trunk, attached, 8, cloud.Conflict, "InvalidNetworkInterface.InUse"},
-			{"another zone", trunk, away, 8, cloud.Bug, "InvalidParameterCombination"},
+			{"branch in another zone", trunk, away, 8, cloud.Bug, "InvalidParameterCombination"},
 			{"too many addresses", trunk, many, 8, cloud.LimitReached, "PrivateIpAddressLimitExceeded"},
 		} {
 			_, err := w.raw.AssociateBranch(ctx, cloud.Association{TrunkID: tt.trunk, BranchID: tt.branch, VLAN: tt.vlan}, tt.name)
 			refused(t, tt.name, err, tt.class, tt.code)
 		}
-		refused(t, "disassociate nothing", w.raw.DisassociateBranch(ctx, w.unknownLink), cloud.Gone, "InvalidAssociationID.NotFound")
+		refused(t, "disassociate an unknown association", w.raw.DisassociateBranch(ctx, w.unknownLink), cloud.Gone, "InvalidAssociationID.NotFound")
 		_, err := w.raw.AttachENI(ctx, taken.BranchID, w.large, 2)
 		refused(t, "attach a branch", err, cloud.Conflict, "InvalidNetworkInterface.InUse")
 		_, err = w.raw.AttachENI(ctx, loose, w.small, 2)
-		refused(t, "a trunk on a type without", err, cloud.Bug, "UnsupportedOperation")
+		refused(t, "attach a trunk to an instance type without trunks", err, cloud.Bug, "UnsupportedOperation")
 		_, err = w.raw.CreateENI(ctx, cloud.CreateENI{SubnetID: w.home, Type: cloud.InterfaceBranch, ClientToken: "branch"})
 		refused(t, "create a branch", err, cloud.Bug, "InvalidParameterValue")
 		refused(t, "delete an attached trunk", w.raw.DeleteENI(ctx, trunk), cloud.Conflict, "InvalidParameterValue")
 
-		refused(t, "groups of no ENI", w.raw.SetGroups(ctx, w.unknownENI, w.groups[:1]), cloud.Gone, "InvalidNetworkInterfaceID.NotFound")
-		refused(t, "no such group", w.raw.SetGroups(ctx, free, []string{"sg-00000000000000000"}), cloud.Gone, "InvalidSecurityGroupID.NotFound")
-		refused(t, "no group", w.raw.SetGroups(ctx, free, nil), cloud.Bug, "InvalidParameterCombination")
-		refused(t, "six groups", w.raw.SetGroups(ctx, free, w.groups), cloud.LimitReached, "SecurityGroupsPerInterfaceLimitExceeded")
+		refused(t, "set groups of an unknown ENI", w.raw.SetGroups(ctx, w.unknownENI, w.groups[:1]), cloud.Gone, "InvalidNetworkInterfaceID.NotFound")
+		refused(t, "set an unknown group", w.raw.SetGroups(ctx, free, []string{"sg-00000000000000000"}), cloud.Gone, "InvalidSecurityGroupID.NotFound")
+		refused(t, "set no groups", w.raw.SetGroups(ctx, free, nil), cloud.Bug, "InvalidParameterCombination")
+		refused(t, "set six groups", w.raw.SetGroups(ctx, free, w.groups), cloud.LimitReached, "SecurityGroupsPerInterfaceLimitExceeded")
 		_, err = w.raw.CreateENI(ctx, cloud.CreateENI{SubnetID: w.home, Groups: w.groups, ClientToken: "groups"})
 		refused(t, "create with six groups", err, cloud.LimitReached, "SecurityGroupsPerInterfaceLimitExceeded")
 
@@ -292,9 +292,8 @@ func TestTrunkRefusals(t *testing.T) {
 	})
 }
 
-// TestPrimaryAddressOfChoice: a new ENI has the requested primary address, which is free again
-// once the ENI is deleted.
-func TestPrimaryAddressOfChoice(t *testing.T) {
+// A new ENI gets the requested primary address, which is free again once the ENI is deleted.
+func TestRequestedPrimaryAddress(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		create := func(addr, token string) (cloud.ENI, error) {
@@ -303,7 +302,7 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 		const addr = "10.0.3.77"
 		e := check.Must(create(addr, "1"))(t)
 		if again := check.Must(create(addr, "1"))(t); again.ID != e.ID {
-			t.Errorf("made %s, then %s", e.ID, again.ID)
+			t.Errorf("CreateENI() with the same token = %s, then %s", e.ID, again.ID)
 		}
 		for _, tt := range []struct {
 			addr  string
@@ -313,7 +312,7 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 			{addr, cloud.Conflict, "InvalidIPAddress.InUse"},
 			{"10.0.3.255", cloud.Bug, "InvalidParameterValue"}, // reserved
 			{"10.0.0.3", cloud.Bug, "InvalidParameterValue"},   // reserved
-			{"10.0.4.9", cloud.Bug, "InvalidParameterValue"},   // of another subnet
+			{"10.0.4.9", cloud.Bug, "InvalidParameterValue"},   // in another subnet
 			{"10.0.3.78", cloud.Bug, "IdempotentParameterMismatch"},
 		} {
 			token := tt.addr
@@ -325,14 +324,14 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 		}
 		check.OK(t, w.DeleteENI(ctx, e.ID))
 		if e = check.Must(create(addr, "2"))(t); e.Primary.String() != addr {
-			t.Errorf("made %+v", e)
+			t.Errorf("new ENI = %+v, want the address released before", e)
 		}
 	})
 }
 
-// TestAssociatedOnce: requests with the same client token create one association, even if replies are
-// lost. Disassociating and changing groups are safe to repeat too.
-func TestAssociatedOnce(t *testing.T) {
+// Requests with the same client token create one association, even if replies are lost. Disassociating and
+// setting groups are idempotent, too.
+func TestAssociateIsIdempotent(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		trunk, _ := w.trunk(t, 1)
@@ -342,35 +341,35 @@ func TestAssociatedOnce(t *testing.T) {
 			w.lose("AssociateTrunkInterface")
 			first := check.Must(w.AssociateBranch(ctx, a, token))(t)
 			if n := w.calls("AssociateTrunkInterface") - before; n != 2 || first.ID == "" {
-				t.Errorf("%+v after %d calls, want 2", first, n)
+				t.Errorf("association = %+v after %d calls, want one with an ID after 2", first, n)
 			}
 			if token != "" {
 				if again := check.Must(w.AssociateBranch(ctx, a, token))(t); again != first {
-					t.Errorf("%+v, then %+v", first, again)
+					t.Errorf("AssociateBranch() with the same token = %+v, then %+v", first, again)
 				}
 				other := a
 				other.VLAN++
 				_, err := w.raw.AssociateBranch(ctx, other, token)
-				refused(t, "another request", err, cloud.Bug, "IdempotentParameterMismatch")
+				refused(t, "token reused for another request", err, cloud.Bug, "IdempotentParameterMismatch")
 			}
 			before = w.calls("DisassociateTrunkInterface")
 			w.lose("DisassociateTrunkInterface")
 			check.OK(t, w.DisassociateBranch(ctx, first.ID))
 			if n, got := w.calls("DisassociateTrunkInterface")-before, w.look(t, a.BranchID); n != 2 || got.Status != "available" {
-				t.Errorf("%+v after %d calls, want it available after 2", got, n)
+				t.Errorf("branch = %+v after %d calls, want it available after 2", got, n)
 			}
 		}
 		before := w.calls("ModifyNetworkInterfaceAttribute")
 		w.lose("ModifyNetworkInterfaceAttribute")
 		check.OK(t, w.SetGroups(ctx, a.BranchID, w.groups[1:3]))
 		if n, got := w.calls("ModifyNetworkInterfaceAttribute")-before, w.look(t, a.BranchID); n != 2 || !slices.Equal(sorted(got.Groups), sorted(w.groups[1:3])) {
-			t.Errorf("%+v after %d calls, want two groups after 2", got, n)
+			t.Errorf("branch = %+v after %d calls, want two groups after 2", got, n)
 		}
 	})
 }
 
-// TestFiltersOfBranches: ENIs are found by type, and by any of several values of a tag.
-func TestFiltersOfBranches(t *testing.T) {
+// TestBranchFilters: filters select ENIs by type, and by any of several tag values.
+func TestBranchFilters(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		trunk, _ := w.trunk(t, 1)
@@ -403,21 +402,21 @@ func TestFiltersOfBranches(t *testing.T) {
 			{"trunks", cloud.ENIFilter{Types: []cloud.InterfaceType{cloud.InterfaceTrunk}, InstanceID: w.large}, "trunk"},
 			{"trunks and branches", cloud.ENIFilter{Types: []cloud.InterfaceType{cloud.InterfaceTrunk, cloud.InterfaceBranch}}, "star trunk x"},
 			{"detached", cloud.ENIFilter{Status: "available"}, "empty y"},
-			{"of the instance", cloud.ENIFilter{InstanceIDs: []string{w.large, w.small}, Status: "in-use"}, "none trunk"},
+			{"attached to the instances", cloud.ENIFilter{InstanceIDs: []string{w.large, w.small}, Status: "in-use"}, "none trunk"},
 			{"any of three values", cloud.ENIFilter{Tagged: map[string][]string{"nic": {"y", "*", "z"}}}, "star y"},
-			{"any of very many", cloud.ENIFilter{Tagged: map[string][]string{"nic": many}, Tags: map[string]string{"of": "lab"}, Status: "in-use"}, "star x"},
-			{"very many and IDs", cloud.ENIFilter{Tagged: map[string][]string{"nic": many}, IDs: slices.Collect(maps.Keys(names))}, "star x"},
-			{"an empty value", cloud.ENIFilter{Tagged: map[string][]string{"nic": {""}}}, "empty"},
-			{"of two tags", cloud.ENIFilter{Tagged: map[string][]string{"nic": {"x", "y"}, "of": {"other"}}}, "y"},
-			{"of no values", cloud.ENIFilter{Tagged: map[string][]string{"nic": nil}, Types: []cloud.InterfaceType{cloud.InterfaceBranch}}, "star x"},
+			{"any of many values", cloud.ENIFilter{Tagged: map[string][]string{"nic": many}, Tags: map[string]string{"of": "lab"}, Status: "in-use"}, "star x"},
+			{"many values and IDs", cloud.ENIFilter{Tagged: map[string][]string{"nic": many}, IDs: slices.Collect(maps.Keys(names))}, "star x"},
+			{"empty value", cloud.ENIFilter{Tagged: map[string][]string{"nic": {""}}}, "empty"},
+			{"two tags", cloud.ENIFilter{Tagged: map[string][]string{"nic": {"x", "y"}, "of": {"other"}}}, "y"},
+			{"no values", cloud.ENIFilter{Tagged: map[string][]string{"nic": nil}, Types: []cloud.InterfaceType{cloud.InterfaceBranch}}, "star x"},
 		} {
 			var got []string
 			for _, e := range check.Must(w.ENIs(ctx, tt.f))(t) {
-				if name, ok := names[e.ID]; ok { // the others are the instances' primary ENIs
+				if name, ok := names[e.ID]; ok { // skip the primary ENIs of the instances
 					got = append(got, name)
 				}
 			}
-			check.Equal(t, strings.Join(sorted(got), " "), tt.want, "%s: found", tt.name)
+			check.Equal(t, strings.Join(sorted(got), " "), tt.want, "ENIs matching the filter %q", tt.name)
 		}
 	})
 }

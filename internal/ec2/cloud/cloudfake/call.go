@@ -24,7 +24,7 @@ type Front struct {
 
 	mu        sync.Mutex // guards all below
 	latency   time.Duration
-	latencies map[string]time.Duration // by method, in place of latency
+	latencies map[string]time.Duration // by method, overriding latency
 	shared    *bucket
 	own       map[string]Bucket  // the limits of single actions
 	buckets   map[string]*bucket // by action
@@ -82,18 +82,18 @@ func (f *Front) CPU() time.Duration {
 
 // call describes a call.
 type call struct {
-	method string // of cloud.API
+	method string // method of cloud.API
 	action pace.Call
 	eni    string // ID of the ENI; for DetachENI, ID of the attachment
-	n      int    // addresses or prefixes asked for
+	n      int    // requested addresses or prefixes
 }
 
 func (q call) refuse(class cloud.Class, code, format string, args ...any) error {
 	return &cloud.Error{Class: class, Op: q.action.Action, Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// do makes a call through the front, and through the client's function if it has one. It holds
-// State.mu while work runs.
+// do makes a call through the front, and through the client's function if it has one. It holds State.mu
+// while work runs.
 func (c *Cloud) do(ctx context.Context, q call, work func() error) error {
 	through := func(ctx context.Context) error {
 		return c.Front.do(ctx, q, func() error {
@@ -147,7 +147,7 @@ func (f *Front) do(ctx context.Context, q call, work func() error) (err error) {
 	return err
 }
 
-// change is do for calls that change ENIs.
+// change is do for calls that modify ENIs.
 func (c *Cloud) change(ctx context.Context, q call, work func() error) error {
 	return c.do(ctx, q, func() error {
 		err := work()
@@ -169,7 +169,7 @@ func (f *Front) SetLatency(method string, d time.Duration) {
 	}
 }
 
-// delay is how long a call of a method takes.
+// delay is the latency of a method.
 func (f *Front) delay(method string) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -199,13 +199,13 @@ func threadTime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Bucket is a token bucket: full at first, one token a call that is not refused.
+// Bucket is a token bucket: initially full, one token per call that is not refused.
 type Bucket struct {
-	Rate float64 // tokens a second
+	Rate float64 // tokens per second
 	Size float64
 }
 
-// bucket is a Bucket with what is in it.
+// bucket is a Bucket with its current tokens.
 type bucket struct {
 	Bucket
 	tokens float64
@@ -234,7 +234,7 @@ func (f *Front) SetBuckets(shared *Bucket, own map[string]Bucket) {
 	clear(f.buckets)
 }
 
-// bucketOf is the action's own bucket; nil when it has none. f.mu is held.
+// bucketOf is the action's own bucket; nil if it has none. f.mu is held.
 func (f *Front) bucketOf(op string, now time.Time) *bucket {
 	if b, ok := f.buckets[op]; ok {
 		return b
@@ -254,7 +254,7 @@ func (f *Front) bucketOf(op string, now time.Time) *bucket {
 	return f.buckets[op]
 }
 
-// Draw takes the tokens of a call of op, if there are enough, like a call of another client of the account.
+// Draw takes the tokens of a call of op, if enough are left, like a call by another client of the account.
 // It does not count in Stats.
 func (f *Front) Draw(op string) {
 	f.mu.Lock()
@@ -262,7 +262,7 @@ func (f *Front) Draw(op string) {
 	f.admit(op)
 }
 
-// admit takes the tokens of a call from both buckets or neither. f.mu is held.
+// admit takes the tokens of a call from both buckets or from neither. f.mu is held.
 func (f *Front) admit(op string) bool {
 	now := f.clock.Now()
 	own := f.bucketOf(op, now)
@@ -281,24 +281,24 @@ func (f *Front) admit(op string) bool {
 type Call struct {
 	Op  string // the method's name
 	ENI string
-	N   int // addresses or prefixes asked for
+	N   int // requested addresses or prefixes
 	At  time.Time
 	Err error
 }
 
-// Fault makes calls fail. It is spent after Times calls, 0 meaning never.
+// Fault makes calls fail. It ends after Times calls; 0 means never.
 type Fault struct {
-	Op     string // the method's name; empty: any
-	Action string // EC2's name of the action, which differs by family; empty: any
-	ENI    string // ID in the call; empty: any
+	Op     string // the method's name; any if empty
+	Action string // EC2's name of the action, which differs by family; any if empty
+	ENI    string // ID in the call; any if empty
 	Times  int
 	Err    error
-	// After lets the call take effect before it fails: a lost reply.
+	// After lets the call take effect before it fails, as if the reply were lost.
 	After bool
 	hits  int
 }
 
-// Err makes an error of a class, for faults.
+// Err returns an error of a class, for faults.
 func Err(class cloud.Class, code string) error {
 	return &cloud.Error{Class: class, Op: "fault", Code: code, Message: "injected"}
 }
@@ -313,7 +313,7 @@ func (f *Front) Inject(fault Fault) {
 // ClearFaults removes all faults.
 func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
 
-// fault is the one that a call meets; nil for none. f.mu is held.
+// fault returns the fault that applies to a call; nil for none. f.mu is held.
 func (f *Front) fault(q call) *Fault {
 	for _, each := range f.faults {
 		if (each.Op == "" || each.Op == q.method) && (each.Action == "" || each.Action == q.action.Action) &&

@@ -42,7 +42,7 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 	return out, err
 }
 
-// create makes a detached ENI. State.mu is held.
+// create creates a detached ENI. State.mu is held.
 func (st *State) create(q call, r cloud.CreateENI) (*eni, error) {
 	s := st.subnets[r.SubnetID]
 	switch {
@@ -73,7 +73,7 @@ func (st *State) create(q call, r cloud.CreateENI) (*eni, error) {
 		e.IPv6 = append(e.IPv6, r.IPv6Address)
 	}
 	if s.IPv6Native && !r.IPv6Address.IsValid() {
-		r.IPv6 = max(1, r.IPv6) // every ENI there has an address
+		r.IPv6 = max(1, r.IPv6) // every ENI in the subnet has one
 	}
 	if _, err := st.assign(q, e, r.Amount); err != nil {
 		st.remove(e)
@@ -123,8 +123,8 @@ func (es *enis) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
 	return nil
 }
 
-// maxGroups is how many security groups an ENI may have (VPC quotas, "Security groups
-// per network interface").
+// maxGroups is the maximum number of security groups of an ENI (VPC quotas, "Security groups per network
+// interface").
 const maxGroups = 5
 
 // checkGroups checks requested security groups. State.mu is held.
@@ -143,7 +143,7 @@ func (st *State) checkGroups(q call, groups []string) error {
 // total is the number of addresses and prefixes in an amount.
 func total(n cloud.Amount) int { return n.Addresses + n.Prefixes + n.IPv6 + n.IPv6Prefixes }
 
-// oneKind reports whether an amount has either addresses or prefixes of each family, not both.
+// oneKind reports whether an amount has addresses or prefixes, but not both, of each family.
 func oneKind(n cloud.Amount) bool {
 	for _, f := range ipfamily.Dual.Families() {
 		if addresses, prefixes := n.Of(f); addresses < 0 || prefixes < 0 || addresses > 0 && prefixes > 0 {
@@ -157,12 +157,12 @@ func (q call) full(s *subnet) error {
 	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
 }
 
-// noIPv4 refuses IPv4 in an IPv6-only subnet.
+// noIPv4 rejects IPv4 in an IPv6-only subnet.
 func (q call) noIPv4(s *subnet) error {
 	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is IPv6-only", s.ID)
 }
 
-// assign assigns addresses or prefixes to an ENI, all or none. State.mu is held.
+// assign assigns all requested addresses or prefixes to an ENI, or none. State.mu is held.
 func (st *State) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	s := st.subnets[e.SubnetID]
 	switch {
@@ -214,7 +214,7 @@ func (e *eni) tag(tags map[string]string) {
 	e.Tags = all
 }
 
-// changeENI is change for calls that name an ENI.
+// changeENI is change for calls on a particular ENI.
 func (c *Cloud) changeENI(ctx context.Context, q call, work func(e *eni) error) error {
 	return c.change(ctx, q, func() error {
 		e := c.State.enis.byID[q.eni]
@@ -269,7 +269,7 @@ func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
 		case e == nil:
 			return q.refuse(cloud.Gone, "InvalidAttachmentID.NotFound", "no attachment %s", attachment)
 		case e.Attachment.DeviceIndex == 0:
-			return q.refuse(cloud.Bug, "OperationNotPermitted", "the primary interface stays")
+			return q.refuse(cloud.Bug, "OperationNotPermitted", "the primary interface cannot be detached")
 		case e.Attachment.Status == "detaching":
 			return nil
 		case len(e.branches) > 0:
@@ -308,8 +308,8 @@ func (c *Cloud) SetDeleteOnTermination(ctx context.Context, id, attachment strin
 	})
 }
 
-// slots are the used slots of an ENI in a family and the maximum of its instance type. The primary IPv4
-// address takes a slot.
+// slots returns the used address slots of an ENI in a family and the maximum for its instance type. The primary
+// IPv4 address takes a slot.
 func (e *eni) slots(f ipfamily.Family, l cloud.Limits) (has, most int) {
 	if f == ipfamily.IPv6 {
 		return len(e.IPv6) + len(e.IPv6Prefixes), l.IPv6PerENI
@@ -324,9 +324,9 @@ func (c *Cloud) AssignAddresses(ctx context.Context, id string, n cloud.Amount) 
 	err = c.changeENI(ctx, q, func(e *eni) (err error) {
 		switch {
 		case q.n < 1, !oneKind(n):
-			return q.refuse(cloud.Bug, "InvalidParameterValue", "%+v asked for: expected one kind, and at least 1", n)
+			return q.refuse(cloud.Bug, "InvalidParameterValue", "%+v requested: expected one kind, and at least 1", n)
 		case n.Has(ipfamily.IPv4) && n.Has(ipfamily.IPv6):
-			return q.refuse(cloud.Bug, "UnknownParameter", "%+v asked for: expected one family", n)
+			return q.refuse(cloud.Bug, "UnknownParameter", "%+v requested: expected one family", n)
 		}
 		if in := c.State.enis.holder(e); in != nil {
 			l, _ := c.State.enis.limitsOf(in.Type)

@@ -1,7 +1,7 @@
-// Package cloudfake is an EC2 in memory: one VPC with EC2's rules for addresses, attachments and client
-// tokens. A call costs no more than what it changes or returns, so it suits very many nodes. It can delay
-// calls, limit their rate, fail them, and let listings lag behind. It is a cloud.API that replies at once,
-// and a pace.Calls for pace.Cloud. It measures its own CPU time, so that benchmarks can subtract it.
+// Package cloudfake is an in-memory EC2: one VPC with EC2's rules for addresses, attachments and client tokens.
+// The cost of a call depends only on what it changes or returns, so it scales to very many nodes. It can delay
+// calls, limit their rate, fail them, and let listings lag. It is a cloud.API that replies immediately, and a
+// pace.Calls for pace.Cloud. It measures its own CPU time, so that benchmarks can subtract it.
 package cloudfake
 
 import (
@@ -28,30 +28,30 @@ const (
 	Group = "sg-1"
 )
 
-// Options configure the cloud. The zero value replies at once and has no limits.
+// Options configure the cloud. The zero value replies immediately and has no limits.
 type Options struct {
-	Clock      clock.Clock   // the machine's when nil
+	Clock      clock.Clock   // the system clock if nil
 	Latency    time.Duration // from a call to its effect and reply
 	AttachTime time.Duration // from the reply to the end of attaching or detaching
-	// Shared is one bucket for all actions.
+	// Shared is a bucket for all actions together.
 	Shared *Bucket
-	// Buckets are the buckets of single actions, by EC2's name. "Describe" is for each action with that
-	// prefix, and "" for each other one.
+	// Buckets are the buckets of single actions, by EC2's name. "Describe" applies to each action with that
+	// prefix, and "" to each other action.
 	Buckets map[string]Bucket
-	// Refused is the share of calls that are throttled at random, reproducibly for a Seed.
+	// Refused is the share of calls that are throttled at random, reproducible by Seed.
 	Refused float64
 	Seed    uint64
-	// PageSize is the maximum number of ENIs in a page; 0: 1000.
+	// PageSize is the maximum number of ENIs per page; 1000 if 0.
 	PageSize int
 }
 
-// Cloud is the VPC as one client sees it. Make it with New, then add subnets and instances to its State.
+// Cloud is the VPC as seen by one client. Create it with New, then add subnets and instances to its State.
 // It is safe for concurrent use.
 type Cloud struct {
-	Front    *Front // delays, rate limits and faults of calls; and their log
+	Front    *Front // delays, rate limits, faults and log of calls
 	State    *State // subnets, instances and ENIs
 	pageSize int
-	via      func(ctx context.Context, call func(context.Context) error) error // the client's function; nil: none
+	via      func(ctx context.Context, call func(context.Context) error) error // wraps the client's calls; may be nil
 }
 
 // State is the state of the VPC. Its exported methods do not count as calls.
@@ -64,7 +64,7 @@ type State struct {
 	enis    *enis
 }
 
-// enis are the ENIs and the instances that they are attached to. State.mu guards them.
+// enis holds the ENIs and the instances that they are attached to. State.mu guards it.
 type enis struct {
 	clock      clock.Clock
 	attachTime time.Duration // from the reply to the end of attaching or detaching
@@ -73,7 +73,7 @@ type enis struct {
 	attached   map[string]*eni // by attachment ID
 	branches   map[string]*eni // by association ID
 	detached   map[string]*eni // by ID
-	order      []*eni          // by seq; deleted ones until there are too many
+	order      []*eni          // by seq; includes deleted ENIs until they are compacted
 	settling   []change        // attachments and detachments in progress, the next one first
 	past       past
 	types      map[string]cloud.Limits // cache, by instance type
@@ -90,11 +90,11 @@ type eni struct {
 	seq         int
 	deleted     bool
 	settled     time.Time         // the end of attaching or detaching
-	association cloud.Association // of a branch; else zero
+	association cloud.Association // zero unless a branch
 	branches    []*eni            // of a trunk
 }
 
-// change is the end of an attachment or detachment. It is void if the ENI has another time by then.
+// change is the end of an attachment or detachment. It is void if the ENI's settled time has changed since.
 type change struct {
 	at time.Time
 	*eni
@@ -137,15 +137,15 @@ func New(o Options) *Cloud {
 	}
 }
 
-// Client returns the same VPC for another client: do makes each of its calls, and may refuse it or cancel
-// its context.
+// Client returns the same VPC for another client. do wraps each of its calls, and may reject it or cancel its
+// context.
 func (c *Cloud) Client(do func(ctx context.Context, call func(context.Context) error) error) *Cloud {
 	n := *c
 	n.via = do
 	return &n
 }
 
-// SetAttachTime sets how long attaching and detaching take after the call.
+// SetAttachTime sets the time that attaching and detaching take after the call.
 func (st *State) SetAttachTime(d time.Duration) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -174,7 +174,7 @@ func (st *State) SetIPv6(id, cidr string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	s := st.subnets[id]
-	must(s.six == nil, "subnet %s has IPv6 already", id)
+	must(s.six == nil, "subnet %s already has IPv6", id)
 	s.IPv6 = []netip.Prefix{p}
 	s.six = newSpace6(p)
 }
@@ -182,14 +182,14 @@ func (st *State) SetIPv6(id, cidr string) {
 // RemoveSubnet deletes an empty subnet.
 func (st *State) RemoveSubnet(id string) { st.mu.Lock(); defer st.mu.Unlock(); delete(st.subnets, id) }
 
-// SetFree limits the free IPv4 addresses of a subnet.
+// SetFree limits the number of free IPv4 addresses of a subnet.
 func (st *State) SetFree(id string, most int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.subnets[id].left = min(st.subnets[id].left, most)
 }
 
-// SetFragmented sets whether a subnet has no free IPv4 prefix left.
+// SetFragmented sets whether a subnet pretends to have no free IPv4 prefix.
 func (st *State) SetFragmented(id string, on bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -210,7 +210,7 @@ func (st *State) AddRouteTable(id string, subnets ...string) {
 	st.routes = append(st.routes, cloud.RouteTable{ID: id, Subnets: subnets})
 }
 
-// must panics if the set-up of a cloud is invalid.
+// must panics if the setup of a cloud is invalid.
 func must(ok bool, format string, args ...any) {
 	if !ok {
 		panic(fmt.Sprintf(format, args...)) //nolint:forbidigo // a mistake in a test or benchmark
@@ -233,8 +233,8 @@ func (st *State) AddInstance(id, instanceType, subnetID string) {
 	st.enis.remember()
 }
 
-// AddENI attaches an ENI that was made outside this run, and returns its ID. With Berth's tag of an
-// instance it has Berth's description.
+// AddENI attaches an ENI that was created outside this run, and returns its ID. If tags include Berth's instance
+// tag, it gets Berth's description.
 func (st *State) AddENI(instance string, index int, kind cloud.InterfaceType, tags map[string]string) string {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -311,8 +311,8 @@ func (es *enis) limitsOf(instanceType string) (cloud.Limits, bool) {
 	return l, ok
 }
 
-// newENI makes a detached ENI with a free address of a subnet: the given one, or any. There must be one,
-// unless the subnet is IPv6-only. State.mu is held.
+// newENI creates a detached ENI with the given free address of a subnet, or any if addr is zero. It panics if none
+// is free, unless the subnet is IPv6-only. State.mu is held.
 func (st *State) newENI(s *subnet, addr netip.Addr) *eni {
 	st.enis.seq++
 	switch {
@@ -388,7 +388,7 @@ func (es *enis) detach(e *eni) {
 	es.detached[e.ID] = e
 }
 
-// changing starts the time of attaching or detaching an ENI. State.mu is held.
+// changing marks the ENI as attaching or detaching until attachTime has passed. State.mu is held.
 func (es *enis) changing(e *eni) {
 	e.settled = es.clock.Now().Add(es.attachTime)
 	i, _ := slices.BinarySearchFunc(es.settling, e.settled, func(s change, at time.Time) int { return cmp.Or(s.at.Compare(at), -1) })
@@ -396,7 +396,7 @@ func (es *enis) changing(e *eni) {
 	es.settle()
 }
 
-// clone copies an ENI for a caller. The map of tags is shared, as it is never changed.
+// clone copies an ENI for a caller. The tag map is shared, because it is never modified.
 func clone(e *eni) cloud.ENI {
 	out := e.ENI
 	out.MAC, out.Groups = slices.Clone(e.MAC), slices.Clone(e.Groups)

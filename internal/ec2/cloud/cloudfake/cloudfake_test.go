@@ -25,11 +25,11 @@ func small(t *testing.T, o Options) *Cloud {
 func class(t *testing.T, err error, want cloud.Class) {
 	t.Helper()
 	if got := cloud.ClassOf(err); got != want || err == nil {
-		t.Errorf("class %v (%v), want %v", got, err, want)
+		t.Errorf("error class = %v (%v), want %v", got, err, want)
 	}
 }
 
-// refused is class for a call with another result.
+// refused is class for calls with another result.
 func refused(t *testing.T, want cloud.Class) func(_ any, err error) {
 	t.Helper()
 	return func(_ any, err error) {
@@ -42,18 +42,18 @@ func free(t *testing.T, c *Cloud) int {
 	t.Helper()
 	s, err := c.Subnets(t.Context(), cloud.SubnetFilter{Zone: "a", Tags: map[string]string{"for": "pods"}})
 	if err != nil || len(s) != 1 {
-		t.Fatalf("%v: %v", s, err)
+		t.Fatalf("Subnets() = %v, %v, want one subnet", s, err)
 	}
 	return s[0].Free
 }
 
-// TestLifeOfAnENI takes ENIs through their lives, with the refusals on the way.
-func TestLifeOfAnENI(t *testing.T) {
+// ENIs go through their life cycle; invalid calls along the way are rejected.
+func TestENILifecycle(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Amount: cloud.Amount{Addresses: 3}, ClientToken: "t", Tags: map[string]string{"a": "1"}}
 	e := check.Must(c.CreateENI(ctx, req))(t)
 	if again, err := c.CreateENI(ctx, req); err != nil || again.ID != e.ID || len(e.Addresses) != 3 || free(t, c) != 6 {
-		t.Errorf("%+v, then %+v (%v), %d free", e, again, err, free(t, c))
+		t.Errorf("CreateENI() = %+v, then %+v (%v), %d addresses free; want the same ENI, 6 free", e, again, err, free(t, c))
 	}
 	req.Addresses = 4
 	refused(t, cloud.Bug)(c.CreateENI(ctx, req))
@@ -73,21 +73,21 @@ func TestLifeOfAnENI(t *testing.T) {
 
 	list := check.Must(c.ENIs(ctx, cloud.ENIFilter{InstanceIDs: []string{"i-0", "i-1"}, Tags: map[string]string{"a": "1", "b": "2"}}))(t)
 	if len(list) != 1 || len(list[0].Addresses) != 4 || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.Status != "attached" {
-		t.Errorf("listed %+v", list)
+		t.Errorf("listing = %+v, want an attached ENI with four addresses", list)
 	}
 	list[0].Addresses[0] = netip.Addr{}
 	if truth := c.State.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
-		t.Errorf("a caller changed the state of the cloud: %+v", truth)
+		t.Errorf("modifying a result changed the cloud: %+v", truth)
 	}
 	check.OK(t, c.DetachENI(ctx, a))
 	class(t, c.DetachENI(ctx, a), cloud.Gone)
 	check.OK(t, c.DeleteENI(ctx, e.ID))
-	check.Equal(t, free(t, c), 10, "free at the end")
+	check.Equal(t, free(t, c), 10, "free addresses at the end")
 	if s := c.Front.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
-		t.Errorf("creations %+v", s)
+		t.Errorf("creation stats = %+v, want 7 calls, 5 failed", s)
 	}
 	if c.Front.CPU() <= 0 {
-		t.Error("no CPU time was used")
+		t.Error("CPU() is not positive")
 	}
 }
 
@@ -103,49 +103,49 @@ func TestTerminate(t *testing.T) {
 	refused(t, cloud.Gone)(c.Instance(ctx, "i-1"))
 	left, err := c.ENIs(ctx, cloud.ENIFilter{Status: "available"})
 	if err != nil || len(left) != 1 || len(c.State.Truth()) != 1 || free(t, c) != 10 {
-		t.Errorf("%+v left (%v), %d free", left, err, free(t, c))
+		t.Errorf("ENIs after termination = %+v (%v), %d addresses free; want one ENI, 10 free", left, err, free(t, c))
 	}
 }
 
-// TestPrefixes: a subnet gives prefixes until it has none, and takes them back.
+// TestPrefixes: a subnet hands out prefixes until none is left, and reuses returned ones.
 func TestPrefixes(t *testing.T) {
 	c, ctx := New(Options{}), t.Context()
 	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
 	e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Prefixes: 1}}))(t)
 	more := check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}))(t)
 	if more[0] == e.Prefixes[0] || more[0].Bits() != 28 || free(t, c) != 59-1-32 {
-		t.Errorf("prefixes %v and %v, %d free", e.Prefixes, more, free(t, c))
+		t.Errorf("prefixes %v and %v, %d addresses free; want different /28 prefixes, 26 free", e.Prefixes, more, free(t, c))
 	}
 	refused(t, cloud.SubnetFull)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})) // 26 are free, but no aligned 16
 	check.OK(t, c.UnassignAddresses(ctx, e.ID, more))
 	if back, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}); err != nil || back[0] != more[0] {
-		t.Errorf("%v: %v", back, err)
+		t.Errorf("AssignAddresses() = %v, %v, want the returned prefix again", back, err)
 	}
 	check.OK(t, c.UnassignAddresses(ctx, e.ID, more))
 	c.State.SetFragmented("subnet-1", true)
 	refused(t, cloud.SubnetFull)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}))
 }
 
-// TestIPv6: a subnet with an IPv6 block gives addresses and prefixes of it, by calls
-// of their own, within the limits of the instance, and takes them back.
+// TestIPv6: a subnet with an IPv6 block hands out addresses and prefixes, through separate calls and within the
+// limits of the instance, and takes them back.
 func TestIPv6(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	c.State.SetIPv6("subnet-1", "2001:db8::/64")
 	c.State.AddSubnet("subnet-2", "b", "10.1.0.0/28", nil)
 	e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1, IPv6Prefixes: 2}}))(t)
 	if len(e.Addresses) != 1 || len(e.IPv6) != 0 || len(e.IPv6Prefixes) != 2 || free(t, c) != 8 {
-		t.Errorf("made %+v, %d free", e, free(t, c))
+		t.Errorf("new ENI = %+v, %d addresses free; want two IPv6 prefixes, 8 free", e, free(t, c))
 	}
-	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2", Amount: cloud.Amount{IPv6: 1}})) // it has none
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2", Amount: cloud.Amount{IPv6: 1}})) // no IPv6 block
 	refused(t, cloud.Bug)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6: 1, IPv6Prefixes: 1}}))
 	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8, IPv6: 1}}))
-	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6Prefixes: 65533}})) // 65536 less the first and the last, and two
+	refused(t, cloud.SubnetFull)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6Prefixes: 65533}})) // 65536 minus the first, the last and two in use
 	refused(t, cloud.Bug)(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1, IPv6: 1}))
 	check.Must(c.AttachENI(ctx, e.ID, "i-1", 1))(t)
-	refused(t, cloud.LimitReached)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 9})) // 10 on an ENI of an m5.large, none of them a primary one
+	refused(t, cloud.LimitReached)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 9})) // an m5.large allows 10 per ENI, and there is no primary one
 	got := check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 8}))(t)
 	refused(t, cloud.LimitReached)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6Prefixes: 1}))
-	check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}))(t) // IPv4 has limits of its own
+	check.Must(c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}))(t) // IPv4 has separate limits
 	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("2001:db8::999/128")}), cloud.Gone)
 	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{got[0], cloud.HostPrefix(e.Addresses[0])}), cloud.Bug)
 	check.OK(t, c.UnassignAddresses(ctx, e.ID, got[:7]))
@@ -153,19 +153,19 @@ func TestIPv6(t *testing.T) {
 
 	subnets, err := c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}})
 	if want := netip.MustParsePrefix("2001:db8::/64"); err != nil || len(subnets) != 1 || !slices.Equal(subnets[0].IPv6, []netip.Prefix{want}) {
-		t.Errorf("listed %+v: %v", subnets, err)
+		t.Errorf("Subnets() = %+v, %v, want one with the IPv6 block", subnets, err)
 	}
 	list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}}))(t)
 	if !slices.Equal(list[0].IPv6, []netip.Addr{got[7].Addr()}) || !slices.Equal(list[0].IPv6Prefixes, e.IPv6Prefixes[1:]) || len(list[0].Addresses) != 2 {
-		t.Errorf("listed %+v", list[0])
+		t.Errorf("ENI = %+v, want one IPv6 address, one IPv6 prefix and two IPv4 addresses", list[0])
 	}
 	list[0].IPv6[0], list[0].IPv6Prefixes[0] = netip.Addr{}, netip.Prefix{}
 	if truth := c.State.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
-		t.Errorf("a caller changed the state of the cloud: %+v", truth)
+		t.Errorf("modifying a result changed the cloud: %+v", truth)
 	}
 	c.State.Steal(e.ID, got[7].Addr())
 	if truth := c.State.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {
-		t.Errorf("after one was stolen: %+v", truth)
+		t.Errorf("ENI after Steal() = %+v, want no IPv6 address", truth)
 	}
 	if four, six := c.Front.Total(pace.Assign.Action).Calls, c.Front.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
 		t.Errorf("%d calls of %s and %d of %s, want 1 and 4", four, pace.Assign.Action, six, pace.AssignIPv6.Action)
@@ -176,11 +176,10 @@ func TestIPv6(t *testing.T) {
 	refused(t, cloud.SubnetFull)(c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1}))
 	c.State.Terminate("i-1")
 	check.OK(t, c.DeleteENI(ctx, e.ID))
-	check.Equal(t, c.State.subnets["subnet-1"].six.free(), 65534, "prefixes free at the end")
+	check.Equal(t, c.State.subnets["subnet-1"].six.free(), 65534, "free prefixes at the end")
 }
 
-// TestSpace6: no address is given twice or lies in a prefix, and a prefix comes again
-// after all others.
+// TestSpace6: no address is handed out twice or lies in a prefix, and a prefix is reused only after all others.
 func TestSpace6(t *testing.T) {
 	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/28"), IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:7::/64")}}).six
 	first := s.takePrefix()
@@ -190,21 +189,21 @@ func TestSpace6(t *testing.T) {
 		p, a := s.takePrefix(), s.take()
 		switch {
 		case p == first, seen[p.Addr()], seen[a], p.Bits() != 80, p != p.Masked(), !s.cidr.Contains(p.Addr()), !s.cidr.Contains(a):
-			t.Fatalf("gave %v and %v", p, a)
+			t.Fatalf("invalid prefix %v or address %v", p, a)
 		case seen[cloud.PrefixAround(a).Addr()]:
-			t.Fatalf("%v is of a prefix", a)
+			t.Fatalf("address %v lies in a prefix", a)
 		}
 		seen[p.Addr()], seen[a] = true, true
 	}
 	if p := s.takePrefix(); p != first || s.free() != 0 {
-		t.Errorf("%v, %d free; want %v as the last", p, s.free(), first)
+		t.Errorf("last prefix = %v, %d free; want %v, none free", p, s.free(), first)
 	}
 	if last := netip.MustParsePrefix("2001:db8:0:7:ffff::/80"); s.taken[last] || s.taken[s.cidr] || seen[s.at(0)] || seen[s.at(3)] || !seen[s.at(4)] {
-		t.Errorf("the reserved addresses were given: %v", s.taken[last])
+		t.Errorf("reserved addresses were handed out (last prefix: %v)", s.taken[last])
 	}
 }
 
-// TestDelays: calls, attaching and buckets take the time that they are to take.
+// TestDelays: calls, attaching and token buckets take the configured time.
 func TestDelays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, ctx := small(t, Options{
@@ -213,7 +212,7 @@ func TestDelays(t *testing.T) {
 		}), t.Context()
 		start := time.Now()
 		e := check.Must(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))(t)
-		check.Equal(t, time.Since(start), 100*time.Millisecond, "the call took")
+		check.Equal(t, time.Since(start), 100*time.Millisecond, "duration of the call")
 		refused(t, cloud.Throttled)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"}))
 		check.Must(c.AttachENI(ctx, e.ID, "i-1", 1))(t)
 		status := func() string {
@@ -247,28 +246,28 @@ func TestManyNodes(t *testing.T) {
 			check.Must(c.AttachENI(ctx, e.ID, id, index))(t)
 		}
 		if list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil || len(list) != 4 {
-			t.Fatalf("%d ENIs: %v", len(list), err)
+			t.Fatalf("ENIs() returned %d ENIs, %v, want 4", len(list), err)
 		}
 	}
 	took := c.Front.CPU()
 	list, err := c.ENIs(ctx, cloud.ENIFilter{VPCID: VPC})
 	if err != nil || len(list) != 4*nodes || c.Front.Total(pace.DescribeENIs.Action).Calls != nodes+40 {
-		t.Errorf("%d ENIs, %d calls: %v", len(list), c.Front.Total(pace.DescribeENIs.Action).Calls, err)
+		t.Errorf("ENIs() returned %d ENIs after %d calls, error %v", len(list), c.Front.Total(pace.DescribeENIs.Action).Calls, err)
 	}
 	t.Logf("%d calls took %v of CPU, the listing %v", 7*nodes, took, c.Front.CPU()-took)
 	seen := make(map[netip.Addr]bool, 10*nodes)
 	for _, e := range list {
 		for _, a := range append(e.Addresses, e.Primary) {
 			if seen[a] {
-				t.Fatalf("%v was given twice", a)
+				t.Fatalf("%v was assigned twice", a)
 			}
 			seen[a] = true
 		}
 	}
 }
 
-// TestFaultsAndLag: a lost reply has its effect, a refusal has none, and a
-// listing trails while lag is on.
+// TestFaultsAndLag: a call with a lost reply takes effect, a refused one does not, and listings lag while
+// configured.
 func TestFaultsAndLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, ctx := small(t, Options{}), t.Context()
@@ -283,33 +282,32 @@ func TestFaultsAndLag(t *testing.T) {
 			in := check.Must(c.Instance(ctx, "i-1"))(t)
 			list := check.Must(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e}}))(t)
 			if len(list) != 1 || len(list[0].Addresses) != want || len(in.ENIs[1].Addresses) != want || len(c.State.Truth()[1].Addresses) != 1 {
-				t.Errorf("listed %+v, and %+v of the instance; want %d addresses", list, in.ENIs, want)
+				t.Errorf("ENIs = %+v, ENIs of the instance = %+v, want %d addresses", list, in.ENIs, want)
 			}
 			time.Sleep(10 * time.Second) //nolint:forbidigo // bubble time
 		}
 		if n := c.Front.Count("AssignAddresses"); n != 2 || c.Front.Calls()[0].Err == nil {
-			t.Errorf("%d calls: %+v", n, c.Front.Calls())
+			t.Errorf("%d calls logged, want 2, the first one failed: %+v", n, c.Front.Calls())
 		}
 	})
 }
 
-// TestSubnet: an address comes again after all others, and a prefix wherever
-// sixteen together are free, the highest first.
+// TestSubnet: an address is reused only after all others, and a prefix comes from the highest free aligned block.
 func TestSubnet(t *testing.T) {
 	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/26")})
 	first, _ := s.take()
 	s.give(first)
 	for range 58 {
 		if a, ok := s.take(); !ok || a == first {
-			t.Fatalf("%v, %v after %v was given back", a, ok, first)
+			t.Fatalf("take() = %v, %v after releasing %v, want another address", a, ok, first)
 		}
 	}
 	if a, ok := s.take(); !ok || a != first || s.left != 0 {
-		t.Errorf("%v, %v, %d left; want %v as the last", a, ok, s.left, first)
+		t.Errorf("take() = %v, %v, %d left; want %v as the last one", a, ok, s.left, first)
 	}
 	for i := range 16 {
 		if p, ok := s.takePrefix(); ok {
-			t.Errorf("%v with %d addresses free", p, i)
+			t.Errorf("takePrefix() = %v after releasing %d addresses, want none", p, i)
 		}
 		s.give(s.at(16 + i))
 	}
@@ -318,14 +316,13 @@ func TestSubnet(t *testing.T) {
 	}
 	for _, want := range []string{"10.0.0.32/28", "10.0.0.16/28"} {
 		if p, ok := s.takePrefix(); !ok || p.String() != want {
-			t.Errorf("%v, %v; want %s", p, ok, want)
+			t.Errorf("takePrefix() = %v, %v, want %s", p, ok, want)
 		}
 	}
 }
 
-// TestAssociations: associations are listed by trunk and VLAN, and listings that lag show a branch as
-// the ENI that it was. Tests of package aws compare all other behaviour of trunks and branches with
-// the lab.
+// TestAssociations: associations are listed by trunk and VLAN, and listings that lag show a branch in its former
+// state. Tests of package aws compare all other behaviour of trunks and branches with the lab.
 func TestAssociations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, ctx := small(t, Options{}), t.Context()
@@ -348,11 +345,11 @@ func TestAssociations(t *testing.T) {
 		time.Sleep(time.Second) //nolint:forbidigo // bubble time
 		check.OK(t, c.DisassociateBranch(ctx, want[0].ID))
 		if shown("in-use") != 1 || shown("available") != 0 {
-			t.Error("the end of the association is shown at once")
+			t.Error("listing already shows the disassociation despite the lag")
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // bubble time
 		if shown("in-use") != 0 || shown("available") != 1 {
-			t.Error("the end of the association is not shown after a second")
+			t.Error("listing does not show the disassociation after the lag")
 		}
 		check.Equal(t, c.State.Associations(), want[1:], "associations")
 	})

@@ -58,7 +58,7 @@ func (c *Cloud) Limits(ctx context.Context, instanceType string) (out cloud.Limi
 	return out, err
 }
 
-// ENIs implements cloud.API with one DescribeNetworkInterfaces call a page.
+// ENIs implements cloud.API with one DescribeNetworkInterfaces call per page.
 func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
 	var out []cloud.ENI
 	for token, more := "", true; more; more = token != "" {
@@ -71,8 +71,8 @@ func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error
 	return out, nil
 }
 
-// ENIPage implements pace.Calls, in the order of creation. With a filter by ID, instance or status
-// "available" it looks only at those ENIs.
+// ENIPage implements pace.Calls, in the order of creation. A filter by ID, instance or status "available" limits
+// the search to those ENIs.
 func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error) {
 	q := call{"ENIs", pace.DescribeENIs, "", 0}
 	err = c.do(ctx, q, func() error {
@@ -80,7 +80,7 @@ func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (p
 		if token != "" {
 			var err error
 			if from, err = strconv.Atoi(token); err != nil {
-				return q.refuse(cloud.Bug, "InvalidNextToken.Malformed", "token %q: expected one of a page before", token)
+				return q.refuse(cloud.Bug, "InvalidNextToken.Malformed", "token %q: expected one from a previous page", token)
 			}
 		}
 		list := c.State.enis.candidates(f)
@@ -100,7 +100,7 @@ func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (p
 	return page, next, err
 }
 
-// candidates is a superset of the ENIs that match a filter, in the order of creation. State.mu is held.
+// candidates returns a superset of the ENIs that match a filter, in the order of creation. State.mu is held.
 func (es *enis) candidates(f cloud.ENIFilter) []*eni {
 	var list []*eni
 	if old, ok := es.past.shown(es.clock.Now()); ok {
@@ -159,7 +159,7 @@ func tagged(have, want map[string]string) bool {
 	return true
 }
 
-// Subnets implements cloud.API, by ID.
+// Subnets implements cloud.API, sorted by ID.
 func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.Subnet, err error) {
 	err = c.do(ctx, call{"Subnets", pace.DescribeSubnets, "", 0}, func() error {
 		for _, id := range slices.Sorted(maps.Keys(c.State.subnets)) {
@@ -199,7 +199,7 @@ func (c *Cloud) RouteTables(ctx context.Context, vpcID string) (out []cloud.Rout
 	return out, err
 }
 
-// whole is a listing that fits on one page.
+// whole returns a listing that fits on one page.
 func whole[T any](list []T, err error) ([]T, string, error) { return list, "", err }
 
 // InstancePage implements pace.Calls.

@@ -5,7 +5,7 @@ import "time"
 // past keeps old states for listings that lag.
 type past struct {
 	lag    time.Duration
-	states []state // by time; the first one is shown if none is old enough
+	states []state // by time; the first is shown if none is old enough
 }
 
 // state is a version of all ENIs.
@@ -14,7 +14,7 @@ type state struct {
 	enis []*eni // copies, in the order of creation
 }
 
-// SetLag makes listings lag d behind.
+// SetLag makes listings lag by d.
 func (st *State) SetLag(d time.Duration) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -26,7 +26,7 @@ func (st *State) SetLag(d time.Duration) {
 	}
 }
 
-// remember records a version for listings that lag. State.mu is held.
+// remember records a version for lagging listings. State.mu is held.
 func (es *enis) remember() {
 	if es.past.lag == 0 {
 		return
@@ -46,7 +46,7 @@ func (es *enis) remember() {
 	}
 }
 
-// shown are the ENIs in listings; false if they are the current ones.
+// shown returns the ENIs that listings show; false if they are the current ones.
 func (p *past) shown(now time.Time) (enis []*eni, ok bool) {
 	n := 0
 	for i, s := range p.states {

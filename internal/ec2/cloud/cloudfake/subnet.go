@@ -8,15 +8,15 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// subnet allocates addresses round-robin, so that reuse comes as late as possible, and prefixes from the
+// subnet allocates addresses round-robin, so that reuse happens as late as possible, and prefixes from the
 // highest down.
 type subnet struct {
 	cloud.Subnet
-	blocks     []uint16 // a /28 each, with a bit for each address in use
-	next       int      // the first address to try, as an offset
-	top        int      // this block and all above have no free prefix
+	blocks     []uint16 // one per /28, with a bit for each address in use
+	next       int      // offset of the first address to try
+	top        int      // no free prefix in this block and those above
 	left       int      // free addresses
-	fragmented bool     // pretend that there is no free prefix
+	fragmented bool     // pretend to have no free prefix
 	six        *space6  // nil without IPv6
 }
 
@@ -41,7 +41,7 @@ func newSubnet(s cloud.Subnet) *subnet {
 	return out
 }
 
-// own is the number of primary IPv4 addresses of an ENI.
+// own is the number of primary IPv4 addresses per ENI.
 func (s *subnet) own() int {
 	if s.IPv6Native {
 		return 0
@@ -49,7 +49,7 @@ func (s *subnet) own() int {
 	return 1
 }
 
-// at is the n-th address of the CIDR, and index its reverse.
+// at is the n-th address of the CIDR; index is its inverse.
 func (s *subnet) at(n int) netip.Addr {
 	b := s.CIDR.Addr().As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
@@ -90,7 +90,7 @@ func (s *subnet) has(a netip.Addr) bool {
 	return s.blocks[i/prefixSize]&(1<<(i%prefixSize)) == 0
 }
 
-// takeThis allocates a given free address.
+// takeThis allocates the given free address.
 func (s *subnet) takeThis(a netip.Addr) {
 	i := s.index(a)
 	s.blocks[i/prefixSize] |= 1 << (i % prefixSize)
@@ -105,7 +105,7 @@ func (s *subnet) give(a netip.Addr) {
 }
 
 // giveAll frees the addresses and prefixes of an ENI, except its primary address. IPv6 addresses are not
-// reused, so they need not be freed.
+// reused and need not be freed.
 func (s *subnet) giveAll(addrs []netip.Addr, prefixes, six []netip.Prefix) {
 	for _, a := range addrs {
 		s.give(a)
@@ -118,7 +118,7 @@ func (s *subnet) giveAll(addrs []netip.Addr, prefixes, six []netip.Prefix) {
 	}
 }
 
-// takePrefix allocates a /28; false if there is none.
+// takePrefix allocates a /28; false if none is free.
 func (s *subnet) takePrefix() (netip.Prefix, bool) {
 	if s.left < prefixSize || s.fragmented {
 		return netip.Prefix{}, false
@@ -149,12 +149,12 @@ func (s *subnet) freed(block int) {
 }
 
 // space6 is the IPv6 block of a subnet, a /64. Its first /80 is for single addresses, which are never
-// reused. The other /80s are prefixes, allocated round-robin, except the last one, of which EC2 reserves an
+// reused. The other /80s are prefixes, allocated round-robin, except the last one, in which EC2 reserves an
 // address (VPC User Guide, "Subnet CIDR blocks").
 type space6 struct {
 	cidr   netip.Prefix
 	next   uint64 // host part of the next single address
-	number uint64 // of the first /80 to try
+	number uint64 // index of the first /80 to try
 	taken  map[netip.Prefix]bool
 }
 
@@ -170,7 +170,7 @@ func newSpace6(cidr netip.Prefix) *space6 {
 	return &space6{cidr: cidr, next: firstHost6, number: 1, taken: map[netip.Prefix]bool{}}
 }
 
-// at is the address of the block with a host part.
+// at returns the address with the given host part.
 func (s *space6) at(host uint64) netip.Addr {
 	b := s.cidr.Addr().As16()
 	binary.BigEndian.PutUint64(b[8:], host)
@@ -183,7 +183,7 @@ func (s *space6) take() netip.Addr {
 	return s.at(s.next - 1)
 }
 
-// takeCertain allocates a given free address. Later single addresses are above it.
+// takeCertain allocates a given free address. Later single addresses are higher.
 func (s *space6) takeCertain(a netip.Addr) {
 	b := a.As16()
 	if host := binary.BigEndian.Uint64(b[8:]); host < 1<<hostShift6 {
@@ -194,7 +194,7 @@ func (s *space6) takeCertain(a netip.Addr) {
 // free is the number of free prefixes.
 func (s *space6) free() int { return prefixes6 - len(s.taken) }
 
-// takePrefix allocates a prefix. There must be a free one.
+// takePrefix allocates a prefix. One must be free.
 func (s *space6) takePrefix() netip.Prefix {
 	for {
 		p := netip.PrefixFrom(s.at(s.number<<hostShift6), prefixBits6)

@@ -37,7 +37,7 @@ func (c *Cloud) AssociateBranch(ctx context.Context, a cloud.Association, client
 	return out, err
 }
 
-// associate makes a branch and sets the ID of the association. State.mu is held.
+// associate makes an ENI a branch and sets the ID of the association. State.mu is held.
 func (es *enis) associate(q call, a *cloud.Association) error {
 	trunk, branch := es.byID[a.TrunkID], es.byID[a.BranchID]
 	switch {
@@ -63,7 +63,7 @@ func (es *enis) associate(q call, a *cloud.Association) error {
 func (es *enis) mayAssociate(q call, trunk, branch *eni, vlan int) error {
 	switch {
 	case trunk.Type != cloud.InterfaceTrunk:
-		return q.refuse(cloud.Bug, "InvalidParameterValue", "%s is no trunk: its type is %q", trunk.ID, trunk.Type)
+		return q.refuse(cloud.Bug, "InvalidParameterValue", "%s is not a trunk: its type is %q", trunk.ID, trunk.Type)
 	case branch.Type != cloud.InterfaceOrdinary && branch.Type != cloud.InterfaceBranch:
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "%s of type %q cannot be a branch", branch.ID, branch.Type)
 	case vlan < 1 || vlan > cloud.MaxVLAN:
@@ -87,7 +87,7 @@ func (es *enis) mayAssociate(q call, trunk, branch *eni, vlan int) error {
 	return es.room(q, in, branch)
 }
 
-// room checks that an instance type supports the addresses of an ENI. State.mu is held.
+// room checks that an instance type has slots for the addresses of an ENI. State.mu is held.
 func (es *enis) room(q call, in *instance, e *eni) error {
 	l, _ := es.limitsOf(in.Type)
 	if !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
@@ -114,7 +114,7 @@ func (c *Cloud) DisassociateBranch(ctx context.Context, associationID string) er
 	})
 }
 
-// endAssociation makes a branch a detached ENI. State.mu is held.
+// endAssociation turns a branch into a detached ENI. State.mu is held.
 func (es *enis) endAssociation(e *eni) {
 	trunk := es.byID[e.association.TrunkID]
 	trunk.branches = slices.DeleteFunc(trunk.branches, func(o *eni) bool { return o == e })
@@ -124,8 +124,7 @@ func (es *enis) endAssociation(e *eni) {
 	es.detached[e.ID] = e
 }
 
-// holder is the instance of an ENI or, for a branch, of its trunk; nil if it is detached. State.mu is
-// held.
+// holder returns the instance of an ENI or, for a branch, of its trunk; nil if detached. State.mu is held.
 func (es *enis) holder(e *eni) *instance {
 	if e.association.ID != "" {
 		e = es.byID[e.association.TrunkID]
@@ -154,7 +153,7 @@ func (c *Cloud) SetGroups(ctx context.Context, id string, groups []string) error
 	q := call{"SetGroups", pace.ModifyENI, id, 0}
 	return c.changeENI(ctx, q, func(e *eni) error {
 		if len(groups) == 0 {
-			return q.refuse(cloud.Bug, "InvalidParameterCombination", "no security groups: expected one at least")
+			return q.refuse(cloud.Bug, "InvalidParameterCombination", "no security groups: expected at least one")
 		}
 		if err := c.State.checkGroups(q, groups); err != nil {
 			return err

@@ -1,9 +1,7 @@
-// Package limits knows how many network interfaces and addresses each EC2
-// instance type allows.
+// Package limits is a table of the network interface and address limits of EC2 instance types.
 //
-// The numbers are those that DescribeInstanceTypes gives (networkInfo), which
-// are also printed in the EC2 User Guide under "IP addresses per network
-// interface per instance type". They are kept in limits.tsv by aws/limitsgen.
+// The numbers come from DescribeInstanceTypes (networkInfo) and are also published in the EC2 User Guide under
+// "IP addresses per network interface per instance type". The command aws/limitsgen maintains limits.tsv.
 package limits
 
 import (
@@ -21,15 +19,14 @@ import (
 //go:embed limits.tsv
 var table string
 
-// Hypervisors, as the table spells them. EC2 leaves the field empty for bare
-// metal, whose network cards are Nitro ones.
+// Hypervisors, as the table spells them. EC2 leaves the field empty for bare metal, which has Nitro cards.
 const (
 	HypervisorXen   = "xen"
 	HypervisorNitro = "nitro"
 	BareMetal       = "metal"
 )
 
-// Limits are what one instance type allows.
+// Limits are the limits of an instance type.
 type Limits = cloud.Limits
 
 // Entry is one row of the table.
@@ -40,13 +37,13 @@ type Entry struct {
 	NetworkCards int
 }
 
-// Lookup returns the limits of an instance type, such as "m5.large"; false if the table does not have it.
+// Lookup returns the limits of an instance type, such as "m5.large"; false if the table lacks it.
 func Lookup(instanceType string) (Limits, bool) {
 	e, ok := Find(instanceType)
 	return e.Limits, ok
 }
 
-// Find is Lookup with the rest of the row.
+// Find is Lookup for the whole row.
 func Find(instanceType string) (Entry, bool) {
 	if instanceType == "" || strings.ContainsAny(instanceType, "\t\n#") {
 		return Entry{}, false
@@ -74,8 +71,7 @@ func All() iter.Seq[Entry] {
 	}
 }
 
-// ParseRow reads one tab-separated row: type, ENIs, IPv4 per ENI, IPv6 per
-// ENI, hypervisor, network cards.
+// ParseRow parses a tab-separated row: type, ENIs, IPv4 per ENI, IPv6 per ENI, hypervisor, network cards.
 func ParseRow(line string) (Entry, error) {
 	f := strings.Split(line, "\t")
 	if len(f) != 6 {
@@ -110,8 +106,8 @@ func (e Entry) Row() string {
 //go:embed trunks.tsv
 var trunks string
 
-// Branches is how many branch network interfaces an instance of a type may have
-// on its trunks; 0 when the type has no trunks, or the table does not know it.
+// Branches returns how many branch ENIs an instance type supports on its trunks; 0 for a type without trunks or
+// an unknown one.
 func Branches(instanceType string) int {
 	if instanceType == "" || strings.ContainsAny(instanceType, "\t\n#") {
 		return 0

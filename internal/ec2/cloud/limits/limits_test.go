@@ -49,7 +49,7 @@ func TestEveryRowIsWellFormed(t *testing.T) {
 		}
 		e := check.Must(ParseRow(line))(t)
 		if e.Row() != line {
-			t.Errorf("row %q is written back as %q", line, e.Row())
+			t.Errorf("row %q becomes %q after parsing and formatting", line, e.Row())
 		}
 		if e.MaxENIs < 1 || e.IPv4PerENI < 2 || e.NetworkCards < 1 {
 			t.Errorf("row %q has a limit that is too small", line)
@@ -57,14 +57,14 @@ func TestEveryRowIsWellFormed(t *testing.T) {
 		types = append(types, e.Type)
 	}
 	if len(types) < 500 || !slices.IsSorted(types) || len(slices.Compact(types)) != len(types) {
-		t.Errorf("%d types; want at least 500, sorted, each once", len(types))
+		t.Errorf("%d types; want at least 500, sorted, without duplicates", len(types))
 	}
 	n := 0
 	for range All() {
 		n++
 	}
 	if n != len(types) {
-		t.Errorf("All yields %d of %d rows", n, len(types))
+		t.Errorf("All() yields %d of %d rows", n, len(types))
 	}
 }
 
@@ -77,7 +77,7 @@ func TestBranches(t *testing.T) {
 	}
 }
 
-// Each row is of a type that the other table knows, is found, and is no Xen instance.
+// Each type in the table of branch limits is also in the main table, and is not a Xen instance.
 func TestEveryTypeWithTrunksIsKnown(t *testing.T) {
 	var types []string
 	for line := range strings.Lines(trunks) {
@@ -86,11 +86,11 @@ func TestEveryTypeWithTrunksIsKnown(t *testing.T) {
 		}
 		instanceType, _, _ := strings.Cut(line, "\t")
 		if e, ok := Find(instanceType); !ok || e.Hypervisor == HypervisorXen || Branches(instanceType) < 1 {
-			t.Errorf("row %q: %+v, %d branches", line, e, Branches(instanceType))
+			t.Errorf("row %q: entry %+v, %d branches, want a known non-Xen type with branches", line, e, Branches(instanceType))
 		}
 		types = append(types, instanceType)
 	}
 	if len(types) < 500 || !slices.IsSorted(types) || len(slices.Compact(types)) != len(types) {
-		t.Errorf("%d types; want at least 500, sorted, each once", len(types))
+		t.Errorf("%d types; want at least 500, sorted, without duplicates", len(types))
 	}
 }

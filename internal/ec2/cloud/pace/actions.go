@@ -10,11 +10,12 @@ import (
 type Call struct {
 	// Action is EC2's name, such as "AssignPrivateIpAddresses".
 	Action string
-	// Idempotent calls are repeated when a reply is lost.
+	// Idempotent calls are repeated if the reply is lost.
 	Idempotent bool
-	// GoneIsDone: if a repeated call finds no resource, an earlier attempt with a lost reply succeeded.
+	// GoneIsDone means that, if a repeated call finds no resource, an earlier attempt with a lost reply
+	// succeeded.
 	GoneIsDone bool
-	// Begins: the call starts something that other calls have to finish.
+	// Begins means that the call starts work that other calls have to complete.
 	Begins bool
 }
 
@@ -47,7 +48,7 @@ var (
 	UnassignOf = [ipfamily.Number]Call{Unassign, UnassignIPv6}
 )
 
-// Actions are the names of all actions, sorted.
+// Actions returns the names of all actions, sorted.
 func Actions() []string {
 	var names []string
 	for _, c := range []Call{

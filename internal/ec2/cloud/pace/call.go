@@ -11,22 +11,22 @@ import (
 
 // The maximum numbers of attempts.
 const (
-	TransientTries = 4 // in all, for idempotent calls, within the call's time-out
-	ThrottledTries = 6 // in all; each of them waits for its turn
+	TransientTries = 4 // for idempotent calls, within the call's timeout
+	ThrottledTries = 6 // each waits for its turn
 	firstBackoff   = 200 * time.Millisecond
 	maxBackoff     = 5 * time.Second
 )
 
-// Reply is the result of one attempt. As an error of Calls it has more details than a *cloud.Error.
+// Reply is the result of one attempt. Returned as an error by Calls, it has more details than a *cloud.Error.
 type Reply struct {
-	Err *cloud.Error // nil for success
-	// Code is the code for an Observer if the error has none of the cloud's; empty: CodeNoReply.
+	Err *cloud.Error // nil on success
+	// Code is the code reported to an Observer if the error has none from the cloud; CodeNoReply if empty.
 	Code string
-	// Unsent: the call certainly had no effect, although Err is Transient.
+	// Unsent means that the call certainly had no effect, although Err is Transient.
 	Unsent bool
-	// Answered: the call took effect, but its reply is invalid. It is not repeated.
+	// Answered means that the call took effect but its reply is invalid. It is not repeated.
 	Answered bool
-	// Cure: the call had no effect, and may succeed after Cure, which is called once.
+	// Cure, if set, means that the call had no effect and may succeed after Cure, which is called once.
 	Cure func()
 }
 
@@ -36,8 +36,8 @@ func (r *Reply) Error() string { return r.Err.Error() }
 // Unwrap returns Err.
 func (r *Reply) Unwrap() error { return r.Err }
 
-// Do makes one call: it waits for its turn, sends it, and repeats it as far as its result and kind allow.
-// The context of send ends with the call's time-out. The error is always a *cloud.Error; it is of class
+// Do makes one call: it waits for its turn, sends the call, and repeats it as far as its result and kind allow.
+// The context passed to send ends with the call's timeout. The error is always a *cloud.Error; it is of class
 // Throttled only if no attempt had an effect.
 func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) error {
 	a := attempt{set: s, call: c, left: s.options.CallTimeout}
@@ -53,7 +53,7 @@ func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) 
 		}
 		if a.lostReply && r.Err.Class == cloud.Throttled {
 			e := *r.Err
-			e.Class = cloud.Transient // an attempt before this one may have taken effect
+			e.Class = cloud.Transient // an earlier attempt may have taken effect
 			return &e
 		}
 		return r.Err
@@ -66,7 +66,7 @@ type attempt struct {
 	call Call
 
 	ticket    uint64        // place in the queue
-	left      time.Duration // of the call's time-out
+	left      time.Duration // remaining call timeout
 	transient int
 	throttled int
 	cured     bool
@@ -104,7 +104,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 	return r
 }
 
-// outcome is what a reply says about the granted rate.
+// outcome is what the reply reveals about the granted rate.
 func (r Reply) outcome() outcome {
 	switch {
 	case r.Err == nil, r.Answered:
@@ -117,7 +117,7 @@ func (r Reply) outcome() outcome {
 	return lost
 }
 
-// code is the code of a reply for an Observer.
+// code is the code reported to an Observer for the reply.
 func (r Reply) code() string {
 	switch {
 	case r.Err == nil, r.Answered:
@@ -130,7 +130,7 @@ func (r Reply) code() string {
 	return CodeNoReply
 }
 
-// retry reports whether to repeat the call, and waits until then.
+// retry reports whether to repeat the call, after waiting until it may be sent again.
 func (a *attempt) retry(ctx context.Context, r Reply) bool {
 	cured := r.Cure != nil && !a.cured
 	if cured {

@@ -20,7 +20,7 @@ func limited(c Call, l Limit) *Set {
 	return NewSet(Options{Ceilings: map[string]Limit{c.Action: l}})
 }
 
-// waiting joins calls to a Set one after the other and records their turns.
+// waiting queues calls in a Set one after the other and records their turns.
 type waiting struct {
 	t     *testing.T
 	set   *Set
@@ -37,7 +37,7 @@ func (w *waiting) join(name string, c Call, p cloud.Priority, ticket uint64) {
 	w.joinUntil(w.t.Context(), name, c, p, ticket)
 }
 
-// joinUntil joins a call that is given up with ctx, which is recorded with the reason.
+// joinUntil queues a call that gives up when ctx ends, which is recorded with the reason.
 func (w *waiting) joinUntil(ctx context.Context, name string, c Call, p cloud.Priority, ticket uint64) {
 	go func() {
 		got, _, _, err := w.set.acquire(cloud.WithPriority(ctx, p), c, ticket)
@@ -55,7 +55,7 @@ func (w *waiting) expect(want ...turn) {
 	w.t.Helper()
 	for i, want := range want {
 		if got := <-w.turns; got.name != want.name || (got.at-want.at).Abs() > time.Millisecond {
-			w.t.Errorf("turn %d: %s after %v, want %s after %v", i, got.name, got.at, want.name, want.at)
+			w.t.Errorf("turn %d = %s after %v, want %s after %v", i, got.name, got.at, want.name, want.at)
 		}
 	}
 }
@@ -64,15 +64,14 @@ func newWaiting(t *testing.T, s *Set) *waiting {
 	return &waiting{t: t, set: s, start: time.Now(), turns: make(chan turn, 100)}
 }
 
-// TestOrder: calls go by priority, then in the order in which they came, as
-// fast as the ceiling says, and one that was throttled goes before equals that
-// came later.
+// Calls are sent by priority, then in order of arrival, at the rate of the ceiling. A throttled call goes before
+// equal ones that arrived later.
 func TestOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 1, Burst: 1})
 		p, first, waited, err := s.acquire(t.Context(), Assign, 0)
 		if err != nil || waited != 0 {
-			t.Fatalf("the first call waited %v: %v", waited, err)
+			t.Fatalf("first call waited %v, error %v, want none", waited, err)
 		}
 		s.report(p, passed)
 		w := newWaiting(t, s)
@@ -87,16 +86,15 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestHeld: a call that waits for long is reported once, and
-// not of one that does not.
-func TestHeld(t *testing.T) {
+// A call that waits for long is reported once; one that does not is not reported.
+func TestLongWaitIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 0.05, Burst: 1})
 		start := time.Now()
 		var reported []time.Duration
 		call := func() {
 			ctx := cloud.WithHeld(t.Context(), time.Now().Add(15*time.Second), func(op string) {
-				check.Equal(t, op, Assign.Action, "the action reported")
+				check.Equal(t, op, Assign.Action, "reported action")
 				reported = append(reported, time.Since(start))
 			})
 			check.NoError(t, s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }))
@@ -106,13 +104,12 @@ func TestHeld(t *testing.T) {
 		time.Sleep(10 * time.Second) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
 		call()                       // has to wait for ten seconds
 		if len(reported) != 1 || reported[0] != 15*time.Second {
-			t.Errorf("reported after %v, want once, after 15s", reported)
+			t.Errorf("reported after %v, want once after 15s", reported)
 		}
 	})
 }
 
-// TestCancel: a call that gives up, first in the queue or not, costs the
-// others nothing.
+// A call that gives up, whether first in the queue or not, costs the others nothing.
 func TestCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 1, Burst: 1})
@@ -130,12 +127,11 @@ func TestCancel(t *testing.T) {
 		}
 		gaveUp := turn{"leaves: context deadline exceeded", 500 * time.Millisecond}
 		w.expect(gaveUp, gaveUp, gaveUp, turn{"stays", time.Second}, turn{"stays", 2 * time.Second})
-		check.Equal(t, s.actions[Assign.Action].queue.len(), 0, "waiters left behind")
+		check.Equal(t, s.actions[Assign.Action].queue.len(), 0, "waiters left in the queue")
 	})
 }
 
-// TestFinishesFirst: nothing is begun while something begun waits, and nothing
-// else is held back by that.
+// No work on a node starts while calls that complete earlier work are waiting. Other calls are not held back.
 func TestFinishesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(AttachENI, Limit{Rate: 1, Burst: 1})
@@ -156,13 +152,13 @@ func TestFinishesFirst(t *testing.T) {
 			check.AtMost(t, (r.at - time.Second).Abs(), time.Millisecond, "%s after %v", r.name, r.at)
 		}
 		if !got["attach b"] || !got["create c"] || !got["create d"] {
-			t.Errorf("got %v", got)
+			t.Errorf("calls served = %v, want all others, too", got)
 		}
 	})
 }
 
-// TestGivenUpBegun: something begun that is given up holds nothing back.
-func TestGivenUpBegun(t *testing.T) {
+// A completing call that gives up no longer holds back new work.
+func TestCanceledCallHoldsNothingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(AttachENI, Limit{Rate: 0.01, Burst: 1})
 		w := newWaiting(t, s)
@@ -176,9 +172,8 @@ func TestGivenUpBegun(t *testing.T) {
 	})
 }
 
-// TestPatience: a call of low priority has its turn although more urgent ones
-// never end.
-func TestPatience(t *testing.T) {
+// A call of low priority gets its turn although more urgent calls never stop arriving.
+func TestLowPriorityCallsAreNotStarved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiting(t, limited(DescribeENIs, Limit{Rate: 1, Burst: 1}))
 		w.join("page", DescribeENIs, 0, 0)
@@ -194,12 +189,12 @@ func TestPatience(t *testing.T) {
 			}
 		}
 		if at < patience || at > patience+fairTurn*time.Second {
-			t.Errorf("the page had its turn after %v, want %v to %v", at, patience, patience+fairTurn*time.Second)
+			t.Errorf("low-priority call had its turn after %v, want %v to %v", at, patience, patience+fairTurn*time.Second)
 		}
 	})
 }
 
-// TestQueueOrder compares a queue with a sorted list through random changes.
+// TestQueueOrder compares a queue with a sorted list under random changes.
 func TestQueueOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 200 {
@@ -220,15 +215,14 @@ func TestQueueOrder(t *testing.T) {
 				return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.ticket, b.ticket))
 			})
 			if q.first() != first || q.oldest() != oldest || q.len() != len(all) {
-				t.Fatalf("first %+v, oldest %+v of %d; want %+v, %+v of %d", q.first(), q.oldest(), q.len(), first, oldest, len(all))
+				t.Fatalf("first = %+v, oldest = %+v of %d, want %+v and %+v of %d", q.first(), q.oldest(), q.len(), first, oldest, len(all))
 			}
 		}
 	}
 }
 
-// TestAllCallsEnd: callers of all kinds that come, give up and are refused at
-// random leave a Set as it was.
-func TestAllCallsEnd(t *testing.T) {
+// After random calls of all kinds have succeeded, failed or given up, the Set has no waiters and no calls in flight.
+func TestSetIsEmptyAfterRandomCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(AttachENI, Limit{Rate: 20, Burst: 2})
 		var callers sync.WaitGroup
@@ -258,17 +252,16 @@ func TestAllCallsEnd(t *testing.T) {
 		callers.Wait()
 		for _, a := range s.order {
 			if a.queue.len() != 0 || a.pacer.inflight > 0 {
-				t.Errorf("%s: %d wait, %d in flight", a.name, a.queue.len(), a.pacer.inflight)
+				t.Errorf("%s: %d calls waiting, %d in flight, want none", a.name, a.queue.len(), a.pacer.inflight)
 			}
 		}
 		if s.begun != 0 || s.alarm != nil {
-			t.Errorf("%d begun ones wait, alarm %v", s.begun, s.alarm)
+			t.Errorf("%d waiters of priority Begun, alarm %v, want none", s.begun, s.alarm)
 		}
 	})
 }
 
-// A call that is recalled while it waits is not sent, and leaves its turn to
-// others; one that was sent is awaited.
+// A call that is recalled while it waits is not sent and leaves its turn to others; a call in flight completes.
 func TestRecalledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewSet(Options{Ceilings: map[string]Limit{Assign.Action: {Rate: 0.1, Burst: 1}}})
@@ -292,21 +285,20 @@ func TestRecalledCalls(t *testing.T) {
 		synctest.Wait()
 		err := s.Do(ctx, Assign, send(0))
 		if !errors.Is(err, cloud.ErrRecalled) || cloud.ClassOf(err) != cloud.Throttled || time.Since(begin) != 2*time.Second {
-			t.Errorf("after %v: %v", time.Since(begin), err)
+			t.Errorf("recalled call ended after %v with error %v, want ErrRecalled of class throttled after 2s", time.Since(begin), err)
 		}
 		if err := <-first; err != nil {
-			t.Errorf("sent, and recalled then: %v", err)
+			t.Errorf("call recalled while in flight failed: %v", err)
 		}
 		if err := s.Do(t.Context(), Assign, send(0)); err != nil || time.Since(begin) != 10*time.Second {
-			t.Errorf("after %v: %v, want the turn of the recalled one", time.Since(begin), err)
+			t.Errorf("next call ended after %v with error %v, want the turn of the recalled one", time.Since(begin), err)
 		}
-		check.Equal(t, sent, 2, "calls were sent")
+		check.Equal(t, sent, 2, "calls sent")
 	})
 }
 
-// After a refusal a call that nobody waits for leaves the rate to those of other
-// processes, and an urgent one does not; as soon as it is needed, it goes. A
-// process without peers yields to nobody.
+// After a refusal, a spare call leaves the rate to other processes, whereas an urgent one does not. It is sent as
+// soon as it is needed. A process without peers never yields.
 func TestSpareCallsYield(t *testing.T) {
 	after := func(peers bool, call func(ctx context.Context, needed chan struct{}) context.Context) (waited time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
@@ -337,6 +329,6 @@ func TestSpareCallsYield(t *testing.T) {
 		{"needed after a second", true, soon, time.Second},
 		{"spare, no peers", false, spare, 0},
 	} {
-		check.Equal(t, after(tt.peers, tt.call), tt.want, "%s: waited", tt.name)
+		check.Equal(t, after(tt.peers, tt.call), tt.want, "%s: time waited", tt.name)
 	}
 }

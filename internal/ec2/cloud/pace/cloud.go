@@ -15,16 +15,16 @@ import (
 // filterValues is the maximum number of values in all filters of a describe call (EC2 API Reference, "Error codes", FilterLimitExceeded).
 const filterValues = 200
 
-// mostAtOnce is the maximum number of addresses, or prefixes, of a family in one call. No ENI can have as
+// mostAtOnce is the maximum number of addresses, or prefixes, of a family in one call. No ENI can have so
 // many.
 const mostAtOnce = 1000
 
-// MaxPages is the maximum number of pages of a listing. EC2 does not have more.
+// MaxPages is the maximum number of pages of a listing. EC2 never has so many.
 const MaxPages = 1000
 
 // Calls is a cloud that sends each call once. Cloud turns it into a cloud.API. Listings have pages: token is
-// next of the previous page, empty for the first; next is empty for the last page. Filters have at most 200
-// values. Every error is or wraps a *cloud.Error; a *Reply has more details.
+// the previous page's next, or empty for the first page; next is empty for the last page. Filters have at most
+// 200 values. Every error is or wraps a *cloud.Error; a *Reply has more details.
 type Calls interface {
 	InstancePage(ctx context.Context, ids []string, token string) (page []cloud.Instance, next string, err error)
 	ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error)
@@ -35,10 +35,10 @@ type Calls interface {
 	cloud.Changes
 }
 
-// Cloud makes a cloud.API of single calls. Each call waits for its turn, is counted, and is repeated
-// according to the Options and its kind. A method makes as many calls as EC2 needs: one a page and 200
-// values of a filter, two for an instance with its ENIs, none for invalid or empty requests. The limits of
-// an instance type are requested once.
+// Cloud turns single calls into a cloud.API. Each call waits for its turn, is counted, and is repeated
+// according to the Options and its kind. A method makes as many calls as EC2 requires: one per page and per 200
+// filter values, two for an instance with its ENIs, none for invalid or empty requests. The limits of an
+// instance type are requested once.
 func Cloud(calls Calls, o Options) cloud.API {
 	p := &paced{calls: calls, set: NewSet(o)}
 	p.types = instanceTypes{options: p.set.options, known: make(map[string]knownLimits)}
@@ -80,8 +80,8 @@ func try(ctx context.Context, p *paced, c Call, call func(context.Context) error
 	return err
 }
 
-// pages makes the calls of a listing. A page that has what another had ends it,
-// where unique says what that is.
+// pages makes the calls of a listing. A page that repeats an element of an earlier one, as identified by unique,
+// ends it with an error.
 func pages[T any](ctx context.Context, p *paced, c Call, unique *once[T], page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
 	var out []T
 	token, before := "", map[string]bool{}
@@ -100,7 +100,7 @@ func pages[T any](ctx context.Context, p *paced, c Call, unique *once[T], page f
 		case next == "":
 			return append(out, list...), nil
 		case before[next]:
-			return nil, malformed(c, "nextToken %q: expected another than those of the pages before", next)
+			return nil, malformed(c, "nextToken %q: expected one not used by earlier pages", next)
 		}
 		before[next] = true
 		out, token = append(out, list...), next
@@ -113,7 +113,7 @@ func malformed(c Call, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: c.Action, Err: fmt.Errorf("malformed answer: "+format, args...)}
 }
 
-// Instance implements cloud.API with two calls, since only the listing of interfaces has their tags.
+// Instance implements cloud.API with two calls, because only the listing of interfaces has their tags.
 func (p *paced) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	list, err := p.Instances(ctx, []string{id})
 	switch {
@@ -201,20 +201,20 @@ func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTab
 	return checkRouteTables(out)
 }
 
-// wrong is the error for an invalid request, which is not sent.
+// wrong returns the error for an invalid request, which is not sent.
 func wrong(c Call, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Bug, Op: c.Action, Message: fmt.Sprintf(format, args...)}
 }
 
-// checkAmount refuses invalid amounts, which EC2 would misunderstand. A valid one has either addresses or
+// checkAmount rejects invalid amounts, which EC2 would misinterpret. A valid one has either addresses or
 // prefixes of each family.
 func checkAmount(c Call, n cloud.Amount) error {
 	for _, f := range ipfamily.Dual.Families() {
 		switch addresses, prefixes := n.Of(f); {
 		case min(addresses, prefixes) < 0, max(addresses, prefixes) > mostAtOnce:
-			return wrong(c, "%d %s addresses and %d prefixes asked for: expected 0 to %d", addresses, f, prefixes, mostAtOnce)
+			return wrong(c, "%d %s addresses and %d prefixes requested: expected 0 to %d", addresses, f, prefixes, mostAtOnce)
 		case addresses > 0 && prefixes > 0:
-			return wrong(c, "%d %s addresses and %d prefixes asked for: expected one of the two, as EC2 gives one kind in a call", addresses, f, prefixes)
+			return wrong(c, "%d %s addresses and %d prefixes requested: expected one of the two, as EC2 assigns one kind per call", addresses, f, prefixes)
 		}
 	}
 	return nil
@@ -226,26 +226,26 @@ func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
 	c := calls[n.Family()]
 	switch four, six := n.Has(ipfamily.IPv4), n.Has(ipfamily.IPv6); {
 	case four && six:
-		return c, wrong(c, "IPv4 and IPv6 asked for: expected one family, as EC2 has a call for each")
+		return c, wrong(c, "IPv4 and IPv6 requested: expected one family, as EC2 has a call for each")
 	case !four && !six:
-		return c, wrong(c, "no addresses and no prefixes asked for: expected 1 to %d", mostAtOnce)
+		return c, wrong(c, "no addresses and no prefixes requested: expected 1 to %d", mostAtOnce)
 	}
 	return c, checkAmount(c, n)
 }
 
-// CreateENI implements cloud.API. Without a client token in the request it generates one, so that its own
-// attempts create one ENI. Invalid requests, and a token of another request, are errors of class Bug.
+// CreateENI implements cloud.API. If the request has no client token it generates one, so that repeated attempts
+// create one ENI. Invalid requests, and a token of another request, are errors of class Bug.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
 	if err := checkAmount(CreateENI, req.Amount); err != nil {
 		return cloud.ENI{}, err
 	}
 	switch {
 	case req.Type != "" && req.Type != cloud.InterfaceOrdinary && req.Type != cloud.InterfaceTrunk:
-		return cloud.ENI{}, wrong(CreateENI, "an ENI of type %q asked for: expected %q or %q", req.Type, cloud.InterfaceOrdinary, cloud.InterfaceTrunk)
+		return cloud.ENI{}, wrong(CreateENI, "an ENI of type %q requested: expected %q or %q", req.Type, cloud.InterfaceOrdinary, cloud.InterfaceTrunk)
 	case req.Primary.IsValid() && !req.Primary.Is4():
-		return cloud.ENI{}, wrong(CreateENI, "primary address %s asked for: expected an IPv4 address", req.Primary)
+		return cloud.ENI{}, wrong(CreateENI, "primary address %s requested: expected an IPv4 address", req.Primary)
 	case req.IPv6Address.IsValid() && (req.IPv6Address.Is4() || req.IPv6Address.Is4In6() || req.Has(ipfamily.IPv6)):
-		return cloud.ENI{}, wrong(CreateENI, "address %s, and %d of IPv6, asked for: expected an IPv6 address, or a number of them", req.IPv6Address, req.IPv6)
+		return cloud.ENI{}, wrong(CreateENI, "address %s and %d IPv6 addresses requested: expected either an IPv6 address or a number of them", req.IPv6Address, req.IPv6)
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()
@@ -254,7 +254,7 @@ func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, 
 }
 
 // AttachENI implements cloud.API. The class of the error is Conflict for a device index in use, and
-// LimitReached for an instance without room.
+// LimitReached for an instance without a free device index.
 func (p *paced) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
 	return do(ctx, p, AttachENI, func(ctx context.Context) (string, error) {
 		return p.calls.AttachENI(ctx, eniID, instanceID, deviceIndex)
@@ -266,7 +266,7 @@ func (p *paced) DetachENI(ctx context.Context, attachmentID string) error {
 	return try(ctx, p, DetachENI, func(ctx context.Context) error { return p.calls.DetachENI(ctx, attachmentID) })
 }
 
-// DeleteENI implements cloud.API. For an attached or detaching ENI the class of the error is Conflict.
+// DeleteENI implements cloud.API. For an attached or detaching ENI the error is of class Conflict.
 func (p *paced) DeleteENI(ctx context.Context, eniID string) error {
 	return try(ctx, p, DeleteENI, func(ctx context.Context) error { return p.calls.DeleteENI(ctx, eniID) })
 }
@@ -287,8 +287,8 @@ func (p *paced) AssignAddresses(ctx context.Context, eniID string, n cloud.Amoun
 	return do(ctx, p, c, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
 }
 
-// UnassignAddresses implements cloud.API. For an address that is not on the ENI the class of the error is
-// Gone, and no address is removed.
+// UnassignAddresses implements cloud.API. If an address is not on the ENI, the error is of class Gone, and no
+// address is removed.
 func (p *paced) UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error {
 	if len(things) == 0 {
 		return nil
@@ -308,11 +308,11 @@ func (p *paced) Tag(ctx context.Context, resourceID string, tags map[string]stri
 	return try(ctx, p, Tag, func(ctx context.Context) error { return p.calls.Tag(ctx, resourceID, tags) })
 }
 
-// AssociateBranch implements cloud.API. Without a client token it generates one, so that its own attempts
-// make one association. An invalid VLAN, and a token of another request, are errors of class Bug.
+// AssociateBranch implements cloud.API. Without a client token it generates one, so that repeated attempts
+// create one association. An invalid VLAN, and a token of another request, are errors of class Bug.
 func (p *paced) AssociateBranch(ctx context.Context, a cloud.Association, clientToken string) (cloud.Association, error) {
 	if a.VLAN < 1 || a.VLAN > cloud.MaxVLAN {
-		return cloud.Association{}, wrong(AssociateBranch, "VLAN %d asked for: expected 1 to %d", a.VLAN, cloud.MaxVLAN)
+		return cloud.Association{}, wrong(AssociateBranch, "VLAN %d requested: expected 1 to %d", a.VLAN, cloud.MaxVLAN)
 	}
 	if clientToken == "" {
 		clientToken = rand.Text()
@@ -328,10 +328,10 @@ func (p *paced) DisassociateBranch(ctx context.Context, associationID string) er
 }
 
 // SetGroups implements cloud.API. An empty list of groups is an error of class Bug, because EC2 would ignore
-// it.
+// the list.
 func (p *paced) SetGroups(ctx context.Context, eniID string, groups []string) error {
 	if len(groups) == 0 {
-		return wrong(ModifyENI, "no security groups asked for %s: expected one at least", eniID)
+		return wrong(ModifyENI, "no security groups requested for %s: expected at least one", eniID)
 	}
 	return try(ctx, p, ModifyENI, func(ctx context.Context) error { return p.calls.SetGroups(ctx, eniID, groups) })
 }

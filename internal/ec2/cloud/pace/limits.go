@@ -25,20 +25,19 @@ type instanceTypes struct {
 	known map[string]knownLimits
 }
 
-// knownLimits are the limits of one type; those that the cloud gave are kept
-// for good, others until a time.
+// knownLimits are the limits of an instance type. Those from the cloud are kept permanently, others until a time.
 type knownLimits struct {
 	limits cloud.Limits
-	until  time.Time // zero: for good
+	until  time.Time // zero for permanent entries
 }
 
-// Limits are what the cloud says of a type, once; what the built-in table says for
-// fallbackFor when the cloud does not tell.
+// Limits returns the limits of a type, requesting them from the cloud once. If the cloud does not return them, the
+// built-in table serves for fallbackFor.
 func (t *instanceTypes) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	if l, ok := t.recall(instanceType); ok {
 		return l, nil
 	}
-	// The call is shared by all that ask meanwhile, so none of them may cancel it.
+	// Concurrent callers share the call, so none of them may cancel it.
 	ch := t.asking.DoChan(instanceType, func() (any, error) {
 		if l, ok := t.recall(instanceType); ok {
 			return l, nil
@@ -66,7 +65,7 @@ func (t *instanceTypes) recall(instanceType string) (cloud.Limits, bool) {
 	return k.limits, true
 }
 
-// find gets the limits from the cloud, else from the built-in table.
+// find gets the limits from the cloud, otherwise from the built-in table.
 func (t *instanceTypes) find(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	var until time.Time
 	l, err := t.ask(ctx, instanceType)
@@ -75,7 +74,7 @@ func (t *instanceTypes) find(ctx context.Context, instanceType string) (cloud.Li
 		if l, ok = limits.Lookup(instanceType); !ok {
 			return cloud.Limits{}, fmt.Errorf("%w; the built-in table does not know %q either: allow ec2:DescribeInstanceTypes, or use a Berth that knows the type", err, instanceType)
 		}
-		t.options.Logger.Warn("Taking the limits of an instance type from the built-in table, EC2 did not tell them",
+		t.options.Logger.Warn("Using the built-in limits of an instance type because EC2 did not return them",
 			"type", instanceType, "err", err)
 		until = t.options.Clock.Now().Add(fallbackFor)
 	}

@@ -7,11 +7,11 @@ import (
 )
 
 // A complete listing is checked for contradictions, also between its pages, and compared with the requested
-// IDs. A contradictory one is like a lost reply: Transient.
+// IDs. A contradictory one is treated like a lost reply: Transient.
 
 // once finds duplicates across the pages of a listing.
 type once[T any] struct {
-	name string // of the field in the reply
+	name string // field of the reply
 	id   func(*T) string
 	seen map[string]bool
 }
@@ -20,7 +20,7 @@ func onlyOnce[T any](name string, id func(*T) string) *once[T] {
 	return &once[T]{name, id, map[string]bool{}}
 }
 
-// check refuses a page with a duplicate. Nil checks nothing.
+// check rejects a page with a duplicate. A nil receiver checks nothing.
 func (o *once[T]) check(c Call, page []T) error {
 	if o == nil {
 		return nil
@@ -28,14 +28,14 @@ func (o *once[T]) check(c Call, page []T) error {
 	for i := range page {
 		id := o.id(&page[i])
 		if o.seen[id] {
-			return malformed(c, "%s %q: expected each once", o.name, id)
+			return malformed(c, "%s %q: expected no duplicates", o.name, id)
 		}
 		o.seen[id] = true
 	}
 	return nil
 }
 
-// checkInstances refuses instances that were not requested.
+// checkInstances rejects instances that were not requested.
 func checkInstances(ids []string, list []cloud.Instance) ([]cloud.Instance, error) {
 	asked := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -60,13 +60,13 @@ func distinctENIs(list []cloud.ENI) ([]cloud.ENI, error) {
 			seen[e.ID] = len(out)
 			out = append(out, e)
 		case !reflect.DeepEqual(out[at], e):
-			return nil, malformed(DescribeENIs, "networkInterfaceSet %q: expected each once", e.ID)
+			return nil, malformed(DescribeENIs, "networkInterfaceSet %q: expected no duplicates", e.ID)
 		}
 	}
 	return out, nil
 }
 
-// checkRouteTables refuses two main tables, and a subnet with two tables.
+// checkRouteTables rejects a second main table, and a subnet in two tables.
 func checkRouteTables(list []cloud.RouteTable) ([]cloud.RouteTable, error) {
 	main, of := "", map[string]string{}
 	for _, t := range list {

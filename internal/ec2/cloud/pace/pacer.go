@@ -12,103 +12,94 @@ const (
 	floorRate  = 0.5
 	topRate    = 1000
 
-	startWindow  = 4    // calls in flight while credit is spent that EC2's bucket may not have,
-	windowGrowth = 0.25 // and how many more for each that passes
+	startWindow  = 4    // initial limit of calls in flight while saved-up credit is spent, which EC2's bucket may not have
+	windowGrowth = 0.25 // its growth per call that passes
 
-	searchRate = 4.0   // where the search for the granted rate begins
-	searchStep = 0.7   // added for each call that passes: the rate doubles every second
-	keep       = 0.85  // what is kept of the measured rate after a refusal
-	probe      = 0.006 // relative growth for each call that passes, at low rates
-	probeSlope = 0.1   // at higher ones: growth in calls per second, every second,
-	probeShare = 0.01  // and besides, for each call that passes
-	probeLate  = 0.02  // for each call that passes, once nothing was refused for probeAfter
+	searchRate = 4.0   // start of the search for the granted rate
+	searchStep = 0.7   // added per call that passes: the rate doubles every second
+	keep       = 0.85  // share of the measured rate kept after a refusal
+	probe      = 0.006 // relative growth per call that passes, at low rates
+	probeSlope = 0.1   // at higher rates: growth in calls per second, every second,
+	probeShare = 0.01  // plus this per call that passes
+	probeLate  = 0.02  // per call that passes, after probeAfter without a refusal
 	probeAfter = 20 * time.Second
 
-	exhausted = 4 // refusals more than passes that say that saved-up credit is not there
+	exhausted = 4 // excess of refusals over passes that means EC2 lacks the saved-up credit
 
-	judged       = 4     // answers that it takes to judge a rate,
-	judgedSearch = 8     // the one that ends a search,
-	judgedDeep   = 10    // one that was more than halved,
-	judgedOthers = 12    // and one beside others whose refusals are known
-	between      = 40    // answers between two cuts beside those
-	trial        = 20    // answers after a cut that tell whether it helped
-	inVain       = 3     // refusals among them that say it did not
-	slack        = 2     // calls by which the model of EC2's bucket may be wrong
-	memory       = 3     // cuts for which it is remembered that others are refused too
-	overdrive    = 2.4   // most calls for one that passes
-	recovery     = 0.02  // relative growth for each call that passes beside others, up to the rate before the cut,
-	probeOthers  = 0.002 // and beyond
+	judged       = 4     // replies needed to judge a rate,
+	judgedSearch = 8     // the rate that ends a search,
+	judgedDeep   = 10    // a rate that was more than halved,
+	judgedOthers = 12    // and a rate next to known unresponsive clients
+	between      = 40    // replies between two cuts next to such clients
+	trial        = 20    // replies after a cut that show whether it helped
+	inVain       = 3     // refusals among them that show that it did not
+	slack        = 2     // tolerance, in calls, of the model of EC2's bucket
+	memory       = 3     // cuts for which unresponsive clients are remembered
+	overdrive    = 2.4   // maximum calls per call that passes
+	recovery     = 0.02  // relative growth per call that passes next to such clients, up to the rate before the cut,
+	probeOthers  = 0.002 // and beyond that rate
 
-	firstHold = 500 * time.Millisecond // how long the queue stands still after a refusal, at most holdCalls calls
+	firstHold = 500 * time.Millisecond // how long the queue is held after a refusal, at most for holdCalls calls
 	holdCalls = 5
 	longHold  = 30 * time.Second
 	storeTime = 2 // seconds of unused rate after which credit counts as saved up
 	storeGain = 0.02
 )
 
-// pacer decides when the next call of one action, or one account, may be sent. It is a token
-// bucket whose rate is not configured but learned, with no clock of its own:
-// time comes in with every call. It is not safe for concurrent use.
+// pacer decides when the next call of an action, or of an account, may be sent. It is a token bucket with a
+// learned rate and without a clock: callers pass the time. It is not safe for concurrent use.
 //
-// The model is a bucket at EC2's end, of unknown size, that grants a rate.
-// Between two refusals it went from empty to empty, so the calls that passed in
-// between, divided by the time, are the granted rate, or this client's share of
-// it. It works in three phases:
+// It models a bucket at EC2, of unknown size, that grants a rate. Between two refusals that bucket goes from empty
+// to empty, so the calls that pass in between, divided by the time, are the granted rate, or this client's share
+// of it. The pacer has three phases:
 //
-//   - open: the bucket never was empty. Calls go out at startRate. Single
-//     refusals say nothing; it is empty when refusals outnumber passes by
-//     exhausted, or, among peers, at the first.
-//   - searching, after that: the queue stands still for firstHold, then the rate
-//     starts at searchRate and doubles every second until it is refused.
-//   - settled: a refusal cuts the rate to keep times the granted one, and
-//     calls that pass while others queue raise it: mostly by a fixed amount a
-//     second, so that among clients that share a bucket small shares grow at
-//     the cost of large ones, and at low rates by less, so that refusals stay
-//     rare. The rate swings around the granted one in cycles of
-//     some 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
+//   - open: the bucket has never been empty. Calls are sent at startRate. Single refusals mean nothing; the bucket
+//     is considered empty when refusals outnumber passes by exhausted or, among peers, at the first refusal.
+//   - searching: the queue is held for firstHold, then the rate starts at searchRate and doubles every second until
+//     a call is refused.
+//   - settled: a refusal cuts the rate to keep times the granted one, and calls that pass while others are queued
+//     raise it: mostly by a fixed amount a second, so that among clients that share a bucket small shares grow at
+//     the cost of large ones, and by less at low rates, so that refusals stay rare. The rate swings around the
+//     granted one in cycles of about 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
 //
-// A cut is a trial of the model. Below the granted rate EC2 has no reason to
-// refuse: when it does so within the first calls although the bucket of the
-// model is not empty, or goes on after the rate was halved, refusals do not
-// follow this client's rate, but come of chance or of another client that does
-// not yield. Then single refusals are borne, the rate goes back
-// to what it was before the cut, and the next trial is far off. The rate stays below
-// overdrive times the granted one, which bounds the calls that are wasted. Among
-// peers that would be a race that nobody wins, and their trials are held
-// together instead; see listen.go.
+// A cut is a test of the model. Below the granted rate EC2 has no reason to refuse calls. If it refuses one of the
+// first calls although the modelled bucket is not empty, or continues to refuse after the rate was halved, the
+// refusals do not depend on this client's rate: they are random, or due to another client that does not yield.
+// Single refusals are then tolerated, the rate returns to its value before the cut, and the next test is far off.
+// The rate stays below overdrive times the granted one, which bounds the number of wasted calls. Among peers this
+// would escalate, so they run their tests together instead; see listen.go.
 //
-// Saved-up credit is spent carefully: only so many calls are in flight, more
-// with each that passes, so that no burst is refused as a whole. Credit that
-// EC2 does not have says nothing about the rate; the burst is halved instead.
-// Cuts with nothing passing in between double the hold, up to longHold.
+// Saved-up credit is spent carefully: few calls are in flight, and more with each that passes, so that no burst is
+// refused as a whole. Credit that EC2 lacks means nothing about the rate; the burst is halved instead. Cuts with no
+// pass in between double the hold, up to longHold.
 type pacer struct {
 	phase   phase
 	rate    float64
-	burst   float64 // most credit that can be saved up
-	credit  float64 // calls that may be sent now; brought up to date until at
+	burst   float64 // maximum credit that can be saved up
+	credit  float64 // calls that may be sent, as of at
 	at      time.Time
-	held    time.Time // nothing is sent before
+	held    time.Time // no call is sent before this time
 	ceiling Limit
 
-	peers *listener // nil when no other processes like this one draw from the same buckets
+	peers *listener // nil if no processes like this one draw on the same buckets
 
 	granted float64 // the rate that EC2 grants, as measured at the last cut
-	before  float64 // the rate before that; 0 when the cut was undone
-	others  int     // cuts for which it is remembered that refusals do not follow the rate; 0: they do
+	before  float64 // the rate before that cut; 0 once it is undone
+	others  int     // cuts for which refusals are still assumed not to depend on the rate
 
-	// The epoch since the last cut, or since that was undone:
-	epoch  int       // counts them; calls sent before do not judge the rate after
-	since  time.Time // when it began
-	sent   int       // calls since, without those not sent after all
-	passed int       // of them, not refused
-	missed int       // refused
-	busy   bool      // no credit was saved up since: passed measures the granted rate
-	score  int       // passes less refusals while credit is saved up, at most 0
+	// The epoch since the last cut, or since it was undone:
+	epoch  int       // number of the epoch; calls of earlier ones do not judge its rate
+	since  time.Time // start
+	sent   int       // calls, except those not sent in the end
+	passed int       // calls not refused
+	missed int       // calls refused
+	busy   bool      // no credit was saved up, so passed measures the granted rate
+	score  int       // passes minus refusals while credit is saved up, at most 0
 
-	inflight int     // calls sent and not answered
-	window   float64 // most of them while saved-up credit is spent
+	inflight int     // calls awaiting a reply
+	window   float64 // maximum in flight while saved-up credit is spent
 
-	strikes int // cuts in a row with nothing passing in between
+	strikes int // cuts in a row with no pass in between
 }
 
 type phase int
@@ -119,19 +110,19 @@ const (
 	settled
 )
 
-// grant is the permission of one pacer to send a call. It is returned with the outcome. The zero grant is of
-// no pacer.
+// grant is a pacer's permission to send a call. It is returned with the outcome. The zero grant belongs to no
+// pacer.
 type grant struct {
 	pacer   *pacer
 	epoch   int
-	at      time.Time // when it was given
-	nth     int       // grants of the epoch before it
+	at      time.Time // time of the grant
+	nth     int       // earlier grants of the epoch
 	queued  bool      // calls were waiting for the pacer
 	stored  bool      // drawn from saved-up credit
 	listens bool      // sent in a quiet period
 }
 
-// whenAnswered is the delay of a call that waits for replies to others.
+// whenAnswered is the delay of a call that waits for replies to other calls.
 const whenAnswered = time.Hour
 
 // newPacer returns a pacer in its initial state. A zero ceiling sets no limit; peers is Options.Peers.
@@ -155,8 +146,7 @@ func (p *pacer) maxBurst() float64 {
 	return startBurst
 }
 
-// delay is the time until the next call may be sent; 0 means at once, whenAnswered after the reply to
-// another call.
+// delay is the time until the next call may be sent; whenAnswered means after the reply to another call.
 func (p *pacer) delay(now time.Time) time.Duration {
 	if now.Before(p.held) {
 		return p.held.Sub(now)
@@ -165,7 +155,7 @@ func (p *pacer) delay(now time.Time) time.Duration {
 		return whenAnswered
 	}
 	p.accrue(now)
-	// The tolerance keeps a rounding error from asking for a wait of nothing.
+	// The tolerance prevents a rounding error from causing a wait of zero.
 	if p.credit >= 1-1e-9 {
 		return 0
 	}
@@ -179,7 +169,7 @@ func (p *pacer) delay(now time.Time) time.Duration {
 	}
 }
 
-// take returns a grant. Delay must be 0 at now.
+// take returns a grant. delay(now) must be 0.
 func (p *pacer) take(now time.Time) grant {
 	p.accrue(now)
 	got := grant{pacer: p, epoch: p.epoch, at: now, nth: p.sent, queued: p.credit < 2, stored: !p.busy}
@@ -190,7 +180,7 @@ func (p *pacer) take(now time.Time) grant {
 	return got
 }
 
-// unused returns a grant without a call.
+// unused returns a grant for which no call was sent.
 func (g grant) unused() {
 	if g.pacer != nil {
 		g.pacer.inflight--
@@ -228,7 +218,7 @@ func (p *pacer) accrue(now time.Time) {
 	p.credit = min(p.burst, p.credit)
 }
 
-// current is the rate at t, and until when it is valid.
+// current returns the rate at t, and until when it applies.
 func (p *pacer) current(t time.Time) (rate float64, until time.Time) {
 	if p.peers == nil || p.phase == open {
 		return p.rate, t.Add(whenAnswered)
@@ -284,9 +274,8 @@ func (p *pacer) growth() float64 {
 	return min(probe*p.rate, high)
 }
 
-// refuse reports that the call was throttled, and reports whether that says
-// something about EC2's buckets: calls that were in flight together count as
-// one refusal, and those that are known not to follow the rate as none.
+// refuse reports that the call was throttled. It returns whether this reveals something about EC2's buckets: calls
+// in flight at the same time count as one refusal, and refusals known not to depend on the rate count as none.
 func (g grant) refuse(now time.Time) bool {
 	p := g.pacer
 	p.inflight--
@@ -340,8 +329,8 @@ func (p *pacer) tried() bool {
 	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && p.peers == nil
 }
 
-// unexplained reports whether a call was refused although a bucket that grants
-// what was measured had something in it. Calls without an answer count as passed.
+// unexplained reports whether a call was refused although a bucket with the measured rate would not have been
+// empty. Calls without a reply count as passed.
 func (p *pacer) unexplained(g grant) bool {
 	inflow := p.granted * g.at.Sub(p.since).Seconds()
 	return p.tried() && inflow-float64(g.nth-p.missed) > slack
@@ -352,7 +341,7 @@ func (p *pacer) unhelped() bool {
 	return p.tried() && p.strikes == 0 && p.rate <= p.before/2 && p.missed >= inVain
 }
 
-// enough is the number of replies in an epoch that are needed to judge its rate.
+// enough is the number of replies needed to judge the rate of the epoch.
 func (p *pacer) enough() int {
 	switch {
 	case p.strikes > 0:
@@ -374,7 +363,7 @@ func (p *pacer) undo(now time.Time) {
 	p.since, p.sent, p.passed, p.missed = now, 0, 0, 0
 }
 
-// cut measures the rate that was granted during the epoch, and sets a lower one.
+// cut measures the rate granted during the epoch, and sets a lower one.
 func (p *pacer) cut(took time.Duration) {
 	if took <= 0 {
 		return
@@ -396,13 +385,13 @@ func (p *pacer) cut(took time.Duration) {
 	}
 }
 
-// stop halts the queue and restarts learning.
+// stop holds the queue and restarts learning.
 func (p *pacer) stop(now time.Time) {
 	p.held = now.Add(p.hold())
 	p.epoch++
 	p.since, p.passed, p.missed, p.sent, p.score, p.busy = now, 0, 0, 0, 0, true
-	// EC2's bucket is empty now. What flows into it while the queue stands
-	// still is left there: it may be too small to hold it.
+	// EC2's bucket is empty now. The tokens that flow in while the queue is held are not counted as credit: the
+	// bucket may be too small to keep them.
 	p.credit, p.at = 1, p.held
 	p.window = startWindow
 	if p.peers != nil {
@@ -410,7 +399,7 @@ func (p *pacer) stop(now time.Time) {
 	}
 }
 
-// resume restarts an unused pacer with its old knowledge, after a refusal.
+// resume restarts an idle pacer with its old knowledge, after a refusal.
 func (p *pacer) resume(now time.Time) {
 	if p.phase == open {
 		p.phase, p.rate = searching, searchRate

@@ -9,13 +9,12 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// TestPacerSettles holds the promise of the pacer: within a minute it uses
-// what EC2 grants, ±20 %, with fewer than 5 % of its calls refused.
+// Within a minute the pacer uses the rate that EC2 grants, ±20 %, with at most 5 % of its calls refused.
 func TestPacerSettles(t *testing.T) {
 	for _, rate := range []float64{1, 2, 5, 20, 50} {
 		for _, size := range []float64{10, 50, 100} {
 			if size < 2*rate {
-				continue // EC2's buckets hold seconds of their rate
+				continue // EC2's buckets hold several seconds of their rate
 			}
 			for _, latency := range []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, 800 * time.Millisecond} {
 				t.Run(fmt.Sprintf("rate=%v,bucket=%v,latency=%v", rate, size, latency), func(t *testing.T) {
@@ -29,7 +28,7 @@ func TestPacerSettles(t *testing.T) {
 	}
 }
 
-// TestPacerFollows changes what EC2 grants while the queue is full.
+// The pacer follows changes of the granted rate while the queue is full.
 func TestPacerFollows(t *testing.T) {
 	s := simulate(bucket{rate: 5, size: 50})
 	s.callers, s.latency = 200, 50*time.Millisecond
@@ -44,8 +43,7 @@ func TestPacerFollows(t *testing.T) {
 	}
 }
 
-// TestPacerShares lets four clients draw from one bucket, as the daemons of
-// four nodes do: together they use it, and none starves.
+// Four clients that share a bucket, like the daemons of four nodes, together use all of it, and none starves.
 func TestPacerShares(t *testing.T) {
 	s := simulatePeers(bucket{rate: 20, size: 100}, 4, 1)
 	s.latency = 50 * time.Millisecond
@@ -54,13 +52,12 @@ func TestPacerShares(t *testing.T) {
 	got.expect(t, "together", 20)
 	for i, n := range got.passed {
 		if n < sum(got.passed)/16 {
-			t.Errorf("client %d got %d of %d calls", i, n, sum(got.passed))
+			t.Errorf("client %d made %d of %d calls, want at least a quarter of an equal share", i, n, sum(got.passed))
 		}
 	}
 }
 
-// TestPacerWastesLittle: a long job takes hardly longer than EC2's documented
-// buckets alone make it.
+// A long job takes hardly longer than EC2's documented buckets require.
 func TestPacerWastesLittle(t *testing.T) {
 	for _, b := range []bucket{{rate: 5, size: 100}, {rate: 5, size: 50}, {rate: 20, size: 100}} {
 		for _, calls := range []int{500, 2000} {
@@ -71,21 +68,20 @@ func TestPacerWastesLittle(t *testing.T) {
 	}
 }
 
-// TestPacerOutage: while everything is refused, attempts become rare, and
-// afterwards the rate comes back.
+// While every call is refused, attempts become rare; afterwards the rate recovers.
 func TestPacerOutage(t *testing.T) {
 	s := simulate(bucket{rate: 5, size: 50})
 	s.callers, s.latency = 1, 10*time.Millisecond
 	s.run(2 * time.Minute)
 	s.bucket.rate, s.bucket.tokens = 0, 0
 	s.run(time.Minute)
-	check.AtMost(t, sum(s.run(5*time.Minute).refused), 12, "calls in five minutes in which every call was refused")
+	check.AtMost(t, sum(s.run(5*time.Minute).refused), 12, "calls in five minutes of outage")
 	s.bucket.rate = 5
 	s.run(4 * time.Minute)
 	s.run(4*time.Minute).expect(t, "after the outage", 5)
 }
 
-// TestPacerBurst: after a quiet time a burst goes out at once again.
+// After an idle period a burst is sent immediately.
 func TestPacerBurst(t *testing.T) {
 	s := simulate(bucket{rate: 5, size: 50})
 	s.callers, s.latency = 200, 10*time.Millisecond
@@ -95,17 +91,16 @@ func TestPacerBurst(t *testing.T) {
 	s.callers = 200
 	got := s.run(time.Second)
 	if n := sum(got.passed); n < 20 {
-		t.Errorf("%d calls passed in the second after a quiet time, want at least 20 of EC2's bucket of 50", n)
+		t.Errorf("%d calls passed in the second after the idle period, want at least 20 from EC2's bucket of 50", n)
 	}
-	check.AtMost(t, sum(got.refused), 60, "calls refused")
-	// What the burst taught does not upset the rate.
+	check.AtMost(t, sum(got.refused), 60, "refused calls")
+	// The lessons of the burst do not disturb the rate.
 	s.run(time.Minute)
 	s.run(2*time.Minute).expect(t, "after the burst", 5)
 }
 
-// TestPacerQuiet: a refusal after a quiet time says nothing about the rate,
-// however small the burst has become.
-func TestPacerQuiet(t *testing.T) {
+// A refusal after an idle period does not change the rate, however small the burst has become.
+func TestPacerIdle(t *testing.T) {
 	s := simulate(bucket{rate: 5, size: 50})
 	s.callers, s.latency = 200, 10*time.Millisecond
 	s.run(2 * time.Minute)
@@ -114,11 +109,11 @@ func TestPacerQuiet(t *testing.T) {
 		p.burst = burst
 		before, now := p.rate, s.now.Add(10*time.Minute)
 		if d := p.delay(now); d != 0 {
-			t.Fatalf("a call after a quiet time has to wait %v", d)
+			t.Fatalf("call after an idle period has to wait %v", d)
 		}
 		p.take(now).refuse(now)
 		if p.rate < 0.8*before {
-			t.Errorf("with a burst of %v the rate went from %.2f to %.2f", burst, before, p.rate)
+			t.Errorf("burst of %v: rate fell from %.2f to %.2f", burst, before, p.rate)
 		}
 		s.now = now
 		s.run(2 * time.Minute)
@@ -134,22 +129,20 @@ func TestPacerCeiling(t *testing.T) {
 	}
 }
 
-// TestPacerForeign: beside a client that never backs off, a pacer gets about
-// the share of the bucket that is in proportion to the calls, however the dice
-// fall, and wastes no more than it is said to.
+// Next to a client that never backs off, a pacer gets about its proportional share of the bucket for any random
+// seed, and wastes a bounded number of calls.
 func TestPacerForeign(t *testing.T) {
 	const seeds = 9
 	for _, foreign := range []float64{4, 5.5, 8} {
 		took := besideForeign(t, foreign, seeds, 200, func(seed uint64) *simulation { return newSimulation(bucket{rate: 5, size: 50}, 1, false, seed) })
-		t.Logf("beside %v calls a second: %.2f times what a proportional share takes", foreign, took)
+		t.Logf("next to %v calls a second: %.2f times what a proportional share takes", foreign, took)
 		if took[seeds/2] > 1.5 || took[seeds-1] > 2.5 {
-			t.Errorf("beside %v calls a second: %.2f times what a proportional share takes, want a median of 1.5 and at most 2.5", foreign, took)
+			t.Errorf("next to %v calls a second: %.2f times what a proportional share takes, want a median of 1.5 and at most 2.5", foreign, took)
 		}
 	}
 }
 
-// TestPacerChance: refusals that have nothing to do with the rate do not wear
-// it down.
+// Random refusals do not wear down the rate.
 func TestPacerChance(t *testing.T) {
 	for _, rate := range []float64{5, 20, 1000} {
 		for _, chance := range []float64{0.01, 0.02, 0.05, 0.1} {
@@ -165,7 +158,7 @@ func TestPacerChance(t *testing.T) {
 	}
 }
 
-// TestPacerOneRefusal: one refusal while calls pass holds up nothing.
+// A single refusal while calls pass does not slow the pacer down.
 func TestPacerOneRefusal(t *testing.T) {
 	s := simulate(bucket{rate: 1000, size: 1000})
 	s.callers = 200
@@ -175,25 +168,23 @@ func TestPacerOneRefusal(t *testing.T) {
 	}
 }
 
-// TestPeersForeign: beside a client that never backs off, peers that start cold
-// get done what they have to at about the share of the bucket that is in
-// proportion to the calls, however many they are.
+// Next to a client that never backs off, peers that start cold complete their work at about the proportional
+// share of the bucket, regardless of their number.
 func TestPeersForeign(t *testing.T) {
 	const seeds = 21
 	for _, tt := range []struct{ foreign, median, worst float64 }{{4, 1, 1.5}, {5.5, 1.5, 2.5}, {8, 2.5, 4}} {
 		for _, peers := range []int{1, 2, 4} {
 			took := besideForeign(t, tt.foreign, seeds, 300, func(seed uint64) *simulation { return simulatePeers(bucket{rate: 5, size: 50}, peers, seed) })
-			t.Logf("%d peers beside %v calls a second: %.2f times what a proportional share takes", peers, tt.foreign, took)
+			t.Logf("%d peers next to %v calls a second: %.2f times what a proportional share takes", peers, tt.foreign, took)
 			if took[seeds/2] > tt.median || took[seeds-1] > tt.worst {
-				t.Errorf("%d peers beside %v calls a second: %.2f times what a proportional share takes, want a median of %v and at most %v",
+				t.Errorf("%d peers next to %v calls a second: %.2f times what a proportional share takes, want a median of %v and at most %v",
 					peers, tt.foreign, took, tt.median, tt.worst)
 			}
 		}
 	}
 }
 
-// TestPeersChance: refusals that have nothing to do with the rate do not wear
-// that of peers down.
+// Random refusals do not wear down the rate of peers.
 func TestPeersChance(t *testing.T) {
 	const seeds = 3
 	for _, rate := range []float64{5, 20} {
@@ -208,15 +199,15 @@ func TestPeersChance(t *testing.T) {
 				}
 				t.Logf("%d peers, %v/s granted, %.0f %% refused: %.2f of the rest", peers, rate, 100*chance, got)
 				if slices.Min(got) < 0.8 {
-					t.Errorf("%d peers, %v/s granted, %.0f %% refused: %.2f of what the others make of the rate, want at least 0.8", peers, rate, 100*chance, got)
+					t.Errorf("%d peers, %v/s granted, %.0f %% refused: %.2f of the possible rate, want at least 0.8", peers, rate, 100*chance, got)
 				}
 			}
 		}
 	}
 }
 
-// TestPeersAlone: once a client that never backed off is gone, peers do not take
-// each other for one. Nor do they when their clocks differ a little.
+// Once a client that never backed off has stopped, peers do not mistake each other for such a client, not even if
+// their clocks differ slightly.
 func TestPeersAlone(t *testing.T) {
 	for _, tt := range []struct {
 		peers int
@@ -232,7 +223,7 @@ func TestPeersAlone(t *testing.T) {
 				s.foreign = 0
 				at := s.run(2 * time.Minute).wasted()
 				got := s.run(10 * time.Minute)
-				t.Logf("%.0f %% refused beside it, %.0f %% in two minutes after, then %.1f %% and %.2f/s", 100*beside, 100*at, 100*got.wasted(), got.rate())
+				t.Logf("%.0f %% refused next to the client, %.0f %% in the two minutes after, then %.1f %% and %.2f/s", 100*beside, 100*at, 100*got.wasted(), got.rate())
 				if got.wasted() > 0.1 || got.rate() < 0.9*tt.rate {
 					t.Errorf("%.1f %% refused, want at most 10 %%; %.2f/s passed of %v/s", 100*got.wasted(), got.rate(), tt.rate)
 				}
@@ -241,7 +232,7 @@ func TestPeersAlone(t *testing.T) {
 	}
 }
 
-// TestPeersOutage: while everything is refused, attempts become rare among peers too.
+// While every call is refused, attempts by peers become rare, too.
 func TestPeersOutage(t *testing.T) {
 	for _, foreign := range []float64{0, 8} {
 		s := simulatePeers(bucket{rate: 5, size: 50}, 4, 1)
@@ -249,6 +240,6 @@ func TestPeersOutage(t *testing.T) {
 		s.run(2 * time.Minute)
 		s.bucket.rate, s.bucket.tokens = 0, 0
 		s.run(2 * time.Minute)
-		check.AtMost(t, sum(s.run(5*time.Minute).refused), 4*12, "calls in five minutes in which every call was refused")
+		check.AtMost(t, sum(s.run(5*time.Minute).refused), 4*12, "calls in five minutes of outage")
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// list is a field of a filter with any number of values.
+// list is a filter field with any number of values.
 type list[F any] struct {
 	values []string
 	put    func(part *F, values []string)
 }
 
-// parts splits a filter into filters that EC2 accepts and that together match the same: it splits the lists
-// so that no part has too many values. Single is the number of values outside the lists.
+// parts splits a filter into filters that EC2 accepts and that together match the same elements: it splits the
+// lists so that no part has too many values. Single is the number of values outside the lists.
 func parts[F any](f F, single int, lists ...list[F]) []F {
 	lists = slices.DeleteFunc(lists, func(l list[F]) bool { return len(l.values) == 0 })
 	room, all := filterValues-single, 0
@@ -39,7 +39,7 @@ func parts[F any](f F, single int, lists ...list[F]) []F {
 	return out
 }
 
-// given counts the values, without empty ones.
+// given counts the non-empty values.
 func given(values ...string) (n int) {
 	for _, v := range values {
 		if v != "" {
@@ -49,7 +49,7 @@ func given(values ...string) (n int) {
 	return n
 }
 
-// eniParts are the parts of a filter of ENIs.
+// eniParts splits an ENI filter.
 func eniParts(f cloud.ENIFilter) []cloud.ENIFilter {
 	lists := []list[cloud.ENIFilter]{
 		{f.IDs, func(part *cloud.ENIFilter, ids []string) { part.IDs = ids }},
@@ -64,7 +64,7 @@ func eniParts(f cloud.ENIFilter) []cloud.ENIFilter {
 	return parts(f, given(f.InstanceID, f.VPCID, f.Status)+len(f.Types)+len(f.Tags), lists...)
 }
 
-// subnetParts are the parts of a filter of subnets.
+// subnetParts splits a subnet filter.
 func subnetParts(f cloud.SubnetFilter) []cloud.SubnetFilter {
 	return parts(f, given(f.VPCID, f.Zone)+len(f.Tags), list[cloud.SubnetFilter]{
 		f.IDs, func(part *cloud.SubnetFilter, ids []string) { part.IDs = ids },

@@ -14,9 +14,9 @@ type waiter struct {
 	spare    bool   // not urgent: it yields to peers
 	ticket   uint64 // order of arrival of the first attempt
 	since    time.Time
-	ready    chan struct{} // closed once permit is set
+	ready    chan struct{} // closed when permit is set
 	permit   permit
-	at       [2]int // its places in the heaps of a queue
+	at       [2]int // indexes in the two heaps of a queue
 }
 
 // queue holds the waiters of an action in two orders at once.
@@ -47,15 +47,15 @@ func (q *queue) remove(w *waiter) {
 	heap.Remove(&q.byAge, w.at[1])
 }
 
-// first is the waiter with the highest priority, oldest the one that arrived first. The queue must not be
+// first is the waiter with the highest priority; oldest is the one that arrived first. The queue must not be
 // empty.
 func (q *queue) first() *waiter  { return q.byPriority.list[0] }
 func (q *queue) oldest() *waiter { return q.byAge.list[0] }
 
-// order is a heap of waiters; each knows its place in it.
+// order is a heap of waiters that tracks each waiter's index.
 type order struct {
 	list   []*waiter
-	which  int // of waiter.at
+	which  int // index into waiter.at
 	before func(a, b *waiter) bool
 }
 
@@ -82,12 +82,12 @@ func (o *order) Pop() any {
 	return w
 }
 
-// A process cannot see which of its peers have urgent calls. When it sees refusals, its calls that are not
-// urgent wait several times as long as urgent ones, which leaves the tokens to urgent calls of peers.
+// A process cannot see which of its peers have urgent calls. When it sees refusals, its spare calls wait several
+// times as long as urgent ones, which leaves the tokens to urgent calls of peers.
 const (
-	spareFactor = 8                // times the wait of an urgent call
-	spareLeast  = 2 * time.Second  // assumed of that wait at least,
-	spareMost   = 20 * time.Second // and the most that a spare call waits after a refusal
+	spareFactor = 8                // multiple of the wait of an urgent call
+	spareLeast  = 2 * time.Second  // assumed minimum of that wait
+	spareMost   = 20 * time.Second // maximum wait of a spare call after a refusal
 )
 
 // yield records a refusal.

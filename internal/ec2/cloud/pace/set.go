@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	fairTurn = 10               // one turn in so many goes to the oldest call
-	patience = 30 * time.Second // the minimum age for that
+	fairTurn = 10               // every fairTurn-th turn goes to the oldest call
+	patience = 30 * time.Second // minimum age of such a call
 )
 
-// Set has the limiters of all calls of one process to one account and region. There must be only one, since
+// Set holds the limiters of all calls of one process to one account and region. There must be only one, because
 // it has to see all calls that share the same buckets. It is safe for concurrent use.
 type Set struct {
 	options Options
@@ -23,17 +23,17 @@ type Set struct {
 	mu       sync.Mutex // guards all below; never held across a wait
 	actions  map[string]*action
 	order    []*action // the same, in the order of first use
-	account  *pacer    // of all calls together, in the state shared
-	shared   bool      // the state; else apart
+	account  *pacer    // for all calls together, in the state shared
+	shared   bool      // the state: shared or apart
 	evidence float64   // that refusals are shared, in points; see shared.go
-	last     interval  // since the last refusal
-	rate     float64   // of a shared bucket, as measured between refusals; 0 when it never was
-	ticket   uint64    // the last one given out
-	seq      uint64    // of permits, in the order of sending
+	last     interval  // the time since the last refusal
+	rate     float64   // of a shared bucket, measured between refusals; 0 if never measured
+	ticket   uint64    // last ticket issued
+	seq      uint64    // last permit issued, in the order of sending
 	begun    int       // waiters of priority Begun
 	turns    int       // permits given in the state shared
-	spareAt  time.Time // when calls that are not urgent may go; see queue.go
-	alarm    *alarm    // nil when no turn depends on time
+	spareAt  time.Time // time from which spare calls may be sent; see queue.go
+	alarm    *alarm    // nil if no turn depends on time
 }
 
 // action is the limiter of one API action.
@@ -44,14 +44,14 @@ type action struct {
 	pacer   *pacer
 	queue   queue
 	turns   int    // permits given
-	served  uint64 // seq of the last one
+	served  uint64 // seq of the last permit
 }
 
 // permit is the right to send one call. It is returned with the outcome.
 type permit struct {
 	action  *action
 	own     grant
-	account grant // without a pacer in the state apart
+	account grant // zero in the state apart
 	seq     uint64
 	sent    time.Time
 }
@@ -130,7 +130,7 @@ func (s *Set) action(c Call, now time.Time) *action {
 	return a
 }
 
-// leave removes a call from the queue, or returns its permit if it has one already.
+// leave removes a call from the queue, or returns its permit if it already has one.
 func (s *Set) leave(w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *Set) remove(w *waiter) {
 	}
 }
 
-// dispatch gives permits to the calls whose turn it is, and schedules itself for the next turn. s.mu is
+// dispatch gives permits to the calls whose turn has come, and schedules itself for the next turn. s.mu is
 // held.
 func (s *Set) dispatch() {
 	now := s.clock.Now()
@@ -190,7 +190,7 @@ func (s *Set) next(now time.Time) (*waiter, time.Duration) {
 	return best, wait
 }
 
-// head is the first waiter of an action; nil without one, or if started work has to be finished first.
+// head returns the first waiter of an action; nil if there is none, or if work in progress has to complete first.
 func (s *Set) head(a *action, now time.Time) *waiter {
 	if a.queue.len() == 0 {
 		return nil
@@ -205,7 +205,7 @@ func (s *Set) head(a *action, now time.Time) *waiter {
 	return w
 }
 
-// heldBack reports whether a call would start work while calls that finish earlier work are waiting.
+// heldBack reports whether a call would start work while calls that complete earlier work are waiting.
 func (s *Set) heldBack(w *waiter) bool {
 	return w.action.begins && w.priority < cloud.Begun && s.begun > 0
 }
@@ -281,7 +281,7 @@ const (
 	refused                // throttled
 )
 
-// report returns the permit of a call that was sent.
+// report returns the permit of a call that was sent, with its outcome.
 func (s *Set) report(p permit, o outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,34 +5,34 @@ import (
 	"time"
 )
 
-// Evidence that one bucket serves all actions, in points. Between two refusals
-// that a pacer took notice of, such a bucket went from empty to empty.
+// Evidence that one bucket serves all actions, in points. Between two refusals that a pacer learned from, such a
+// bucket goes from empty to empty.
 const (
-	sharedAt     = 2.0 // points from which on the state is shared,
-	apartAt      = 0.0 // and at which it is apart again
-	mostEvidence = 3.0 // points, for and against, so that a change at EC2's side is noticed
-	afterApart   = 1.2 // points left when the state is apart again: one refusal that fits, and it is shared
+	sharedAt     = 2.0 // points at which the state becomes shared,
+	apartAt      = 0.0 // and at which it becomes apart again
+	mostEvidence = 3.0 // maximum points for and against, so that a change at EC2 is noticed
+	afterApart   = 1.2 // points left when the state becomes apart: one matching refusal makes it shared again
 
 	// Points for a refusal, and for calls that pass.
-	soonRefused  = 1.0  // of another action than the one before, soon after that
-	laterRefused = -0.2 // else: the state shared has to prove itself now and then
+	soonRefused  = 1.0  // of another action than the previous one, soon after it
+	laterRefused = -0.2 // otherwise: the state shared has to prove itself regularly
 	wrongNumber  = -0.5 // after more or fewer passed calls than one bucket grants in the time
-	moreThanRate = -1.5 // once more calls have passed than one bucket can grant
+	moreThanRate = -1.5 // once, when more calls have passed than one bucket can grant
 
 	soon          = 2.0                   // seconds
-	unknownRate   = 50.0                  // calls per second, of a shared bucket that was not measured: more than most grant
-	rateError     = 0.25                  // the part of a measured rate by which it may be wrong,
-	countError    = 2                     // and calls besides
-	shortInterval = 25 * time.Millisecond // calls that are sent within it may overtake each other
+	unknownRate   = 50.0                  // calls per second, of a shared bucket not yet measured: more than most grant
+	rateError     = 0.25                  // relative error of a measured rate,
+	countError    = 2                     // and error in calls
+	shortInterval = 25 * time.Millisecond // calls sent within it may overtake each other
 )
 
-// interval is the time since a refusal that a pacer took notice of.
+// interval is the time since the last refusal that a pacer learned from.
 type interval struct {
-	action   *action // that was refused; nil when none was
+	action   *action // the refused action; nil if none was
 	seq      uint64
 	sent     time.Time
-	passed   int  // calls of all actions sent since, and not refused
-	exceeded bool // they are more than one bucket can grant
+	passed   int  // calls of all actions sent since and not refused
+	exceeded bool // passed is more than one bucket can grant
 }
 
 // refuse attributes a refusal to the action or to the account, and updates the evidence for either.
@@ -106,8 +106,8 @@ func (s *Set) addEvidence(points float64) {
 	s.evidence = max(-mostEvidence, min(mostEvidence, s.evidence+points))
 }
 
-// updateState changes the state according to the evidence. The knowledge of the actions' pacers is void
-// then.
+// updateState changes the state according to the evidence, which invalidates the knowledge of the actions'
+// pacers.
 func (s *Set) updateState(now time.Time) {
 	switch {
 	case !s.shared && s.evidence >= sharedAt:
@@ -125,5 +125,5 @@ func (s *Set) updateState(now time.Time) {
 	default:
 		return
 	}
-	s.options.Logger.Info("Learned whether EC2's refusals are shared between actions", "shared", s.shared, "rate", s.account.rate)
+	s.options.Logger.Info("Learned whether EC2's actions share a rate limit", "shared", s.shared, "rate", s.account.rate)
 }

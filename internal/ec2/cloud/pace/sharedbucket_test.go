@@ -19,25 +19,25 @@ import (
 
 const latency = 100 * time.Millisecond
 
-// joins are nodes that each need one new ENI: three calls, by priority.
+// joins simulates nodes that join and need one new ENI each, which takes three calls, by priority.
 type joins struct {
 	nodes  int
-	over   time.Duration // in which they come, evenly
+	over   time.Duration // time over which they join, evenly spread
 	shared *cloudfake.Bucket
 	own    map[string]cloudfake.Bucket
-	also   func(ctx context.Context, api cloud.API) // runs beside
+	also   func(ctx context.Context, api cloud.API) // runs concurrently
 
-	untilBeside bool                       // also ends by itself
-	change      func(sim *cloudfake.Cloud) // of the limits,
-	after       time.Duration              // so long after the first join
+	untilBeside bool                       // end when also returns
+	change      func(sim *cloudfake.Cloud) // changes the limits
+	after       time.Duration              // when change runs, after the first join
 }
 
-// result is what came of joins.
+// result describes how joins went.
 type result struct {
 	median, last time.Duration // from the first join
-	wait         time.Duration // the median of the time from a node's own join
+	wait         time.Duration // median, from each node's own join
 	calls        int
-	refused      float64 // share of calls
+	refused      float64 // share of refused calls
 }
 
 func (j joins) run(t *testing.T) (r result) {
@@ -91,22 +91,21 @@ func (j joins) run(t *testing.T) (r result) {
 			calls: total.Calls - total.Refused, refused: float64(total.Refused) / float64(total.Calls),
 		}
 		if n := len(sim.State.Truth()); n != 2*j.nodes && !j.untilBeside {
-			t.Errorf("%d ENIs for %d nodes", n, j.nodes)
+			t.Errorf("%d ENIs for %d nodes, want two each", n, j.nodes)
 		}
 	})
 	return r
 }
 
-// inTurn is a cloud that many callers call in the same moment, in an order of
-// theirs: who comes first decides who is refused, and what is learned from that,
-// and should not be up to Go's scheduler, which a busy machine upsets.
+// inTurn serializes concurrent calls in a fixed order. The first caller determines which calls are refused and what
+// the limiter learns, which must not depend on the Go scheduler of a busy machine.
 type inTurn struct{ *cloudfake.Cloud }
 
-// turn is the key of a caller's place in that order, in a context.
+// turn is the context key of a caller's position in that order.
 type turn struct{}
 
 func withTurn(ctx context.Context, n int) context.Context {
-	return context.WithValue(ctx, turn{}, time.Duration(n)) // nanoseconds, which nothing here is measured in
+	return context.WithValue(ctx, turn{}, time.Duration(n)) // nanoseconds, too small to affect the results
 }
 
 func takeTurn(ctx context.Context) {
@@ -134,7 +133,7 @@ func (c inTurn) AssignAddresses(ctx context.Context, eniID string, n cloud.Amoun
 	return c.Cloud.AssignAddresses(ctx, eniID, n)
 }
 
-// join gives a node an ENI. What is throttled for long is asked for again.
+// join gives a node an ENI. Calls throttled for long are repeated.
 func join(ctx context.Context, api cloud.API, id string, need cloud.Priority) error {
 	eni, err := again(func() (cloud.ENI, error) {
 		return api.CreateENI(cloud.WithPriority(ctx, need), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: id, Amount: cloud.Amount{Addresses: 8}})
@@ -160,24 +159,24 @@ func again[T any](call func() (T, error)) (T, error) {
 	}
 }
 
-// bound is how long calls take at least that a bucket limits.
+// bound is the minimum time for calls limited by a bucket.
 func bound(calls int, b cloudfake.Bucket) time.Duration {
 	return time.Duration((float64(calls)-b.Size)/b.Rate*float64(time.Second)) + 3*latency
 }
 
-// check holds what joins promise: the last node is done when the buckets
-// allow, half of them at about half the time, and few calls are refused.
+// check verifies that the last node completes close to the minimum time that the buckets allow, half of the nodes
+// in about half of it, and that few calls are refused.
 func (r result) check(t *testing.T, least time.Duration, half, refused float64) {
 	t.Helper()
 	last, median := r.last.Seconds()/least.Seconds(), r.median.Seconds()/least.Seconds()
 	t.Logf("%d calls, at least %.0f s: last node after %.1f s (%.3f), median %.1f s (%.3f), %.1f %% refused",
 		r.calls, least.Seconds(), r.last.Seconds(), last, r.median.Seconds(), median, 100*r.refused)
-	check.AtMost(t, last, 1.1, "the last node was done after, in parts of the least time")
-	check.AtMost(t, median, half, "the median node was done after, in parts of the least time")
-	check.AtMost(t, r.refused, refused, "%.1f %% of the calls were refused", 100*r.refused)
+	check.AtMost(t, last, 1.1, "completion of the last node, relative to the minimum")
+	check.AtMost(t, median, half, "completion of the median node, relative to the minimum")
+	check.AtMost(t, r.refused, refused, "share of refused calls (%.1f %%)", 100*r.refused)
 }
 
-// TestSharedBucket: nodes join, with one bucket for the calls of all actions.
+// Nodes join with one bucket for the calls of all actions.
 func TestSharedBucket(t *testing.T) {
 	for _, tt := range []struct {
 		nodes   int
@@ -203,28 +202,27 @@ func TestSharedBucket(t *testing.T) {
 // documented are the buckets that EC2 documents for changes and for listings.
 var documented = map[string]cloudfake.Bucket{"": {Rate: 5, Size: 50}, "Describe": {Rate: 20, Size: 100}}
 
-// TestOwnBuckets: nodes join, with a bucket for each action.
+// Nodes join with a bucket for each action.
 func TestOwnBuckets(t *testing.T) {
 	for _, nodes := range []int{100, 1000} {
 		for _, over := range []time.Duration{0, time.Duration(nodes) * 150 * time.Millisecond} {
 			t.Run(fmt.Sprintf("%d nodes over %v", nodes, over), func(t *testing.T) {
-				// Finding the rate takes two seconds, however few the calls are.
+				// Finding the rate takes two seconds, however few calls are made.
 				joins{nodes: nodes, over: over, own: documented}.run(t).check(t, max(over, bound(nodes, documented[""])+2*time.Second), 0.6, 0.08)
 			})
 		}
 	}
 }
 
-// TestLimitsChange: what was learned is no hindrance once EC2 limits calls in
-// another way.
+// What the limiter learned does not get in the way when EC2 starts to limit calls differently.
 func TestLimitsChange(t *testing.T) {
 	slow, fast := cloudfake.Bucket{Rate: 4, Size: 20}, cloudfake.Bucket{Rate: 20, Size: 100}
 	for _, tt := range []struct {
 		name  string
 		joins joins
-		rest  time.Duration // least time that is left after the change
+		rest  time.Duration // minimum time left after the change
 
-		refused float64 // most of all calls; 0: a twentieth
+		refused float64 // maximum share of refused calls; 0 means 5 %
 	}{
 		{"shared, then apart", joins{nodes: 1000, shared: &slow, after: 2 * time.Minute, change: func(sim *cloudfake.Cloud) {
 			sim.Front.SetBuckets(nil, documented)
@@ -250,16 +248,15 @@ func TestLimitsChange(t *testing.T) {
 	}
 }
 
-// TestUnhurriedJoins: nodes that come slowly wait for nothing but the replies.
-func TestUnhurriedJoins(t *testing.T) {
+// Nodes that join slowly wait only for replies.
+func TestSlowJoins(t *testing.T) {
 	r := joins{nodes: 200, over: 200 * time.Second, shared: &cloudfake.Bucket{Rate: 4, Size: 20}}.run(t)
 	if r.wait.Round(time.Millisecond) != 3*latency || r.refused > 0 {
-		t.Errorf("the median node took %v, %.1f %% of calls were refused; want %v and none", r.wait, 100*r.refused, 3*latency)
+		t.Errorf("median node took %v with %.1f %% of calls refused, want %v with none refused", r.wait, 100*r.refused, 3*latency)
 	}
 }
 
-// TestTwoQueues: two actions that both have more to do than their own buckets
-// allow, which looks like one bucket, do not wait for each other.
+// Two actions that both exceed their own buckets, which looks like one shared bucket, do not wait for each other.
 func TestTwoQueues(t *testing.T) {
 	for _, tt := range []struct {
 		nodes, assigns int
@@ -281,12 +278,12 @@ func TestTwoQueues(t *testing.T) {
 			}
 			least := bound(tt.assigns, b)
 			t.Logf("%d assignments took %v, at least %v", tt.assigns, took, least)
-			check.AtMost(t, took, least*11/10+2*time.Second, "%d assignments took", tt.assigns)
+			check.AtMost(t, took, least*11/10+2*time.Second, "time for %d assignments", tt.assigns)
 		})
 	}
 }
 
-// assign asks for so many addresses at once, for an ENI of no instance.
+// assign requests n addresses concurrently, for an ENI without an instance.
 func assign(ctx context.Context, t *testing.T, api cloud.API, n int) time.Duration {
 	e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
 	if err != nil {
@@ -308,9 +305,8 @@ func assign(ctx context.Context, t *testing.T, api cloud.API, n int) time.Durati
 	return time.Since(start)
 }
 
-// TestListingBeside: listings for repair and joins do not keep each other from
-// getting on.
-func TestListingBeside(t *testing.T) {
+// Listings for repair and joins do not starve each other.
+func TestListingsDuringJoins(t *testing.T) {
 	pages := 0
 	shared := cloudfake.Bucket{Rate: 4, Size: 20}
 	r := joins{nodes: 200, shared: &shared, also: func(ctx context.Context, api cloud.API) {
@@ -323,6 +319,6 @@ func TestListingBeside(t *testing.T) {
 	r.check(t, bound(r.calls, shared), 0.6, 0.08)
 	t.Logf("%d pages", pages)
 	if least := r.calls / 20; pages < least || pages > r.calls/5 {
-		t.Errorf("%d of %d calls were for the listings, want a twentieth to a fifth", pages, r.calls)
+		t.Errorf("%d of %d calls were listings, want a twentieth to a fifth", pages, r.calls)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// bucket is EC2's side: a token bucket that the pacer knows nothing about.
+// bucket is EC2's token bucket, unknown to the pacer.
 type bucket struct {
 	rate, size, tokens float64
 	at                 time.Time
@@ -42,27 +42,27 @@ func (r replies) Swap(i, j int)      { r[i], r[j] = r[j], r[i] }
 func (r *replies) Push(x any)        { *r = append(*r, x.(reply)) }
 func (r *replies) Pop() any          { o := *r; x := o[len(o)-1]; *r = o[:len(o)-1]; return x }
 
-// simulation is clients with endless queues that share one bucket, in time of its own.
+// simulation runs clients with endless queues that share one bucket, in simulated time.
 type simulation struct {
 	now      time.Time
 	bucket   *bucket
-	foreign  float64 // calls a second of a client that never backs off
-	chance   float64 // of a refusal whatever the rate
+	foreign  float64 // calls per second by a client that never backs off
+	chance   float64 // of a random refusal
 	pacers   []*pacer
 	inflight []int
-	callers  int           // most calls of one client in flight
-	latency  time.Duration // on average
-	skew     time.Duration // from one client's clock to the next one's
+	callers  int           // maximum calls in flight per client
+	latency  time.Duration // average
+	skew     time.Duration // between the clocks of consecutive clients
 	rng      *rand.Rand
 	pending  replies
-	next     time.Time // when the foreign client calls next
-	quota    []int     // calls that each client still has to pass; nil: no end
+	next     time.Time // next call of the foreign client
+	quota    []int     // calls left per client; nil for no end
 }
 
-// simulate has one client without peers, of 50 callers.
+// simulate returns a simulation of one client without peers and 50 callers.
 func simulate(b bucket) *simulation { return newSimulation(b, 1, false, 1) }
 
-// simulatePeers has clients that are peers, also if it is just one.
+// simulatePeers returns a simulation of clients in peer mode, even if there is only one.
 func simulatePeers(b bucket, clients int, seed uint64) *simulation {
 	return newSimulation(b, clients, true, seed)
 }
@@ -79,7 +79,7 @@ func newSimulation(b bucket, clients int, peers bool, seed uint64) *simulation {
 	return s
 }
 
-// tally is what became of the calls of a time.
+// tally counts the calls of a period.
 type tally struct {
 	passed, refused []int // per client
 	seconds         float64
@@ -92,7 +92,7 @@ func sum(n []int) (s int) {
 	return s
 }
 
-// rate is how many calls passed a second.
+// rate is the number of calls passed per second.
 func (t tally) rate() float64 { return float64(sum(t.passed)) / t.seconds }
 
 // wasted is the share of calls that were refused.
@@ -109,11 +109,10 @@ func (t tally) expect(tb testing.TB, when string, rate float64) {
 	}
 }
 
-// clock is a client's.
+// clock returns a client's time.
 func (s *simulation) clock(client int) time.Time { return s.now.Add(time.Duration(client) * s.skew) }
 
-// callForeign makes the calls of the foreign client that are due, and tells when
-// the next one is.
+// callForeign makes the foreign client's due calls and returns the time of its next call.
 func (s *simulation) callForeign(end time.Time) time.Time {
 	for !s.next.After(s.now) {
 		if !s.next.IsZero() {
@@ -127,7 +126,7 @@ func (s *simulation) callForeign(end time.Time) time.Time {
 	return end
 }
 
-// run lets d pass.
+// run advances the simulation by d.
 func (s *simulation) run(d time.Duration) tally {
 	got := tally{make([]int, len(s.pacers)), make([]int, len(s.pacers)), d.Seconds()}
 	for end := s.now.Add(d); s.now.Before(end); {
@@ -151,8 +150,7 @@ func (s *simulation) run(d time.Duration) tally {
 	return got
 }
 
-// send makes the calls of a client that its pacer lets it make, and tells when
-// the next may be sent, if one waits.
+// send makes the calls that a client's pacer permits. It returns when the next one may be sent, if one is waiting.
 func (s *simulation) send(i int) (at time.Time, waits bool) {
 	for s.inflight[i] < s.callers && (s.quota == nil || s.inflight[i] < s.quota[i]) {
 		if wait := s.pacers[i].delay(s.clock(i)); wait > 0 {
@@ -180,7 +178,7 @@ func (s *simulation) answer(r reply, got tally) {
 	r.grant.pass(s.clock(r.client))
 }
 
-// finish runs until so many calls have passed, an hour at most.
+// finish runs until the given number of calls have passed, at most an hour.
 func (s *simulation) finish(calls int) (got tally) {
 	passed, refused := 0, 0
 	for passed < calls && got.seconds < 3600 {
@@ -191,9 +189,9 @@ func (s *simulation) finish(calls int) (got tally) {
 	return tally{[]int{passed}, []int{refused}, got.seconds}
 }
 
-// besideForeign has a client that never backs off, and then the others pass 100
-// calls together, started cold. It returns how long these took, shortest first, as
-// a multiple of what a share of the bucket in proportion to the calls takes.
+// besideForeign runs a client that never backs off, and then the others, started cold, until they have passed 100
+// calls together. It returns the time this took for each seed, sorted, as a multiple of the time with a
+// proportional share of the bucket.
 func besideForeign(t *testing.T, foreign float64, seeds uint64, mostRefused int, start func(seed uint64) *simulation) []float64 {
 	t.Helper()
 	const calls = 100
@@ -207,7 +205,7 @@ func besideForeign(t *testing.T, foreign float64, seeds uint64, mostRefused int,
 		got := s.finish(calls)
 		rate := s.bucket.rate
 		took = append(took, got.seconds/(calls/(rate*rate/(rate+foreign))))
-		check.AtMost(t, sum(got.refused), mostRefused, "%d clients beside %v calls a second: refused calls for %d that passed", len(s.pacers), foreign, sum(got.passed))
+		check.AtMost(t, sum(got.refused), mostRefused, "%d clients next to %v calls a second: refused calls per %d passed", len(s.pacers), foreign, sum(got.passed))
 	}
 	slices.Sort(took)
 	return took

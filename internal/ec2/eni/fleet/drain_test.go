@@ -9,15 +9,15 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// draining returns a node with some running pods, whose new ENIs from now on get another subnet or
-// other security groups.
+// draining returns a node with some running pods whose settings now name another subnet or other security groups for
+// new ENIs.
 func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.Settings)) *writer {
 	t.Helper()
 	s := eni.Settings{InstanceType: "m5.xlarge", Policy: p, DrainOutdated: true}
 	n := w.operator(w.cloud).set(t, w.objects[0], s)
 	n.runFor(pods, 2*minute)
 	n.wantPods(t, pods)
-	w.cloud.State.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil) // after the others were described
+	w.cloud.State.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil) // unknown to the cached descriptions
 	change(&s)
 	n.configure(t, s)
 	return n
@@ -47,16 +47,16 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, toNewSubnet)
 		pass(30 * time.Second)
-		n.wantOutdated(t, "at once", 1)
+		n.wantOutdated(t, "after 30s", 1)
 		if enis, _ := w.in("subnet-new"); enis > 0 {
-			t.Error("an ENI is made before the settings have lasted")
+			t.Error("ENI created before the delay has passed")
 		}
 		pass(2 * minute)
 		if enis, addresses := w.in("subnet-new"); enis != 1 || addresses != 2 {
-			t.Errorf("%d ENIs and %d addresses in the new subnet, want the 2 that are warm", enis, addresses)
+			t.Errorf("%d ENIs and %d addresses in the new subnet, want 1 ENI with the 2 warm addresses", enis, addresses)
 		}
 		if _, addresses := w.in("subnet-home"); addresses != 5 {
-			t.Errorf("%d addresses in the old subnet, want those of 5 pods", addresses)
+			t.Errorf("%d addresses in the old subnet, want 5 for pods", addresses)
 		}
 		n.runFor(3, 30*time.Second)
 		n.wantPods(t, 8)
@@ -66,20 +66,20 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 		n.endOn(1)
 		n.runFor(0, 3*minute)
 		n.wantPods(t, 3)
-		n.wantOutdated(t, "without pods on it", 0)
+		n.wantOutdated(t, "without pods on the ENI", 0)
 		if enis, _ := w.in("subnet-home"); enis > 0 {
 			t.Errorf("%d ENIs are left in the old subnet", enis)
 		}
 	})
 }
 
-// If all device indexes are taken, the ENIs are replaced one after the other, and pods that start
-// meanwhile get addresses.
+// If all device indexes are in use, ENIs are replaced one after the other, and pods that start meanwhile get
+// addresses.
 func TestRollingDrain(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		n := draining(t, w, warm, 40, toNewSubnet) // on three ENIs of 14
+		n := draining(t, w, warm, 40, toNewSubnet) // on three ENIs of 14 addresses
 		pass(3 * minute)
-		n.wantOutdated(t, "with pods on all", 3)
+		n.wantOutdated(t, "with pods on all ENIs", 3)
 		for range 25 {
 			n.end()
 		}
@@ -90,7 +90,7 @@ func TestRollingDrain(t *testing.T) {
 		}
 		for n.last().Outdated > 0 {
 			if with, _ := n.pods(); with == 0 {
-				t.Fatalf("%d ENIs are outdated and no pod runs", n.last().Outdated)
+				t.Fatalf("%d ENIs are still outdated although no pod runs", n.last().Outdated)
 			}
 			n.end()
 			n.runFor(0, minute)
@@ -100,7 +100,7 @@ func TestRollingDrain(t *testing.T) {
 			t.Errorf("%d ENIs are left in the old subnet", enis)
 		}
 		if enis, _ := w.in("subnet-new"); enis == 0 {
-			t.Error("none is in the new one")
+			t.Error("no ENI is in the new subnet")
 		}
 	})
 }
@@ -115,17 +115,17 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 			w.cloud.State.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
 			n := draining(t, w, warm, 5, change)
 			pass(30 * time.Second)
-			n.wantOutdated(t, "at once", 1)
+			n.wantOutdated(t, "after 30s", 1)
 			n.endOn(1)
 			n.runFor(2, 5*minute)
 			n.wantPods(t, 2)
 			n.end()
 			n.end()
 			n.runFor(0, 5*minute)
-			n.wantOutdated(t, "in the end", 0)
+			n.wantOutdated(t, "after the pods ended", 0)
 			for _, e := range w.attached() {
 				if len(e.Groups) != 2 || e.Groups[0] == e.Groups[1] {
-					t.Errorf("%s has the groups %v", e.ID, e.Groups)
+					t.Errorf("security groups of %s = %v, want the two configured ones", e.ID, e.Groups)
 				}
 			}
 		}))
@@ -133,28 +133,28 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 }
 
 // Without DrainOutdated, outdated ENIs stay.
-func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
+func TestOutdatedENIsStayWithoutDrain(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { toNewSubnet(s); s.DrainOutdated = false })
 		pass(5 * minute)
 		n.runFor(3, 5*minute)
 		n.wantPods(t, 8)
 		if enis, addresses := w.in("subnet-home"); enis != 1 || addresses != 10 {
-			t.Errorf("%d ENIs and %d addresses in the old subnet, want it to have grown", enis, addresses)
+			t.Errorf("%d ENIs and %d addresses in the old subnet, want 1 ENI with 10", enis, addresses)
 		}
 	})
 }
 
-// If the configured subnet does not exist, no ENI is drained whose pods have nowhere to go, and no pod
-// waits that an outdated ENI has room for.
-func TestNoDrainToNowhere(t *testing.T) {
+// If the configured subnet does not exist, ENIs whose pods could not move are not drained, and their free addresses
+// still serve new pods.
+func TestNoDrainWithoutSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { s.SubnetIDs = []string{"subnet-mistyped"} })
 		pass(10 * minute)
 		n.endOn(1)
 		n.runFor(0, 10*minute)
 		if enis, addresses := w.in("subnet-home"); enis != 1 || addresses < 2 {
-			t.Errorf("%d ENIs and %d addresses in the old subnet", enis, addresses)
+			t.Errorf("%d ENIs and %d addresses in the old subnet, want 1 ENI with at least 2", enis, addresses)
 		}
 		n.runFor(1, time.Second)
 		n.wantPods(t, 1)

@@ -1,11 +1,11 @@
-// Package fleet reconciles the ENIs of many nodes in one process: one
-// eni.Reconciler a node, and what they share. It knows no Kubernetes.
+// Package fleet reconciles the ENIs of many nodes in one process: one eni.Reconciler per node, and their shared
+// state. It does not depend on Kubernetes.
 //
-//	fleet.go        what the operator calls: Set, Remove, Kick, Invalidate, CheckInstance
+//	fleet.go        the operator's interface: Set, Remove, Kick, Invalidate, CheckInstance
 //	run.go          passes of nodes, full listings, and the collection of orphans
 //	schedule.go     when the next pass of each node is due
 //	member.go       one node with its reconciler
-//	holders.go      which node has which address
+//	holders.go      which node holds which address
 //	observatory.go  listings and descriptions for all nodes together
 package fleet
 
@@ -32,12 +32,12 @@ type Fleet struct {
 	observatory *observatory
 	work        sync.WaitGroup
 
-	mu      sync.Mutex // guards all below, and the fields of members that say so; never held during a call
+	mu      sync.Mutex // guards all below, and the fields of members marked so; never held during a call
 	ctx     context.Context
 	running chan struct{} // closed by Run
 	members map[string]*member
-	leaving map[string]*member   // by instance: removed in the middle of a pass
-	ended   map[string]time.Time // when the work for an instance ended, if recently
+	leaving map[string]*member   // by instance: removed during a pass
+	ended   map[string]time.Time // by instance: when its work ended, if recently
 	due     schedule
 }
 
@@ -56,9 +56,9 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
-// Set adds a node, or changes the settings of a node with the same name and instance. A node that comes
-// back with another instance is another node. Seed is what was last published for the instance, by this
-// process or one before; it is used for new nodes only.
+// Set adds a node, or changes the settings of a node with the same name and instance. A node with the same name and
+// another instance is a new node. Seed is the inventory last published for the instance, by this or an earlier
+// process; it is used only for new nodes.
 func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) error {
 	f.mu.Lock()
 	m, ok := f.members[name]
@@ -87,27 +87,27 @@ func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory,
 	return nil
 }
 
-// Remove ends the work for a node. It returns at once; a call in flight is finished, and nothing of the
-// node is changed after it. The node's ENIs are deleted with the instance, or collected as orphans once
-// the instance has vanished.
+// Remove ends the work for a node. It returns immediately; a call in flight completes, and nothing else of the node
+// changes. The node's ENIs are deleted with the instance, or collected as orphans once the instance has
+// vanished.
 func (f *Fleet) Remove(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.remove(name)
 }
 
-// Kick says that a node's use of addresses changed. It never blocks.
+// Kick reports that a node's address usage changed. It never blocks.
 func (f *Fleet) Kick(name string) { f.tell(name, burstWindow, (*eni.Reconciler).Kick) }
 
-// Invalidate says that what was published for a node may not be what the cloud has: someone else wrote
+// Invalidate reports that the published inventory of a node may differ from the cloud, because someone else wrote
 // it. Nothing is published before the next observation.
 func (f *Fleet) Invalidate(name string) { f.tell(name, 0, (*eni.Reconciler).Invalidate) }
 
-// CheckInstance says that a node's instance may have been stopped, or may run again: the cloud is asked
-// for its state once.
+// CheckInstance reports that a node's instance may have been stopped or started: its state is requested once from
+// the cloud.
 func (f *Fleet) CheckInstance(name string) { f.tell(name, 0, (*eni.Reconciler).CheckInstance) }
 
-// tell passes news on to a node's reconciler, if there is one, and has it take the news within a time.
+// tell passes news to a node's reconciler, if there is one, and schedules a pass within a time.
 func (f *Fleet) tell(name string, within time.Duration, news func(*eni.Reconciler)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -117,9 +117,8 @@ func (f *Fleet) tell(name string, within time.Duration, news func(*eni.Reconcile
 	}
 }
 
-// Describe describes an instance, whether or not it is a node's, together with others that are asked
-// for at the same moment. An instance that does not exist is an error of class cloud.Gone. Describe
-// waits for Run.
+// Describe describes an instance, whether or not it is a node's. Concurrent requests share a call. An unknown
+// instance is an error of class cloud.Gone. Describe blocks until Run.
 func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance, error) {
 	select {
 	case <-ctx.Done():
@@ -133,8 +132,7 @@ func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance
 	return in, nil
 }
 
-// Subnets lists the known subnets, by ID, each with its free addresses less those reserved for calls in
-// flight.
+// Subnets lists the known subnets, by ID, each with its free addresses minus those reserved for calls in flight.
 func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Catalog.Subnets.Free() }
 
 // spawn runs work until it is done or the fleet ends.
@@ -145,7 +143,7 @@ func (f *Fleet) spawn(work func(context.Context)) {
 	f.work.Go(func() { work(ctx) })
 }
 
-// known returns the instances of all nodes with the places of their ENIs.
+// known returns the instances of all nodes and the locations of their ENIs.
 func (f *Fleet) known() map[string]places {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -156,50 +154,49 @@ func (f *Fleet) known() map[string]places {
 	return out
 }
 
-var errRunning = errors.New("fleet: Run was called twice")
+var errRunning = errors.New("fleet: Run called twice")
 
-// Config is what a Fleet needs.
+// Config is the configuration of a Fleet.
 type Config struct {
 	Cluster  string // value of eni.TagCluster
 	Cloud    cloud.API
-	Observer Observer     // nil: none
-	Clock    clock.Clock  // nil: the machine's
-	Logger   *slog.Logger // nil: silent
+	Observer Observer     // may be nil
+	Clock    clock.Clock  // the system clock if nil
+	Logger   *slog.Logger // discards everything if nil
 
 	eni.Timing
 }
 
-// Node is one node's side: where its addresses are published, and who uses them. Calls for one node
-// come from one goroutine at a time.
+// Node is the consumer of one node's addresses: they are published to it, and it reports their usage. Calls for one
+// node come from one goroutine at a time.
 type Node interface {
 	eni.Node
-	// Reconciled is called with the node's status after every pass, and during one
-	// whose calls wait long for the cloud's rate limit.
+	// Reconciled is called with the node's status after every pass, and during a pass whose calls wait long for
+	// the cloud's rate limit.
 	Reconciled(eni.Status)
-	// Committed lists the releases that were recorded as about to
-	// leave and that the cloud did not take yet: see eni.Fleet.
+	// Committed lists the releases that were recorded and that the cloud has not made yet: see eni.Fleet.
 	Committed() []eni.Release
 }
 
-// Observer receives everything that is done, for metrics, from many goroutines at once. Its methods
-// must be quick.
+// Observer receives all activity, for metrics, from many goroutines concurrently. Its methods must return
+// quickly.
 type Observer interface {
-	// Acted is called after each action or observation of a node. The action
-	// names its subnet, also for Assign. The class is Unknown when err is nil.
+	// Acted is called after each action or observation of a node. The action includes its subnet, also for
+	// Assign. The class is Unknown if err is nil.
 	Acted(node string, a plan.Action, class cloud.Class, err error, took time.Duration)
 	// Listed is called after each full listing.
 	Listed(took time.Duration, err error)
-	// Collected is called after each look for orphans.
+	// Collected is called after each search for orphans.
 	Collected(found eni.Collected)
 }
 
 func (c *Config) withDefaults() error {
 	var errs []error
 	if c.Cluster == "" {
-		errs = append(errs, errors.New("Cluster: want the cluster's name, by which ENIs are known as ours"))
+		errs = append(errs, errors.New("Cluster: required to identify Berth's ENIs"))
 	}
 	if c.Cloud == nil {
-		errs = append(errs, errors.New("Cloud: want one"))
+		errs = append(errs, errors.New("Cloud: required"))
 	}
 	if c.Clock == nil {
 		c.Clock = clock.Real{}

@@ -13,13 +13,13 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// Three subnets have 400 free addresses each, and 100 nodes need 11 each and one for the ENI: exactly
-// 1,200. The last node is served from what is left of all three.
+// Three subnets have 400 free addresses each, and 100 nodes need 11 addresses and one for the ENI: exactly 1,200.
+// The last node is served from the remainders of all three.
 func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 	bubble(t, 100, func(t *testing.T, w *world) {
 		for i, id := range []string{"subnet-1", "subnet-2", "subnet-3"} {
 			w.cloud.State.AddSubnet(id, "zone-a", []string{"10.1.0.0/23", "10.2.0.0/23", "10.3.0.0/23"}[i], map[string]string{"for": "pods"})
-			for range 512 - 5 - 400 { // of others
+			for range 512 - 5 - 400 { // addresses of other ENIs
 				if _, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: id}); err != nil {
 					t.Fatal(err)
 				}
@@ -35,20 +35,20 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 		p.stop()
 		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.Err != nil {
-				t.Errorf("a create failed: %v", c.Err)
+				t.Errorf("CreateENI() failed: %v", c.Err)
 			}
 		}
 		short := 0
 		for _, o := range w.objects {
 			short += 11 - o.available()
 		}
-		// Two more ENIs than nodes take two addresses for themselves.
+		// Two more ENIs than nodes need two addresses for themselves.
 		if n := w.cloud.Front.Count("CreateENI"); short != 2 || n != 102 {
-			t.Errorf("%d addresses are missing and %d ENIs were made; want 2 and 102", short, n)
+			t.Errorf("%d addresses missing and %d ENIs created, want 2 and 102", short, n)
 		}
 		subnets := check.Must(w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags}))(t)
 		for _, sn := range subnets {
-			check.Equal(t, sn.Free, 0, "%s: addresses left", sn.ID)
+			check.Equal(t, sn.Free, 0, "%s: free addresses", sn.ID)
 		}
 	})
 }
@@ -58,7 +58,7 @@ func TestJoinsShareCalls(t *testing.T) {
 		name  string
 		every time.Duration
 		most  int
-	}{{"at once", 0, 2}, {"within a second", 10 * time.Millisecond, 6}} {
+	}{{"simultaneously", 0, 2}, {"within a second", 10 * time.Millisecond, 6}} {
 		t.Run(c.name, inBubble(100, func(t *testing.T, w *world) {
 			w.cloud.Front.SetLatency("", 50*time.Millisecond)
 			p := w.operator(w.cloud)
@@ -74,7 +74,7 @@ func TestJoinsShareCalls(t *testing.T) {
 	}
 }
 
-func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
+func TestInvalidSettingsAffectOneNode(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		bad := settings(0, 8)
@@ -82,22 +82,22 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 		ill, well := p.set(t, w.objects[0], bad), p.set(t, w.objects[1], settings(0, 8))
 		pass(minute)
 		if s := ill.last(); s.Class != cloud.Gone || !strings.Contains(s.LastError, "team=nobody") || s.NextTry.IsZero() {
-			t.Errorf("status: %+v", s)
+			t.Errorf("status = %+v, want an error about the tag with a retry", s)
 		}
 		if s := well.last(); s.LastError != "" || s.Available != 8 || s.Needed != 0 {
-			t.Errorf("status of the other: %+v", s)
+			t.Errorf("status of the other node = %+v, want 8 available addresses and no error", s)
 		}
 		ill.configure(t, settings(0, 8))
 		pass(5 * time.Second)
 		if s := ill.last(); s.LastError != "" || s.Available != 8 {
-			t.Errorf("once corrected: %+v", s)
+			t.Errorf("status after the correction = %+v, want 8 available addresses and no error", s)
 		}
 	})
 }
 
-// Setting the same settings again, as after every change of an object, does not retry what waits for a
-// person.
-func TestSetAgainIsNoRetry(t *testing.T) {
+// Setting the same settings again, as happens on every change of an object, does not retry a step that needs human
+// intervention.
+func TestSettingSameSettingsDoesNotRetry(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 8))
@@ -105,14 +105,14 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 			pass(100 * time.Millisecond)
 			n.configure(t, settings(0, 8))
 		}
-		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "creates in 10 s of Set")
+		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "CreateENI calls during 10 s of Set")
 		w.cloud.Front.ClearFaults()
 		pass(3 * minute)
 	})
 }
 
-// Trouble of one node with the API stops neither other nodes nor its own growth.
-func TestPublishFailureConcernsOneNode(t *testing.T) {
+// A node's failure to publish to the API server stops neither other nodes nor its own growth.
+func TestPublishFailureAffectsOneNode(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		p.setAll(settings(0, 8))
@@ -127,7 +127,7 @@ func TestPublishFailureConcernsOneNode(t *testing.T) {
 	})
 }
 
-// A process that assigned an address does not publish it again after another process took it off.
+// A process that assigned an address does not publish it again after another process released it.
 func TestDoubtObservesBeforePublishing(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -138,31 +138,31 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		e := o.inv.ENIs[1]
 		stolen := e.Addresses[0]
 		o.inv.ENIs[1].Addresses = e.Addresses[1:]
-		o.version++ // another operator released it, and published that
+		o.version++ // another operator released the address and published that
 		o.mu.Unlock()
 		check.OK(t, w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])))
 		o.runFor(1, 10*time.Second)
 		p.stop()
 		for _, x := range o.inventory().ENIs {
 			if slices.Contains(x.Addresses, stolen) {
-				t.Errorf("%v was published again", stolen)
+				t.Errorf("released address %v was published again", stolen)
 			}
 		}
 	})
 }
 
-// An ENI that someone detached is no longer published once the node was observed after Invalidate, long
-// before the next full listing.
+// After Invalidate and an observation of the node, an ENI that someone detached is no longer published, long before
+// the next full listing.
 func TestInvalidateFindsDetachedENIs(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 4))
 		n.runFor(1, 130*time.Second)
-		w.apart = true // the pod's address is taken away
+		w.apart = true // the pod loses its address
 		looked := 0
 		for _, e := range w.attached() {
 			looked++
-			// Else the operator, if it looks meanwhile, attaches it again.
+			// Otherwise the operator, if it observes meanwhile, attaches it again.
 			w.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
 			check.OK(t, w.cloud.DetachENI(t.Context(), e.Attachment.ID))
 			pass(3 * time.Second)
@@ -171,11 +171,11 @@ func TestInvalidateFindsDetachedENIs(t *testing.T) {
 			p.Invalidate(n.name)
 			n.runFor(0, 5*time.Second)
 			if slices.ContainsFunc(n.inventory().ENIs, func(x eni.ENI) bool { return x.ID == e.ID }) {
-				t.Errorf("%s is published still", e.ID)
+				t.Errorf("%s is still published", e.ID)
 			}
 		}
 		if looked == 0 {
-			t.Fatal("the node has no ENI to take")
+			t.Fatal("the node has no ENI to detach")
 		}
 	})
 }
@@ -190,16 +190,16 @@ func TestUsePrimaryAddress(t *testing.T) {
 		check.Equal(t, n.last().Available, 8, "status")
 		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.N != 7 {
-				t.Errorf("asked for %d addresses besides the ENI's own, want 7", c.N)
+				t.Errorf("ENI created with %d secondary addresses, want 7", c.N)
 			}
 		}
-		// All excess but the primary address goes; that goes with the ENI alone.
+		// All excess is released except the primary address, which is only released with the ENI.
 		s.Policy.PreAllocate = 1
 		n.start()
 		n.configure(t, s)
 		pass(10 * minute)
 		if st := n.last(); st.Available != 2 || st.LastError != "" {
-			t.Errorf("after shrinking: %+v", st)
+			t.Errorf("status after shrinking = %+v, want 2 available addresses and no error", st)
 		}
 	})
 }
@@ -209,14 +209,14 @@ func TestRemovedNodeIsNotChanged(t *testing.T) {
 		w.cloud.Front.SetLatency("CreateENI", time.Second)
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 8))
-		pass(500 * time.Millisecond) // in the middle of the create
+		pass(500 * time.Millisecond) // during CreateENI
 		version := n.published()
 		p.Remove(n.name)
 		pass(10 * minute)
 		if n.published() != version || w.cloud.Front.Count("AttachENI") != 0 {
-			t.Errorf("published %d times more, attached %d times", n.published()-version, w.cloud.Front.Count("AttachENI"))
+			t.Errorf("published %d more times and attached %d times, want neither", n.published()-version, w.cloud.Front.Count("AttachENI"))
 		}
-		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
+		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI left behind
 		pass(3 * minute)
 		p.stop()
 		check.Equal(t, n.available(), 8, "addresses")

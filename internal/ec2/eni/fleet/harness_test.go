@@ -21,8 +21,8 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// object is a node as its NodeNetwork would have it: what was published last, and a daemon that gives
-// addresses to pods and confirms withdrawals at once.
+// object is a node as represented by its NodeNetwork: the last published inventory, and a daemon that assigns
+// addresses to pods and confirms withdrawals immediately.
 type object struct {
 	name, instance string
 
@@ -32,8 +32,8 @@ type object struct {
 	used      map[netip.Addr]bool
 	withdrawn map[netip.Addr]bool
 	leaving   map[string]bool
-	committed map[netip.Addr]string // with its ENI: the cloud may be asked to take it
-	detaching map[string]bool       // likewise ENIs
+	committed map[netip.Addr]string // addresses being released, with their ENIs
+	detaching map[string]bool       // ENIs being released
 	waiting   int
 }
 
@@ -42,7 +42,7 @@ func newObject(name, instance string) *object {
 		committed: map[netip.Addr]string{}, detaching: map[string]bool{}}
 }
 
-// start gives a pod an address, or has it wait.
+// start assigns an address to a new pod, or makes it wait.
 func (o *object) start() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -50,7 +50,7 @@ func (o *object) start() {
 	o.serve()
 }
 
-// serve gives addresses to pods that wait. o.mu is held.
+// serve assigns addresses to waiting pods. o.mu is held.
 func (o *object) serve() {
 	for _, e := range o.inv.ENIs {
 		for _, a := range e.Addresses {
@@ -62,7 +62,7 @@ func (o *object) serve() {
 	}
 }
 
-// end ends a pod, if one runs.
+// end ends a pod, if one is running.
 func (o *object) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -72,7 +72,7 @@ func (o *object) end() {
 	}
 }
 
-// pods returns how many pods have an address, and how many wait.
+// pods returns how many pods have an address, and how many are waiting.
 func (o *object) pods() (with, waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -86,7 +86,7 @@ func (o *object) published() int {
 	return o.version
 }
 
-// inventory returns what was published last.
+// inventory returns the last published inventory.
 func (o *object) inventory() eni.Inventory {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -110,18 +110,18 @@ func (o *object) available() (n int) {
 	return n
 }
 
-// writer is one operator's side of an object. Its writes fail once another operator wrote, until it has
-// observed again.
+// writer is one operator's view of an object. Its writes fail after another operator's write, until it has observed
+// the object again.
 type writer struct {
 	*object
 	fleet  *Fleet
-	failed error // of every Publish; nil: none
+	failed error // error of every Publish; may be nil
 
-	seen   int // version
+	seen   int // last version observed
 	status eni.Status
 }
 
-var errConflict = errors.New("the object was changed by another")
+var errConflict = errors.New("the object was changed by another writer")
 
 // Usage implements eni.Node.
 func (w *writer) Usage() eni.Usage {
@@ -164,7 +164,7 @@ func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
 	return nil
 }
 
-// commit records the releases of an inventory until they are done. w.mu is held.
+// commit records the releases of an inventory until they complete. w.mu is held.
 func (w *writer) commit(inv eni.Inventory) {
 	committed, detaching := map[netip.Addr]string{}, map[string]bool{}
 	for _, e := range inv.ENIs {
@@ -258,7 +258,7 @@ func (w *writer) Reconciled(s eni.Status) {
 	w.status = s
 }
 
-// run starts pods and tells the operator.
+// run starts pods and kicks the operator.
 func (w *writer) run(pods int) {
 	for range pods {
 		w.start()
@@ -266,30 +266,30 @@ func (w *writer) run(pods int) {
 	w.fleet.Kick(w.name)
 }
 
-// runFor is run, and lets time pass.
+// runFor is run, followed by a pause.
 func (w *writer) runFor(pods int, d time.Duration) {
 	w.run(pods)
 	pass(d)
 }
 
-// configure sets other settings.
+// configure applies other settings.
 func (w *writer) configure(t *testing.T, s eni.Settings) {
 	t.Helper()
 	check.OK(t, w.fleet.Set(w.name, w.instance, s, eni.Inventory{}, w))
 }
 
-// fail has every Publish fail; nil: none.
+// fail makes every Publish fail with err, or none if it is nil.
 func (w *writer) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failed = err
 }
 
-// wantPods checks how many pods run, and that no pod waits.
+// wantPods checks the number of running pods, and that no pod is waiting.
 func (w *writer) wantPods(t *testing.T, want int) {
 	t.Helper()
 	if with, waiting := w.pods(); with != want || waiting > 0 {
-		t.Errorf("%s: %d pods have addresses, want %d; %d wait: %+v", w.name, with, want, waiting, w.last())
+		t.Errorf("%s: %d pods have addresses, want %d; %d pods are waiting, want 0; status %+v", w.name, with, want, waiting, w.last())
 	}
 }
 
@@ -306,12 +306,12 @@ type world struct {
 	objects    []*object
 	operators  []*operator
 	observer   Observer // of the operators; may be nil
-	usePrimary bool     // the nodes do
-	apart      bool     // what EC2 has need not be what is published in the end
+	usePrimary bool     // nodes use primary addresses
+	apart      bool     // skip the final comparison of EC2 with the published inventories
 }
 
-// bubble runs a test in virtual time, in a VPC with some nodes. At the end the operators are stopped,
-// and EC2 has exactly what is published.
+// bubble runs a test in virtual time, in a VPC with some nodes. At the end it stops the operators and checks that
+// EC2 matches the published inventories exactly.
 func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, cloud: cloudfake.New(cloudfake.Options{})}
@@ -329,12 +329,12 @@ func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	})
 }
 
-// inBubble is bubble as a subtest.
+// inBubble returns bubble as a subtest.
 func inBubble(nodes int, test func(t *testing.T, w *world)) func(*testing.T) {
 	return func(t *testing.T) { bubble(t, nodes, test) }
 }
 
-// pass lets virtual time pass.
+// pass advances virtual time.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
 }
@@ -369,7 +369,7 @@ func (w *world) operator(api cloud.API) *operator {
 	go func() {
 		defer close(done)
 		if err := f.Run(ctx); !errors.Is(err, context.Canceled) {
-			w.t.Errorf("Run: %v", err)
+			w.t.Errorf("Run() = %v, want context.Canceled", err)
 		}
 	}()
 	p := &operator{Fleet: f, world: w, writers: map[string]*writer{}, stop: func() { cancel(); <-done }}
@@ -377,7 +377,7 @@ func (w *world) operator(api cloud.API) *operator {
 	return p
 }
 
-// set adds a node, seeded with what was published.
+// set adds a node, seeded with its published inventory.
 func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
 	t.Helper()
 	o.mu.Lock()
@@ -403,21 +403,21 @@ func settings(minimum, free int) eni.Settings {
 	return eni.Settings{InstanceType: "m5.xlarge", Policy: p}
 }
 
-// agree checks that the cloud has exactly what is published, that no ENI of ours is detached, and that
-// no pod lost its address. Trunks and branches have none.
+// agree checks that the published inventories match the cloud exactly, that none of Berth's ENIs is detached, and
+// that no pod lost its address. Trunks and branches are not published.
 func (w *world) agree() {
 	w.t.Helper()
 	truth := map[string]cloud.ENI{}
 	for _, e := range w.cloud.State.Truth() {
 		if e.Attachment == nil && e.Tags[eni.TagCluster] != "test" {
-			continue // another's
+			continue // foreign
 		}
 		if e.Type == cloud.InterfaceBranch || e.Type == cloud.InterfaceTrunk && e.Attachment != nil {
 			continue
 		}
 		truth[e.ID] = e
 		if e.Attachment == nil {
-			w.t.Errorf("%s of %s is detached", e.ID, e.Tags[eni.TagInstanceID])
+			w.t.Errorf("%s of instance %s is detached", e.ID, e.Tags[eni.TagInstanceID])
 		}
 	}
 	published := 0
@@ -428,17 +428,17 @@ func (w *world) agree() {
 			slices.SortFunc(got, netip.Addr.Compare)
 			slices.SortFunc(want, netip.Addr.Compare)
 			if !slices.Equal(got, want) {
-				w.t.Errorf("%s: %s has %v, published %v", o.name, e.ID, want, got)
+				w.t.Errorf("%s: %s has %v in EC2, but %v is published", o.name, e.ID, want, got)
 			}
 		}
 	}
 	w.kept()
 	if published != len(truth) {
-		w.t.Errorf("%d ENIs, %d published", len(truth), published)
+		w.t.Errorf("%d ENIs in EC2, but %d are published", len(truth), published)
 	}
 }
 
-// forPods returns the addresses of an ENI that are for pods.
+// forPods returns the addresses of an ENI for pods.
 func (w *world) forPods(e cloud.ENI) []netip.Addr {
 	if w.usePrimary && e.Attachment.DeviceIndex > 0 {
 		return append(slices.Clone(e.Addresses), e.Primary)
@@ -461,20 +461,20 @@ func (w *world) kept() {
 		o.mu.Lock()
 		for a := range o.used {
 			if has[a] != o.instance {
-				w.t.Errorf("%s: a pod's address %v is not the node's any more", o.name, a)
+				w.t.Errorf("%s: address %v of a pod no longer belongs to the node", o.name, a)
 			}
 		}
 		o.mu.Unlock()
 	}
 }
 
-// leftBehind returns an ENI that was created for an instance, now or long ago, and is detached.
+// leftBehind creates a detached ENI for an instance, with the given creation time.
 func (w *world) leftBehind(cluster, instance string, made time.Time) cloud.ENI {
 	w.t.Helper()
 	return w.make(cluster, instance, made, func(*cloud.CreateENI) {})
 }
 
-// make adds a detached ENI, as if it was created for an instance, with changes.
+// make creates a detached ENI for an instance, with modifications of the request.
 func (w *world) make(cluster, instance string, made time.Time, change func(*cloud.CreateENI)) cloud.ENI {
 	w.t.Helper()
 	q := cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
@@ -488,12 +488,12 @@ func (w *world) make(cluster, instance string, made time.Time, change func(*clou
 	return e
 }
 
-// attached returns the ENIs for pods that the operator created and attached, as EC2 has them.
+// attached returns the ENIs for pods that the operator created and attached, according to EC2.
 func (w *world) attached() []cloud.ENI {
 	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool { return e.Type == cloud.InterfaceTrunk })
 }
 
-// trunks returns the trunks on an instance.
+// trunks returns the trunks attached to an instance.
 func (w *world) trunks(instance string) []cloud.ENI {
 	return slices.DeleteFunc(w.secondary(), func(e cloud.ENI) bool {
 		return e.Type != cloud.InterfaceTrunk || e.Attachment.InstanceID != instance
@@ -505,17 +505,17 @@ func (w *world) secondary() []cloud.ENI {
 	return slices.DeleteFunc(w.cloud.State.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
 }
 
-// api is the cloud with calls that tests replace; a nil function replaces none.
+// api is a cloud with hooks for tests; nil hooks do nothing.
 type api struct {
 	*cloudfake.Cloud
-	listing   func(cloud.ENIFilter)                    // before ENIs are listed
-	listed    func([]cloud.ENI)                        // to listings
-	instances func([]string) ([]cloud.Instance, error) // in place of it
-	subnets   func([]cloud.Subnet)                     // to free counts
-	created   func(cloud.CreateENI, *cloud.ENI)        // to what was created
-	assigned  func(id string, got []netip.Prefix)      // to what was assigned
-	attaching func(id string) error                    // before an ENI is attached
-	taking    <-chan struct{}                          // what takes something off waits for its end
+	listing   func(cloud.ENIFilter)                    // called before ENIs are listed
+	listed    func([]cloud.ENI)                        // modifies listings
+	instances func([]string) ([]cloud.Instance, error) // replaces Instances
+	subnets   func([]cloud.Subnet)                     // modifies subnets
+	created   func(cloud.CreateENI, *cloud.ENI)        // modifies the reply to CreateENI
+	assigned  func(id string, got []netip.Prefix)      // modifies the reply to AssignAddresses
+	attaching func(id string) error                    // called before an ENI is attached
+	taking    <-chan struct{}                          // blocks UnassignAddresses and DetachENI until closed
 }
 
 func (a *api) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {

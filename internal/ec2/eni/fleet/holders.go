@@ -10,15 +10,15 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// holders knows which node of the fleet has which address of a subnet, so that no two nodes get the
-// same address, whatever EC2 answers.
+// holders tracks which node of the fleet holds which address of a subnet, so that no two nodes get the same address,
+// whatever EC2 returns.
 type holders struct {
 	mu   sync.Mutex       // guards all below; never held during a call
 	by   map[key]holder   // by address or prefix
 	held map[string][]key // by instance
 }
 
-// key is an address or prefix of a subnet. VPCs may have the same addresses.
+// key is an address or prefix in a subnet. Different VPCs may use the same addresses.
 type key struct {
 	subnet string
 	prefix netip.Prefix
@@ -30,7 +30,7 @@ func newHolders() *holders {
 	return &holders{by: map[key]holder{}, held: map[string][]key{}}
 }
 
-// set takes the addresses of an instance. Those that it is releasing may already be another's.
+// set records the addresses of an instance, except those being released, which another node may already hold.
 func (h *holders) set(inv eni.Inventory) {
 	leaving := map[netip.Prefix]bool{}
 	for _, r := range inv.Releasing {
@@ -51,14 +51,14 @@ func (h *holders) set(inv eni.Inventory) {
 	}
 }
 
-// drop forgets the addresses of an instance.
+// drop removes the addresses of an instance.
 func (h *holders) drop(instance string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.forget(instance)
 }
 
-// forget is drop for a caller that holds h.mu.
+// forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
 	for _, at := range h.held[instance] {
 		if h.by[at].instance == instance {
@@ -68,8 +68,8 @@ func (h *holders) forget(instance string) {
 	delete(h.held, instance)
 }
 
-// other returns the ENI of another instance that has part of an address or delegated prefix; empty:
-// none has.
+// other returns the ENI of another instance that holds part of an address or delegated prefix; empty if there is
+// none.
 func (h *holders) other(instance, subnet string, p netip.Prefix) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,7 +81,7 @@ func (h *holders) other(instance, subnet string, p netip.Prefix) string {
 	if p.IsSingleIP() || p.Addr().Is4() {
 		return ""
 	}
-	for at, has := range h.by { // rare: an ENI gets a /80 once
+	for at, has := range h.by { // rare: an ENI gets a single /80
 		if at.subnet == subnet && has.instance != instance && p.Overlaps(at.prefix) {
 			return has.eni
 		}
@@ -89,7 +89,7 @@ func (h *holders) other(instance, subnet string, p netip.Prefix) string {
 	return ""
 }
 
-// overlapping returns the addresses and delegated prefixes that overlap p, which is one of them.
+// overlapping returns the addresses and delegated prefixes that overlap p, which is an address or such a prefix.
 func overlapping(p netip.Prefix) []netip.Prefix {
 	prefix := cloud.PrefixAround(p.Addr())
 	out := []netip.Prefix{p, prefix}
@@ -102,14 +102,14 @@ func overlapping(p netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// holds reports whether an ENI is known to have an address or prefix.
+// holds reports whether an ENI is known to hold an address or prefix.
 func (h *holders) holds(e cloud.ENI, p netip.Prefix) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.by[key{e.SubnetID, p}].eni == e.ID
 }
 
-// Publish implements Node: what is published is the node's own from then on.
+// Publish implements Node. Published addresses are recorded as held by the node.
 func (n *countedNode) Publish(ctx context.Context, inv eni.Inventory) error {
 	n.holders.set(inv)
 	return n.Node.Publish(ctx, inv)

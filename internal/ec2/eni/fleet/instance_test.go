@@ -11,12 +11,12 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// instances answers EC2's questions about instances: all are in one state.
+// instances answers DescribeInstances with the same state for all instances.
 type instances struct {
 	state   atomic.Value
 	calls   atomic.Int32
-	unknown atomic.Int32 // coming answers that know none of them
-	failing int32        // the call that has no answer
+	unknown atomic.Int32 // number of next replies without any instance
+	failing int32        // number of the call that gets no reply
 }
 
 func instancesIn(state string) *instances {
@@ -38,15 +38,15 @@ func (i *instances) describe(ids []string) (out []cloud.Instance, _ error) {
 	return out, nil
 }
 
-// suspect returns an operator with one node, whose instance is described by the answers in turn.
+// suspect returns an operator with one node whose instance is described by ec2.
 func (w *world) suspect(ec2 *instances) (*operator, *writer) {
 	p := w.operator(&api{Cloud: w.cloud, instances: ec2.describe})
 	return p, p.set(w.t, w.objects[0], settings(0, 8))
 }
 
-// One answer that lacks an instance, as a trailing replica of EC2 gives, does not end it: EC2 is asked
-// again before anything follows.
-func TestOneAnswerWithoutTheInstance(t *testing.T) {
+// A single reply without an instance, as a lagging EC2 replica gives, does not mean that the instance has vanished:
+// EC2 is asked again first.
+func TestOneReplyWithoutTheInstance(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, n := w.suspect(ec2)
@@ -57,26 +57,26 @@ func TestOneAnswerWithoutTheInstance(t *testing.T) {
 			for range 60 {
 				pass(time.Second)
 				if s := n.last(); s.Vanished || s.LastError != "" {
-					t.Fatalf("after one answer: %+v", s)
+					t.Fatalf("status after one reply without the instance = %+v, want no error", s)
 				}
 			}
 			if ec2.unknown.Load() >= 0 {
-				t.Fatal("it was not asked for again")
+				t.Fatal("the instance was not described again")
 			}
 		}
 		ec2.unknown.Store(1000)
-		for i := 0; i < 5 && !n.last().Vanished; i++ { // a listing between two answers has it, and outranks them
+		for i := 0; i < 5 && !n.last().Vanished; i++ { // a listing in between shows the instance and takes precedence
 			p.CheckInstance(n.name)
 			pass(10 * time.Second)
 		}
 		if s, asked := n.last(), 1000-ec2.unknown.Load(); !s.Vanished || asked < 2 || asked > 10 {
-			t.Errorf("after %d answers without it: %+v; want it vanished after two in a row", asked, s)
+			t.Errorf("after %d replies without the instance: status = %+v, want it vanished after two in a row", asked, s)
 		}
 	})
 }
 
-// A suspicion lasts until it is answered. If EC2 fails to answer the second question, the question does
-// not stay open, nor is its failure reported for ever.
+// A suspicion lasts until EC2 replies. If EC2 fails to reply to the second request, the suspicion does not stay open,
+// and the failure is not reported forever.
 func TestSuspicionOutlivesAFailure(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -86,39 +86,38 @@ func TestSuspicionOutlivesAFailure(t *testing.T) {
 		for _, next := range []string{"running", "stopped"} {
 			ec2.calls.Store(0)
 			p.CheckInstance(n.name)
-			pass(time.Second) // the first answer is that it runs
+			pass(time.Second) // the first reply says running
 			ec2.state.Store(next)
 			pass(20 * time.Second)
 			if s := n.last(); (s.LastError != "") != (next == "stopped") || s.LastError != "" && s.Class != cloud.Conflict {
-				t.Errorf("%s, after %d calls: %+v", next, ec2.calls.Load(), s)
+				t.Errorf("%s: status after %d calls = %+v, want a conflict only when stopped", next, ec2.calls.Load(), s)
 			}
 		}
 	})
 }
 
-// EC2's answer may trail the change that caused a suspicion. An answer without a change is followed by
-// another question, at a time when the change must show.
-func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
+// EC2's reply may lag behind the change that caused a suspicion. After a reply without a change, EC2 is asked again
+// at a time when the change must be visible.
+func TestSuspicionOutlivesALaggingReply(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, n := w.suspect(ec2)
 		pass(minute)
-		for _, next := range []string{"stopped", "running", "running"} { // the last suspicion is for nothing
+		for _, next := range []string{"stopped", "running", "running"} { // the last suspicion is unfounded
 			ec2.calls.Store(0)
 			p.CheckInstance(n.name)
 			pass(time.Second)
 			ec2.state.Store(next)
 			pass(10 * time.Second)
 			if s := n.last(); (s.Class == cloud.Conflict) != (next == "stopped") || ec2.calls.Load() != 2 {
-				t.Errorf("%s: after %d calls %+v; want 2", next, ec2.calls.Load(), s)
+				t.Errorf("%s: status after %d calls = %+v, want 2 calls, and a conflict only when stopped", next, ec2.calls.Load(), s)
 			}
 		}
 	})
 }
 
-// A node that needs nothing makes no calls. That its instance was stopped, or runs again, is found by
-// one call for each suspicion.
-func TestSuspectedInstanceIsAskedFor(t *testing.T) {
+// An idle node makes no calls. One call per suspicion detects that its instance was stopped or started.
+func TestSuspectedInstanceIsDescribed(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, n := w.suspect(ec2)
@@ -128,26 +127,26 @@ func TestSuspectedInstanceIsAskedFor(t *testing.T) {
 		ec2.state.Store("stopped")
 		pass(minute)
 		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 0 {
-			t.Fatalf("%d calls for nothing: %+v", ec2.calls.Load(), s)
+			t.Fatalf("%d calls without a suspicion, status = %+v, want no calls and no error", ec2.calls.Load(), s)
 		}
 		p.CheckInstance(n.name)
 		pass(5 * time.Second)
 		if s := n.last(); s.Class != cloud.Conflict || !strings.Contains(s.LastError, "stopped") || ec2.calls.Load() != 1 {
-			t.Errorf("after %d calls: %+v", ec2.calls.Load(), s)
+			t.Errorf("status after %d calls = %+v, want a conflict after 1", ec2.calls.Load(), s)
 		}
 		ec2.state.Store("running")
-		p.CheckInstance(n.name) // long before it is asked for again by itself
+		p.CheckInstance(n.name) // long before the next regular check
 		pass(5 * time.Second)
 		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 2 {
-			t.Errorf("once it runs, after %d calls: %+v", ec2.calls.Load(), s)
+			t.Errorf("status of the restarted instance after %d calls = %+v, want no error after 2", ec2.calls.Load(), s)
 		}
 		if s := other.last(); s.LastError != "" {
-			t.Errorf("the other: %+v", s)
+			t.Errorf("status of the other node = %+v, want no error", s)
 		}
 	})
 }
 
-// Hundreds of nodes that are not ready cost a few calls, at first and later.
+// Hundreds of nodes that are not ready share a few calls, at first and later.
 func TestSuspicionsShareCalls(t *testing.T) {
 	bubble(t, 300, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -162,10 +161,10 @@ func TestSuspicionsShareCalls(t *testing.T) {
 			most        int32
 			trouble     cloud.Class
 		}{
-			{"stopped, which nobody suspects", "", minute, 0, cloud.Unknown},
+			{"stopped but not suspected", "", minute, 0, cloud.Unknown},
 			{"stopped", "stopped", 5 * time.Second, 2, cloud.Conflict},
 			{"stopped for 5 min", "", 5 * minute, 12, cloud.Conflict},
-			{"run again", "running", 5 * time.Second, 2, cloud.Unknown},
+			{"running again", "running", 5 * time.Second, 2, cloud.Unknown},
 		} {
 			if c.state != "" {
 				ec2.state.Store(c.state)
@@ -176,10 +175,10 @@ func TestSuspicionsShareCalls(t *testing.T) {
 			pass(c.wait)
 			for _, n := range p.writers {
 				if s := n.last(); s.Class != c.trouble {
-					t.Fatalf("%s: %s: %+v", c.name, n.name, s)
+					t.Fatalf("%s: status of %s = %+v, want class %v", c.name, n.name, s, c.trouble)
 				}
 			}
-			check.AtMost(t, ec2.calls.Swap(0), c.most, "%s: calls", c.name)
+			check.AtMost(t, ec2.calls.Swap(0), c.most, "%s: number of calls", c.name)
 		}
 	})
 }
@@ -193,12 +192,12 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 		before := w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI")
 		n.runFor(1, 20*time.Second)
 		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI") != before {
-			t.Errorf("status %+v; calls %v", s, w.cloud.Front.Calls())
+			t.Errorf("status = %+v, want an error about the stopped instance and no changes; calls: %v", s, w.cloud.Front.Calls())
 		}
 		ec2.state.Store("running")
 		pass(3 * minute)
 		if s := n.last(); s.LastError != "" || s.Available < 8 {
-			t.Errorf("running again: %+v", s)
+			t.Errorf("status of the running instance = %+v, want 8 available addresses and no error", s)
 		}
 	})
 }
@@ -209,13 +208,13 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		n, other := p.set(t, w.objects[0], settings(0, 8)), p.set(t, w.objects[1], settings(0, 8))
 		pass(10 * time.Second)
 		w.cloud.State.Terminate(n.instance)
-		w.apart = true // its pods' addresses are no more
+		w.apart = true // its pods lose their addresses
 		pass(5 * minute)
 		if s := n.last(); !s.Vanished || !strings.Contains(s.LastError, n.instance) {
-			t.Errorf("status of the terminated: %+v", s)
+			t.Errorf("status of the node with the terminated instance = %+v, want vanished", s)
 		}
 		if s := other.last(); s.Vanished || s.LastError != "" {
-			t.Errorf("status of the other: %+v", s)
+			t.Errorf("status of the other node = %+v, want no error", s)
 		}
 		before := w.cloud.Front.Count("Instances")
 		n.runFor(1, 5*minute)
@@ -223,13 +222,13 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		w.cloud.State.AddInstance(n.instance, "m5.xlarge", "subnet-home")
 		pass(5 * minute)
 		if s := n.last(); s.Vanished || s.LastError != "" || n.available() < 8 {
-			t.Errorf("after it came back: %+v with %d addresses", s, n.available())
+			t.Errorf("status after the instance reappeared = %+v with %d addresses, want no error and at least 8", s, n.available())
 		}
 	})
 }
 
-// Whatever state and type EC2 names, pods keep their addresses, and get more once it tells the truth.
-func TestInstancesThatCannotBeTrue(t *testing.T) {
+// Whatever state and type EC2 reports, pods keep their addresses, and they get more once the reports are true again.
+func TestImpossibleInstances(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		states := []string{"terminated", "running", "stopped", "shutting-down", "nonsense", "pending", "stopping"}
 		types := []string{"t3.small", "m5.4xlarge", "nonsense", "", "c5.large"}
@@ -267,26 +266,26 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 			n.wantPods(t, 20)
 		}
 		if lies.Load() < 60 {
-			t.Errorf("EC2 was asked %d times", lies.Load())
+			t.Errorf("EC2 gave %d false replies, want at least 60", lies.Load())
 		}
 	})
 }
 
-// The settings of a node may have a wrong type, by mistake or on purpose: the limits are those of the
-// type that the cloud names.
+// The settings of a node may name a wrong instance type, by mistake or intentionally. The limits are those of the
+// type that EC2 reports.
 func TestLimitsAreThoseOfTheCloud(t *testing.T) {
 	for _, said := range []string{"m5.4xlarge", "z9.none"} {
-		t.Run(said, inBubble(1, func(t *testing.T, w *world) { // of m5.xlarge
+		t.Run(said, inBubble(1, func(t *testing.T, w *world) { // the instance is an m5.xlarge
 			s := settings(0, 60)
 			s.InstanceType = said
 			n := w.operator(w.cloud).set(t, w.objects[0], s)
 			pass(30 * time.Second)
 			got := n.inventory()
 			if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
-				t.Errorf("status %+v", st)
+				t.Errorf("status = %+v, want m5.xlarge at capacity", st)
 			}
 			if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
-				t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
+				t.Errorf("inventory of %s with %d ENIs and %d addresses exceeds the limits of m5.xlarge", got.InstanceType, len(got.ENIs), n.available())
 			}
 		}))
 	}

@@ -16,27 +16,27 @@ type member struct {
 	rec            *eni.Reconciler
 	node           *countedNode
 
-	// What follows is guarded by the fleet's lock.
-	places   places        // where its ENIs are
-	settings *eni.Settings // for the next pass; nil: no change
-	next     Node          // likewise
+	// Guarded by the fleet's lock:
+	places   places        // VPCs of its ENIs
+	settings *eni.Settings // for the next pass; nil if unchanged
+	next     Node          // for the next pass
 	at       time.Time     // when the next pass is due
-	index    int           // in the heap of due times; -1: not in it
+	index    int           // in the heap of due times; -1 if absent
 	running  bool          // a pass is in progress
-	again    bool          // another is due after it
-	againAt  time.Time     // when
+	again    bool          // another pass follows it
+	againAt  time.Time     // when that pass is due
 	removed  bool
-	after    *member // the same instance's last member, whose pass must end first
+	after    *member // the instance's previous member, whose pass must end first
 }
 
-// countedNode is a Node that records its addresses as held by the node. The Node can be exchanged
+// countedNode is a Node whose published addresses are recorded as held by the node. The Node can be replaced
 // between passes.
 type countedNode struct {
 	Node
 	holders *holders // updated by Publish
 }
 
-// namedObserver passes what a node's reconciler does on to the fleet's observer.
+// namedObserver passes the activity of a node's reconciler to the fleet's observer.
 type namedObserver struct {
 	name string
 	to   Observer
@@ -47,7 +47,7 @@ func (o namedObserver) Acted(a plan.Action, class cloud.Class, err error, took t
 	o.to.Acted(o.name, a, class, err, took)
 }
 
-// Collected implements eni.Observer: the fleet looks for orphans itself.
+// Collected implements eni.Observer: the fleet collects orphans itself.
 func (namedObserver) Collected(eni.Collected) {}
 
 // Reconciled implements eni.Observer.
@@ -88,18 +88,18 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	if seed.InstanceID == instanceID && seed.At.After(since) {
 		since = seed.At
 	}
-	if now := f.cfg.Clock.Now(); since.After(now) { // a clock was set back
+	if now := f.cfg.Clock.Now(); since.After(now) { // the clock was set back
 		since = now
 	}
 	m.rec.ObserveSince(since)
 	return m, nil
 }
 
-// pass reconciles a node as far as possible now, and returns when to come back at the latest.
+// pass reconciles a node as far as possible now, and returns when the next pass is due at the latest.
 func (f *Fleet) pass(ctx context.Context, m *member, s *eni.Settings) time.Duration {
 	if s != nil {
 		if err := m.rec.Configure(*s); err != nil {
-			f.cfg.Logger.Error("settings not taken", "node", m.name, "err", err)
+			f.cfg.Logger.Error("settings not applied", "node", m.name, "err", err)
 		}
 	}
 	if l, ok := f.observatory.take(m.instance); ok {

@@ -15,11 +15,11 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/placement"
 )
 
-// observatory observes the cloud for all nodes: by full listings for repair, and by describing together
-// what nodes must know now. It is the eni.Lister of every node's reconciler.
+// observatory observes the cloud for all nodes: by full listings for repair, and by shared descriptions of what nodes
+// must know now. It is the eni.Lister of every node's reconciler.
 type observatory struct {
 	cfg     *Config
-	spawn   func(func(context.Context)) // runs work that outlives its caller, until the fleet ends
+	spawn   func(func(context.Context)) // runs work that may outlive its caller, until the fleet ends
 	subnets *placement.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
 	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
@@ -29,19 +29,19 @@ type observatory struct {
 	instances gatherer[cloud.Instance] // by instance ID
 
 	mu     sync.Mutex             // guards all below
-	flight *listing               // the full listing in flight; nil: none
-	at     time.Time              // as of when the last one was
-	listed map[string][]cloud.ENI // its parts, of each node that has not taken its own
-	pages  int                    // number of calls that it took, approximately
+	flight *listing               // the full listing in flight, or nil
+	at     time.Time              // time of the last full listing
+	listed map[string][]cloud.ENI // its parts, for the nodes that have not taken theirs
+	pages  int                    // approximate number of its calls
 }
 
-// places are the VPCs in which a node has its ENIs. Sure says that they were observed.
+// places are the VPCs in which a node has ENIs. Sure means that they were observed.
 type places struct {
 	vpcs []string
 	sure bool
 }
 
-// within reports whether all ENIs of a node are surely in some VPCs; "" stands for all VPCs.
+// within reports whether all ENIs of a node are certainly in the given VPCs; "" stands for all VPCs.
 func (p places) within(vpcs map[string]bool) bool {
 	out := func(vpc string) bool { return !vpcs[vpc] }
 	return vpcs[""] || p.sure && !slices.ContainsFunc(p.vpcs, out)
@@ -50,19 +50,19 @@ func (p places) within(vpcs map[string]bool) bool {
 // listing is a full listing in flight.
 type listing struct {
 	at    time.Time
-	first bool // urgent: nothing is known before it
+	first bool // urgent, because nothing is known yet
 	done  chan struct{}
-	err   error // once done
+	err   error // set once done
 }
 
-// What one page and one filter hold at most (EC2 API Reference, DescribeNetworkInterfaces and Filter).
+// The maximum size of a page and of a filter (EC2 API Reference, DescribeNetworkInterfaces and Filter).
 const (
 	pageSize     = 1000
 	filterValues = 200
 )
 
-// Describe calls of one kind are spaced: nodes that join one after the other share a few, and lookups
-// of single ENIs wait less.
+// Describe calls of one kind are spaced: nodes that join one after the other share calls, and lookups of single ENIs
+// wait less.
 const (
 	nodeSpacing = time.Second
 	lookSpacing = 250 * time.Millisecond
@@ -78,9 +78,9 @@ func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(con
 	return o
 }
 
-// List implements eni.Lister. The first full listing, which the first question starts, answers if it is
-// recent enough and has the node. Later full listings are for repair: they come after other calls, and
-// nobody waits for them.
+// List implements eni.Lister. The first full listing, which the first request starts, serves the request if it is
+// recent enough and includes the node. Later full listings are for repair: they come after other calls, and no
+// request waits for them.
 func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
 	o.mu.Lock()
 	if o.flight == nil && o.at.IsZero() {
@@ -112,7 +112,7 @@ func (f *listing) wait(ctx context.Context) error {
 	}
 }
 
-// take hands over a node's part of the last full listing, once.
+// take returns a node's part of the last full listing, once.
 func (o *observatory) take(instanceID string) (eni.Listing, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -124,14 +124,14 @@ func (o *observatory) take(instanceID string) (eni.Listing, bool) {
 	return eni.Listing{At: o.at, ENIs: enis, Of: eni.Whole}, true
 }
 
-// lastAt returns when the last full listing was made.
+// lastAt returns the time of the last full listing.
 func (o *observatory) lastAt() time.Time {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.at
 }
 
-// list makes a full listing, or waits for the one under way.
+// list makes a full listing, or waits for the one in flight.
 func (o *observatory) list(ctx context.Context) error {
 	o.mu.Lock()
 	f := o.flight
@@ -142,7 +142,7 @@ func (o *observatory) list(ctx context.Context) error {
 	return f.wait(ctx)
 }
 
-// begin begins a full listing. o.mu is held.
+// begin starts a full listing. o.mu is held.
 func (o *observatory) begin() *listing {
 	f := &listing{at: o.cfg.Clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
 	o.flight = f
@@ -158,12 +158,11 @@ func (o *observatory) begin() *listing {
 	return f
 }
 
-// listTimeout bounds a full listing, its waits for the limiter included.
+// listTimeout bounds a full listing, including its waits for the limiter.
 const listTimeout = 5 * time.Minute
 
-// listAll lists all ENIs of the VPCs of all nodes, and returns which VPCs those are. While no VPC is
-// known, it lists the account, as VPC "". A node whose VPCs are not known yet is described by its
-// instance ID.
+// listAll lists all ENIs in the VPCs of all nodes, and returns these VPCs. While no VPC is known, it lists the whole
+// account as VPC "". Nodes whose VPCs are not yet known are described by instance ID.
 func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[string]bool, err error) {
 	vpcs = map[string]bool{}
 	for _, p := range o.known() {
@@ -194,8 +193,8 @@ func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
 	return list
 }
 
-// parts returns a full listing of some VPCs by node. A node that may have ENIs elsewhere has a part
-// only if the listing has its primary ENI.
+// parts splits a full listing of some VPCs by node. A node that may have ENIs elsewhere gets a part only if the
+// listing includes its primary ENI.
 func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]cloud.ENI {
 	known := o.known()
 	listed := make(map[string][]cloud.ENI, len(known))
@@ -218,7 +217,7 @@ func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]
 	return listed
 }
 
-// finish stores a full listing by node, and wakes those who wait for it.
+// finish stores the parts of a full listing, and wakes the requests that wait for it.
 func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, err error) {
 	var listed map[string][]cloud.ENI
 	if err == nil {
@@ -236,7 +235,7 @@ func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, 
 	close(f.done)
 }
 
-// owner returns the instance that an ENI is attached to, or that this cluster created it for.
+// owner returns the instance that an ENI is attached to, or for which this cluster created it.
 func (o *observatory) owner(e cloud.ENI) (string, bool) {
 	if e.Attachment != nil {
 		return e.Attachment.InstanceID, true
@@ -309,13 +308,12 @@ func (o *observatory) Look(ctx context.Context, eniID string) ([]cloud.ENI, time
 func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	a, err := o.instances.ask(ctx, id)
 	if err == nil && a.value.ID == "" {
-		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "there is no instance " + id}
+		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "unknown instance " + id}
 	}
 	return a.value, err
 }
 
-// Subnets implements eni.Lister: one call describes all subnets of a VPC, for everyone who needs to
-// know.
+// Subnets implements eni.Lister: one call describes all subnets of a VPC for all nodes.
 func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
 	f := cloud.SubnetFilter{VPCID: q.VPCID}
 	if q.VPCID == "" {
@@ -324,21 +322,20 @@ func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time
 	return o.subnets.RefreshSince(ctx, f, q.Since)
 }
 
-// gatherWindow is how long the first question of a call waits for others.
+// gatherWindow is how long the first request of a call waits for more requests.
 const gatherWindow = 10 * time.Millisecond
 
-// gatherer answers questions about single keys by calls about many. What is asked while a call is in
-// flight goes into the next.
+// gatherer batches requests for single keys. Requests made while a call is in flight go into the next call.
 type gatherer[V any] struct {
 	clock   clock.Clock
-	spacing time.Duration                                                  // from the beginning of a call to that of the next
-	spawn   func(func(context.Context))                                    // runs what outlives a caller
-	call    func(ctx context.Context, keys []string) (map[string]V, error) // keys that it leaves out have the zero V
+	spacing time.Duration                                                  // between the starts of two calls
+	spawn   func(func(context.Context))                                    // runs work that may outlive its caller
+	call    func(ctx context.Context, keys []string) (map[string]V, error) // omitted keys have the zero V
 
 	mu      sync.Mutex // guards all below
 	pending map[string][]chan answer[V]
 	running bool
-	last    time.Time // when the last call began
+	last    time.Time // start of the last call
 }
 
 type answer[V any] struct {
@@ -347,7 +344,7 @@ type answer[V any] struct {
 	err   error
 }
 
-// ask asks about one key, as of now or later.
+// ask requests the value of one key, as of now or later.
 func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
 	c := make(chan answer[V], 1)
 	g.mu.Lock()
@@ -368,7 +365,7 @@ func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
 	}
 }
 
-// run makes calls while something is asked.
+// run makes calls while there are requests.
 func (g *gatherer[V]) run(ctx context.Context) {
 	for {
 		g.mu.Lock()

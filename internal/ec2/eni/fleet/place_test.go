@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// If new ENIs are configured for a VPC other than the instance's, even by mistake, full listings still
-// have all ENIs of the node.
+// If new ENIs are configured for a VPC other than the instance's, even by mistake, full listings still include all
+// ENIs of the node.
 func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -22,13 +22,13 @@ func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
 		for range 5 * 600 {
 			pass(100 * time.Millisecond)
 			if s := o.last(); s.LastError != "" {
-				t.Fatalf("the node: %+v", s)
+				t.Fatalf("status = %+v, want no error", s)
 			}
 		}
 	})
 }
 
-// No ENI is created in a configured zone that is not the instance's: it could not be attached.
+// No ENI is created in a configured zone other than the instance's, because it could not be attached.
 func TestNoENIInAnotherZone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.State.AddSubnet("subnet-b", "zone-b", "10.1.0.0/24", nil)
@@ -38,20 +38,20 @@ func TestNoENIInAnotherZone(t *testing.T) {
 		o := p.set(t, w.objects[0], s)
 		pass(minute)
 		if n := w.cloud.Front.Count("CreateENI"); n > 0 || o.last().Shortage != plan.ReasonSubnetFull {
-			t.Errorf("%d ENIs made: %+v", n, o.last())
+			t.Errorf("%d ENIs created, status = %+v, want none and a subnet shortage", n, o.last())
 		}
 		s.Zone = ""
 		o.configure(t, s)
 		pass(10 * time.Second)
 		p.stop()
 		if o.available() < 30 {
-			t.Errorf("%d addresses once the zone is right: %+v", o.available(), o.last())
+			t.Errorf("%d addresses with the correct zone, want at least 30; status %+v", o.available(), o.last())
 		}
 	})
 }
 
-// Nodes that may use any subnet of their zone first use those with the routes of their own, and share
-// calls for route tables.
+// Nodes that may use any subnet of their zone prefer subnets with the routes of their own subnet, and share calls for
+// route tables.
 func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	bubble(t, 5, func(t *testing.T, w *world) {
 		w.cloud.State.AddSubnet("subnet-far", "zone-a", "10.64.0.0/12", nil)
@@ -64,16 +64,16 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 		p.stop()
 		for _, e := range w.attached() {
 			if e.SubnetID == "subnet-far" {
-				t.Errorf("%s of %s is in %s", e.ID, e.Attachment.InstanceID, e.SubnetID)
+				t.Errorf("%s of instance %s is in %s", e.ID, e.Attachment.InstanceID, e.SubnetID)
 			}
 		}
 		if made, got := len(w.attached()), w.cloud.Front.Count("RouteTables"); made < 5 || got != 1 {
-			t.Errorf("%d ENIs made, %d calls for route tables", made, got)
+			t.Errorf("%d ENIs created and %d route table calls, want at least 5 and 1", made, got)
 		}
 	})
 }
 
-// Addresses that others free are found within seconds, by one call for all nodes that lack some.
+// Addresses freed by other clients are found within seconds, with shared calls for all starved nodes.
 func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 	bubble(t, 50, func(t *testing.T, w *world) {
 		w.cloud.State.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
@@ -90,7 +90,7 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 		w.cloud.Front.ResetCalls()
 		pass(2 * minute)
 		if n := w.cloud.Front.Count("Subnets"); n < 8 || n > 16 {
-			t.Errorf("%d calls for free counts in 2 min", n)
+			t.Errorf("%d calls for free counts in 2 min, want 8 to 16", n)
 		}
 		for _, e := range others {
 			check.OK(t, w.cloud.DeleteENI(t.Context(), e.ID))
@@ -99,14 +99,14 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 		p.stop()
 		for _, o := range w.objects {
 			if o.available() < 1 {
-				t.Errorf("%s has no address: %+v", o.name, p.writers[o.name].last())
+				t.Errorf("%s has no address, status %+v", o.name, p.writers[o.name].last())
 			}
 		}
 	})
 }
 
-// A listing for repair yields to everything else and may take minutes: a node that joins meanwhile does
-// not wait for it.
+// A listing for repair yields to all other calls and may take minutes; a node that joins meanwhile does not wait
+// for it.
 func TestJoinDoesNotWaitForRepair(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		var slow, under atomic.Bool
@@ -127,7 +127,7 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 		o := p.set(t, w.objects[1], settings(0, 8))
 		pass(5 * time.Second)
 		if !under.Load() || o.available() < 8 {
-			t.Errorf("listing under way: %v; %d addresses: %+v", under.Load(), o.available(), o.last())
+			t.Errorf("listing in flight = %v, %d addresses, want at least 8 during the listing; status %+v", under.Load(), o.available(), o.last())
 		}
 	})
 }

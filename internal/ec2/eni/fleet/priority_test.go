@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// account is a cloud with an ENI that belongs to no node of the test.
+// account is a cloud with an additional ENI that belongs to no node of the test.
 type account struct{ *cloudfake.Cloud }
 
 const ofOthers = "eni-of-others"
@@ -28,10 +28,9 @@ func (a account) AssignAddresses(ctx context.Context, id string, n cloud.Amount)
 	return a.Cloud.AssignAddresses(ctx, id, n)
 }
 
-// A move of addresses to another ENI waits behind what other nodes need. If pods come to wait
-// meanwhile, the move is recalled, the pods get addresses with their own priority, and the move is made
-// once the node has been at rest again.
-func TestMoveIsGivenUpForPods(t *testing.T) {
+// Moving addresses to another ENI waits behind the needs of other nodes. If pods start to wait meanwhile, the move is
+// recalled, the pods get addresses with their own priority, and the move is made once the node is idle again.
+func TestMoveIsRecalledForPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(account{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
 		p := w.operator(ec2)
@@ -52,7 +51,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 
 		ctx, quiet := context.WithCancel(cloud.WithPriority(t.Context(), 2))
 		var others sync.WaitGroup
-		for range 20 { // more than the burst lets through, all of them worse off
+		for range 20 { // more than the burst, all with a higher priority
 			others.Go(func() {
 				for ctx.Err() == nil {
 					_, _ = ec2.AssignAddresses(ctx, ofOthers, cloud.Amount{Addresses: 1})
@@ -63,9 +62,9 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		n.runFor(0, 80*time.Second)
 		before := w.cloud.Front.Count("AssignAddresses")
 		if primary, second := layout(); primary != 1 || second != 2 {
-			t.Fatalf("%d and %d addresses, want 1 and 2: the move waits", primary, second)
+			t.Fatalf("%d and %d addresses on the ENIs, want 1 and 2 while the move waits", primary, second)
 		}
-		n.runFor(8, 25*time.Second) // at one call in ten seconds
+		n.runFor(8, 25*time.Second) // at one call every ten seconds
 		n.wantPods(t, 8)
 		check.Equal(t, w.cloud.Front.Count("AssignAddresses")-before, 1, "calls")
 		check.Equal(t, n.last().LastError, "", "status")
@@ -75,7 +74,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		n.endOn(1)
 		n.runFor(0, 10*minute)
 		if primary, second := layout(); primary != 3 || second != 0 {
-			t.Errorf("at rest: %d and %d addresses", primary, second)
+			t.Errorf("%d and %d addresses on the idle node's ENIs, want 3 and 0", primary, second)
 		}
 	})
 }
@@ -93,11 +92,11 @@ func (o *object) endOn(index int) {
 	}
 }
 
-// busy is the cloud behind a limiter that other callers keep busy: a call that sets DeleteOnTermination
-// is served only once its priority is as high as theirs.
+// busy is a cloud behind a limiter that other callers saturate: a call that sets DeleteOnTermination succeeds only
+// with a priority as high as theirs.
 type busy struct {
 	*cloudfake.Cloud
-	waiting atomic.Int32 // calls that wait now
+	waiting atomic.Int32 // calls waiting now
 	mu      sync.Mutex   // guards served
 	served  []time.Time
 }
@@ -115,43 +114,43 @@ func (b *busy) SetDeleteOnTermination(ctx context.Context, id, attachment string
 	return b.Cloud.SetDeleteOnTermination(ctx, id, attachment, on)
 }
 
-// A node that waits for DeleteOnTermination to be set serves its pods, reports no trouble, and has it
-// set after two minutes, although others never stop calling.
+// While a node waits for DeleteOnTermination to be set, it serves its pods and reports no error. The flag is set
+// after two minutes, although other callers never stop.
 func TestDeleteOnTerminationYields(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		cl := &busy{Cloud: w.cloud}
 		p := w.operator(cl)
 		began := time.Now()
-		n := p.set(t, w.objects[0], settings(0, 8)) // on one new ENI
+		n := p.set(t, w.objects[0], settings(0, 8)) // needs one new ENI
 		pass(10 * time.Second)
 		if cl.waiting.Load() != 1 || n.available() != 8 {
-			t.Fatalf("%d calls wait, %d addresses", cl.waiting.Load(), n.available())
+			t.Fatalf("%d calls waiting and %d addresses, want 1 and 8", cl.waiting.Load(), n.available())
 		}
-		n.run(20) // more than the one ENI has room for
+		n.run(20) // more than one ENI holds
 		pass(time.Second)
 		n.wantPods(t, 20)
-		check.Equal(t, cl.waiting.Load(), 2, "calls wait")
+		check.Equal(t, cl.waiting.Load(), 2, "waiting calls")
 		pass(30 * time.Second)
 		check.Equal(t, n.last().LastError, "", "status")
 		pass(3 * minute)
 		p.stop()
 		if len(cl.served) != 2 || cl.served[1].Sub(began) > 11*time.Second+2*minute {
-			t.Errorf("served at %v, began at %v", cl.served, began)
+			t.Errorf("calls served at %v, want two within 2m11s of %v", cl.served, began)
 		}
 		for _, e := range w.attached() {
 			if !e.Attachment.DeleteOnTermination {
-				t.Errorf("%s would outlive its instance", e.ID)
+				t.Errorf("DeleteOnTermination is not set on %s", e.ID)
 			}
 		}
 	})
 }
 
-// A waiting call is cancelled with its node, and when its reason is gone.
-func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
+// A waiting call is canceled when its node is removed, and when it is no longer needed.
+func TestDeleteOnTerminationIsRecalled(t *testing.T) {
 	for name, giveUp := range map[string]func(t *testing.T, p *operator, n *writer){
-		"the node is removed": func(_ *testing.T, p *operator, n *writer) { p.Remove(n.name) },
-		"the operator ends":   func(_ *testing.T, p *operator, _ *writer) { p.stop() },
-		"ENIs are to stay": func(t *testing.T, p *operator, n *writer) {
+		"node removed":     func(_ *testing.T, p *operator, n *writer) { p.Remove(n.name) },
+		"operator stopped": func(_ *testing.T, p *operator, _ *writer) { p.stop() },
+		"ENIs to be kept": func(t *testing.T, p *operator, n *writer) {
 			s := settings(0, 8)
 			s.KeepENIs = true
 			p.set(t, n.object, s)
@@ -163,43 +162,42 @@ func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
 			n := p.set(t, w.objects[0], settings(0, 8))
 			pass(10 * time.Second)
 			if cl.waiting.Load() != 1 {
-				t.Fatalf("%d calls wait", cl.waiting.Load())
+				t.Fatalf("%d calls waiting, want 1", cl.waiting.Load())
 			}
 			giveUp(t, p, n)
 			pass(time.Second)
-			check.Equal(t, cl.waiting.Load(), 0, "calls wait")
+			check.Equal(t, cl.waiting.Load(), 0, "waiting calls")
 			pass(5 * minute)
-			w.apart = true // a node that was removed keeps its ENIs
-			check.Equal(t, len(cl.served), 0, "served at %v", cl.served)
+			w.apart = true // a removed node keeps its ENIs
+			check.Equal(t, len(cl.served), 0, "calls served (at %v)", cl.served)
 		}))
 	}
 }
 
-// A permission that was missing and has been granted is noticed when the next pod waits, and not by
-// constant retries.
+// When a missing permission is granted, the next waiting pod reveals it, without constant retries.
 func TestWaiterProbes(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
 		pass(20 * time.Second)
 		before := w.cloud.Front.Count("CreateENI")
-		for range 100 { // pods that come to wait within 10 s
+		for range 100 { // pods that start to wait within 10 s
 			n.runFor(1, 100*time.Millisecond)
 		}
 		if got := w.cloud.Front.Count("CreateENI") - before; got < 1 || got > 2 {
-			t.Errorf("%d creates for a hundred pods in 10 s, want one or two", got)
+			t.Errorf("%d CreateENI calls for a hundred pods in 10 s, want 1 or 2", got)
 		}
 		pass(11 * time.Second)
 		w.cloud.Front.ClearFaults()
 		n.runFor(1, 5*time.Second)
 		if with, _ := n.pods(); with == 0 {
-			t.Errorf("no pod has an address 5 s after the permission was given and a pod came: %+v", n.last())
+			t.Errorf("no pod has an address 5 s after the permission was granted and a pod arrived; status %+v", n.last())
 		}
 	})
 }
 
-// While EC2 is away and pods wait on many nodes, one node at a time probes for all, and all go on once
-// EC2 answers.
+// While EC2 is unreachable and pods wait on many nodes, one node at a time probes for all, and all proceed once EC2
+// responds.
 func TestFleetProbesOneAtATime(t *testing.T) {
 	const nodes, away = 60, 60 * time.Second
 	bubble(t, nodes, func(t *testing.T, w *world) {
@@ -219,13 +217,13 @@ func TestFleetProbesOneAtATime(t *testing.T) {
 			}
 			return n
 		}
-		pass(away / 2) // the nodes' own tries are far apart now
+		pass(away / 2) // by then the nodes' own retries are far apart
 		before := len(w.cloud.Front.Calls())
 		pass(away / 2)
 		calls := len(w.cloud.Front.Calls()) - before
 		t.Logf("%d calls of %d nodes in %v", calls, nodes, away/2)
 		if most := 2*nodes + 30; calls > most {
-			t.Errorf("%d calls in %v of an outage, want at most two a node and one a second: %d", calls, away/2, most)
+			t.Errorf("%d calls in %v of an outage, want at most two per node and one per second: %d", calls, away/2, most)
 		}
 		w.cloud.Front.ClearFaults()
 		var first, all time.Duration
@@ -240,7 +238,7 @@ func TestFleetProbesOneAtATime(t *testing.T) {
 		}
 		t.Logf("first node served after %v, all after %v", first, all)
 		if all == 0 || all > 10*time.Second {
-			t.Errorf("all nodes served %v after EC2 was back (0: never), want within 10 s", all)
+			t.Errorf("all nodes served %v after EC2 recovered (0 means never), want within 10 s", all)
 		}
 	})
 }

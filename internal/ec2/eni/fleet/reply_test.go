@@ -12,12 +12,12 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// An address that is listed for two ENIs stays with the one that has it. Pods keep their addresses, and
-// the rest is used when descriptions agree.
-func TestListingsThatCannotBeTrue(t *testing.T) {
+// An address listed for two ENIs stays with the ENI that has it. Pods keep their addresses, and the remaining ones
+// are used once descriptions agree.
+func TestImpossibleListings(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		var lies atomic.Bool
-		ec2 := &api{Cloud: w.cloud, listed: func(list []cloud.ENI) { // every ENI has the MAC and addresses of the first
+		ec2 := &api{Cloud: w.cloud, listed: func(list []cloud.ENI) { // gives every ENI the MAC and addresses of the first
 			first := w.cloud.State.Truth()[0]
 			for i := range list {
 				if lies.Load() {
@@ -42,15 +42,15 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 		}
 		before := macs()
 		if len(before) != 2 {
-			t.Fatalf("ENIs %v, want two", before)
+			t.Fatalf("ENIs = %v, want two", before)
 		}
 		lies.Store(true)
 		pass(20 * minute)
 		w.agree()
 		if got := macs(); !slices.Equal(got, before) {
-			t.Errorf("ENIs %v, before the lies %v", got, before)
+			t.Errorf("ENIs after false listings = %v, want %v", got, before)
 		}
-		// A new process knows nothing from before but what was published.
+		// A new process knows only the published inventory.
 		p.stop()
 		w.operator(ec2).set(t, w.objects[0], s)
 		pass(20 * minute)
@@ -60,8 +60,8 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 	})
 }
 
-// thief is a cloud that assigns addresses of one instance's ENIs to others as well: in replies or in
-// listings, while switched on.
+// thief is a cloud that, while switched on, also assigns addresses of one instance's ENIs to other ENIs, in replies
+// or in listings.
 type thief struct {
 	w                 *world
 	of                string // the instance
@@ -69,8 +69,8 @@ type thief struct {
 	replies, listings atomic.Bool
 }
 
-// loot returns an address of the instance for pods. There is none while it has none, or for an ENI of
-// its own.
+// loot returns an address for pods of the instance. It returns none for the instance's own ENIs, or if it has no
+// address.
 func (l *thief) loot(eniID string) (a netip.Addr, ok bool) {
 	for _, e := range l.w.cloud.State.Truth() {
 		if e.Attachment != nil && e.Attachment.InstanceID == l.of {
@@ -126,7 +126,7 @@ func (w *world) onceEach() {
 		for _, e := range o.inventory().ENIs {
 			for _, a := range e.Addresses {
 				if of[a] != "" && of[a] != o.name {
-					w.t.Fatalf("%s and %s were given %v", of[a], o.name, a)
+					w.t.Fatalf("%s and %s both got %v", of[a], o.name, a)
 				}
 				of[a] = o.name
 			}
@@ -134,8 +134,8 @@ func (w *world) onceEach() {
 	}
 }
 
-// The operator knows the addresses of every node: a reply with an address of another node is not used,
-// and the ENI is described instead.
+// The operator knows the addresses of every node. A reply with an address of another node is not used; the ENI is
+// described instead.
 func TestAddressesOfAnotherNode(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		ec2 := &thief{w: w, of: w.objects[0].instance}
@@ -154,11 +154,11 @@ func TestAddressesOfAnotherNode(t *testing.T) {
 		}
 		second.wantPods(t, 10)
 		if ec2.lies.Load() < 4 {
-			t.Errorf("EC2 lied %d times", ec2.lies.Load())
+			t.Errorf("EC2 gave %d false replies, want at least 4", ec2.lies.Load())
 		}
 		w.agree()
 		p.stop()
-		// A new process knows what was published, before it has listed anything.
+		// A new process knows the published inventories before its first listing.
 		p = w.operator(ec2.api())
 		p.setAll(s)
 		for range 20 {
@@ -167,16 +167,16 @@ func TestAddressesOfAnotherNode(t *testing.T) {
 			w.onceEach()
 		}
 		w.agree()
-		// Once the node is no more its addresses may be another's.
+		// Once the node is removed, other nodes may get its addresses.
 		p.Remove(w.objects[0].name)
 		first := w.objects[0].inventory().ENIs
 		for _, a := range first[len(first)-1].Addresses {
-			check.Equal(t, p.holders.other("", "subnet-home", netip.PrefixFrom(a, 32)), "", "the holder of %v after its node was removed", a)
+			check.Equal(t, p.holders.other("", "subnet-home", netip.PrefixFrom(a, 32)), "", "holder of %v after its node was removed", a)
 		}
 	})
 }
 
-// An address that a full listing has for ENIs of two nodes stays with the node that had it.
+// An address that a full listing shows on ENIs of two nodes stays with the node that had it.
 func TestListingsWithAddressesOfAnotherNode(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := &thief{w: w, of: w.objects[0].instance}
@@ -197,8 +197,8 @@ func TestListingsWithAddressesOfAnotherNode(t *testing.T) {
 	})
 }
 
-// If EC2 assigns addresses of an instance that ended while its node still exists, they are used after
-// one lookup of the ENI.
+// If EC2 assigns addresses of a terminated instance while its node still exists, they are used after one lookup of
+// the ENI.
 func TestAddressesOfAnEndedNode(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
@@ -214,11 +214,10 @@ func TestAddressesOfAnEndedNode(t *testing.T) {
 	})
 }
 
-// If a reply gives a new ENI the ID of another node's, that ENI is not deleted, and the new one is
-// found.
+// If the reply to a creation has the ID of another node's ENI, that ENI is not deleted, and the new one is found.
 func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
-		var name string // of the first node's ENI
+		var name string // ID of the first node's ENI
 		var lies atomic.Int32
 		p := w.operator(&api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) {
 			if name != "" && lies.Add(1) <= 3 {
@@ -232,8 +231,8 @@ func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 		second := p.set(t, w.objects[1], settings(0, 4))
 		second.start()
 		pass(20 * minute)
-		if with, _ := second.pods(); with != 1 { // a listing may show what was made after the first lie
-			t.Errorf("%d pods have addresses after %d creations", with, lies.Load())
+		if with, _ := second.pods(); with != 1 { // a listing may show the ENI created with the first false reply
+			t.Errorf("%d pods have addresses after %d creations, want 1", with, lies.Load())
 		}
 		attaches := 0
 		for _, c := range w.cloud.Front.Calls() {
@@ -241,29 +240,29 @@ func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 				attaches++
 			}
 			if c.ENI == name && c.Op == "DeleteENI" {
-				t.Errorf("%s of %s, which is %s's: %v", c.Op, c.ENI, first.name, c.Err)
+				t.Errorf("%s of %s, which belongs to %s: error %v", c.Op, c.ENI, first.name, c.Err)
 			}
 		}
-		if attaches < 1+3 { // its owner's, and until the other gives it up
-			t.Errorf("%d attachments of %s were asked for", attaches, name)
+		if attaches < 1+3 { // by its owner, and by the other node until it gives up
+			t.Errorf("%d attach calls for %s, want at least 4", attaches, name)
 		}
 		w.kept()
 	})
 }
 
-// A subnet keeps its CIDR for life, and the addresses of its ENIs are in it: nodes find their router by
-// it.
-func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
+// A subnet keeps its CIDR for life, and the CIDR contains the addresses of its ENIs: nodes derive their router from
+// the CIDR.
+func TestImpossibleSubnetCIDRs(t *testing.T) {
 	truth := netip.MustParsePrefix("10.0.0.0/16")
 	others, smaller := netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.0.0.0/20")
 	for _, tt := range []struct {
 		name        string
 		first, then netip.Prefix
-		served      bool // before the second answer
+		served      bool // addresses published before the second reply
 	}{
-		{"of others, from the start", others, truth, false},
-		{"of others, later", truth, others, true},
-		{"smaller, later", truth, smaller, true},
+		{"foreign CIDR from the start", others, truth, false},
+		{"foreign CIDR later", truth, others, true},
+		{"smaller CIDR later", truth, smaller, true},
 	} {
 		t.Run(tt.name, inBubble(2, func(t *testing.T, w *world) {
 			answer := tt.first
@@ -284,7 +283,7 @@ func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
 				for _, n := range p.writers {
 					for _, e := range n.inventory().ENIs {
 						if want && e.Subnet != truth || e.Subnet.IsValid() && e.Subnet != truth {
-							t.Errorf("%s of %s was published in %v", e.ID, n.name, e.Subnet)
+							t.Errorf("%s of %s was published with subnet %v", e.ID, n.name, e.Subnet)
 						}
 					}
 				}

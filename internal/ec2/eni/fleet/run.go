@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	burstWindow = 5 * time.Millisecond // kicks of one node within it cause one pass
-	// listRetry is the time from a failed full listing to the next.
+	burstWindow = 5 * time.Millisecond // kicks of a node within it cause one pass
+	// listRetry is the delay after a failed full listing.
 	listRetry = 5 * time.Second
 )
 
-// Run works until ctx ends, and returns once nothing is in flight.
+// Run works until ctx ends, and returns once no call is in flight.
 func (f *Fleet) Run(ctx context.Context) error {
 	f.mu.Lock()
 	if f.ctx != nil {
@@ -34,8 +34,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// schedule begins the passes of nodes as they become due. Only a node that has something to do now has
-// a goroutine.
+// schedule starts the passes of nodes as they become due. Only a node with work to do now has a goroutine.
 func (f *Fleet) schedule(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := f.begin(ctx)
@@ -47,7 +46,7 @@ func (f *Fleet) schedule(ctx context.Context) {
 	}
 }
 
-// begin begins the passes that are due, and returns how long until the next one is.
+// begin starts the passes that are due, and returns the time until the next one is due.
 func (f *Fleet) begin(ctx context.Context) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +134,7 @@ func (f *Fleet) finish(m *member) {
 	}
 }
 
-// has reports whether the fleet has a node of an instance. f.mu is held.
+// has reports whether the fleet has a node with an instance. f.mu is held.
 func (f *Fleet) has(instance string) bool {
 	for _, m := range f.members {
 		if m.instance == instance {
@@ -145,15 +144,14 @@ func (f *Fleet) has(instance string) bool {
 	return false
 }
 
-// repair makes full listings from time to time, and has every node look at its part within a quarter of
-// the time to the next.
+// repair makes full listings regularly, and makes every node process its part within a quarter of the interval.
 func (f *Fleet) repair(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := retry.Jitter(f.cfg.ListingInterval)
 		if f.empty() {
 			wait = time.Second
 		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
-			wait -= young // the first node that joined asked for one
+			wait -= young // the first node that joined caused a listing
 		} else if err := f.observatory.list(ctx); err != nil {
 			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "err", err)
 			wait = retry.Jitter(listRetry)
@@ -173,7 +171,7 @@ func (f *Fleet) empty() bool {
 	return len(f.members) == 0
 }
 
-// kickAll has a pass made for every node now.
+// kickAll schedules a pass of every node now.
 func (f *Fleet) kickAll() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -183,7 +181,7 @@ func (f *Fleet) kickAll() {
 	}
 }
 
-// spread has a pass made for every node within a time.
+// spread schedules a pass of every node within a time.
 func (f *Fleet) spread(within time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,8 +195,8 @@ func (f *Fleet) spread(within time.Duration) {
 	maps.DeleteFunc(f.ended, func(_ string, at time.Time) bool { return at.Before(old) })
 }
 
-// collect deletes orphans from time to time. It starts late, since growth comes first at a start, which
-// may follow a crash of many nodes.
+// collect deletes orphans regularly. It starts late, because growth comes first after a start, which may follow a
+// crash of many nodes.
 func (f *Fleet) collect(ctx context.Context) {
 	seen := eni.Sightings{}
 	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))

@@ -7,14 +7,13 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// schedule is which node is worked for when. Fleet.mu guards it, and the times of members.
+// schedule orders nodes by the time of their next pass. Fleet.mu guards it, and the times of members.
 type schedule struct {
-	wake retry.Signal // something is due sooner than the scheduler knows
+	wake retry.Signal // a pass is due sooner than the scheduler expects
 	heap dueHeap
 }
 
-// next removes and returns the node that is due first, if it is due now; otherwise nil and how long to
-// wait.
+// next removes and returns the node that is due first if it is due now; otherwise nil and the time until it is.
 func (s *schedule) next(now time.Time) (*member, time.Duration) {
 	if len(s.heap) == 0 {
 		return nil, time.Hour
@@ -25,7 +24,7 @@ func (s *schedule) next(now time.Time) (*member, time.Duration) {
 	return heap.Pop(&s.heap).(*member), 0
 }
 
-// sooner has a node worked for at a time, or before.
+// sooner schedules a pass of a node at the given time, or earlier.
 func (s *schedule) sooner(m *member, at time.Time) {
 	switch {
 	case m.running:
@@ -48,7 +47,7 @@ func (s *schedule) enqueue(m *member, at time.Time) {
 	s.stir(m)
 }
 
-// stir wakes the scheduler if a node is the next one due.
+// stir wakes the scheduler if a node is now due first.
 func (s *schedule) stir(m *member) {
 	if m.index == 0 {
 		s.wake.Set()

@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// An old leader goes on beside a new one, without any election. Once pods stop starting, nothing is
-// created or deleted any more, and nothing is left over.
+// An old leader continues next to a new one, without leader election. Once pods stop starting, no ENI is created or
+// deleted, and none is left over.
 func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 	bubble(t, 8, func(t *testing.T, w *world) {
 		w.cloud.Front.SetLatency("", 80*time.Millisecond)
@@ -42,17 +42,17 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		}
 		before := changes()
 		pass(15 * minute)
-		check.Equal(t, changes()-before, 0, "changes in a quarter of an hour in which nothing happened")
+		check.Equal(t, changes()-before, 0, "changes in 15 idle minutes")
 		for _, o := range w.objects {
-			check.Equal(t, len(w.trunks(o.instance)), 1, "%s: trunks", o.name)
+			check.Equal(t, len(w.trunks(o.instance)), 1, "%s: number of trunks", o.name)
 			if o.available() < 8+len(o.used) {
-				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
+				t.Errorf("%s has %d addresses with %d used, want 8 free", o.name, o.available(), len(o.used))
 			}
 		}
 	})
 }
 
-// An ENI that another operator just created is left for it to attach; one that no operator attached is
+// An ENI that another operator has just created is left for that operator to attach; one that no operator attaches is
 // deleted.
 func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
@@ -67,16 +67,16 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		p.spread(time.Second)
 		pass(10 * time.Second)
 		if !there() {
-			t.Error("deleted at once")
+			t.Error("ENI was deleted immediately")
 		}
 		pass(5 * minute)
 		if there() {
-			t.Error("never deleted")
+			t.Error("ENI was never deleted")
 		}
 	})
 }
 
-// seeds returns the seeds of TestSimulation: BERTH_SIM_SEED, or some.
+// seeds returns the seeds of TestSimulation: BERTH_SIM_SEED, or several defaults.
 func seeds(t *testing.T) []uint64 {
 	if s := os.Getenv("BERTH_SIM_SEED"); s != "" {
 		n, err := strconv.ParseUint(s, 10, 64)
@@ -92,8 +92,8 @@ func seeds(t *testing.T) []uint64 {
 	return out
 }
 
-// Nodes join and go, pods start and end, calls are throttled, replies are lost, and leaders change at
-// random moments; at the end the cloud has exactly what is published.
+// Nodes join and leave, pods start and end, calls are throttled, replies are lost, and leaders change at random
+// moments. At the end the published inventories match the cloud exactly.
 func TestSimulation(t *testing.T) {
 	for _, seed := range seeds(t) {
 		t.Run(fmt.Sprint(seed), inBubble(0, func(t *testing.T, w *world) { simulate(t, w, rand.New(rand.NewPCG(seed, 0))) }))
@@ -106,7 +106,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.State.SetLag(time.Duration(r.IntN(3)) * time.Second)
 	p := w.operator(w.cloud)
 	next := 0
-	trunks := map[string]bool{} // nodes that are to have one
+	trunks := map[string]bool{} // nodes with a trunk configured
 	with := func(o *object, minimum int) eni.Settings {
 		s := settings(minimum, 4)
 		s.Trunk = trunks[o.name]
@@ -174,26 +174,26 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	for _, sn := range p.Subnets() {
 		for _, is := range truth {
 			if is.ID == sn.ID && is.Free != sn.Free {
-				t.Errorf("%d addresses of %s are set apart for nobody", is.Free-sn.Free, sn.ID)
+				t.Errorf("%d addresses of %s are still reserved", is.Free-sn.Free, sn.ID)
 			}
 		}
 	}
 	for _, o := range w.objects {
-		// With 20 pods at most there is room for it.
+		// With at most 20 pods there is room for a trunk.
 		if n := len(w.trunks(o.instance)); (n == 1) != trunks[o.name] || n > 1 {
-			t.Errorf("%s: %d trunks, wanted is %v", o.name, n, trunks[o.name])
+			t.Errorf("%s: %d trunks, configured: %v", o.name, n, trunks[o.name])
 		}
 		if with, waiting := o.pods(); waiting > 0 || o.available() < 4+with {
-			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, waiting, o.available(), with)
+			t.Errorf("%s: %d pods waiting, %d addresses, %d used; want none waiting and 4 free", o.name, waiting, o.available(), with)
 		}
 	}
 }
 
-// A process is stopped between recording a release and its call, and goes on after another process took
-// over the node, where many pods wait. The other process has asked the cloud itself by then, and no pod
-// got the released addresses.
-func TestCallAfterAnotherTookOver(t *testing.T) {
-	for name, pods := range map[string]int{"addresses": 6, "an ENI": 20} { // an m5.xlarge's ENI has room for 14
+// A process is stopped between recording a release and making its call, and continues after another process has taken
+// over the node, where many pods wait. By then the other process has released the addresses itself, and no pod
+// has got one of them.
+func TestCallAfterTakeover(t *testing.T) {
+	for name, pods := range map[string]int{"addresses": 6, "ENI": 20} { // an m5.xlarge's ENI has room for 14
 		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
 			goOn := make(chan struct{})
 			o := w.operator(&api{Cloud: w.cloud, taking: goOn}).set(t, w.objects[0], settings(0, 8))
@@ -204,7 +204,7 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 			o.runFor(0, 2*minute)
 			leaving, enis := o.leaves()
 			if len(leaving)+len(enis) == 0 || w.cloud.Front.Count("UnassignAddresses", "DetachENI") != 0 {
-				t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))
+				t.Fatalf("addresses %v and ENIs %v recorded for release, %d calls; want some and no call", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))
 			}
 			before := w.attachments()
 			two := w.operator(w.cloud).set(t, o.object, settings(0, 8))
@@ -214,23 +214,23 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 				pass(minute)
 				for a := range leaving {
 					if o.has(a) {
-						t.Errorf("a pod has %v, which is on its way out", a)
+						t.Errorf("a pod has %v, which is being released", a)
 					}
 				}
 				now := w.attachments()
 				for _, e := range o.inventory().ENIs {
 					if enis[e.ID] && now[e.ID] == before[e.ID] {
-						t.Errorf("%s is published, which is on its way out", e.ID)
+						t.Errorf("%s is published, although it is being released", e.ID)
 					}
 				}
 			}
 			if w.cloud.Front.Count("UnassignAddresses", "DetachENI") == 0 {
-				t.Error("the other did not go on")
+				t.Error("the other process released nothing")
 			}
 			close(goOn)
 			pass(15 * minute)
 			if _, waiting := o.pods(); waiting > 0 {
-				t.Errorf("%d pods wait", waiting)
+				t.Errorf("%d pods are waiting, want none", waiting)
 			}
 		}))
 	}
@@ -247,17 +247,17 @@ func (w *world) attachments() map[string]string {
 	return out
 }
 
-// leaves returns the releases that are recorded.
+// leaves returns the recorded releases.
 func (o *object) leaves() (map[netip.Addr]string, map[string]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return maps.Clone(o.committed), maps.Clone(o.detaching)
 }
 
-// One collector for the whole fleet deletes the orphans of its cluster, and of no other.
+// One collector for the whole fleet deletes the orphans of its cluster, and of no other cluster.
 func TestOrphansAreCollected(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		long := time.Now().Add(-24 * time.Hour) // as anybody may write
+		long := time.Now().Add(-24 * time.Hour) // tags can claim any time
 		w.leftBehind("test", "i-gone", long)
 		w.leftBehind("other", "i-gone", long)
 		p := w.operator(w.cloud)
@@ -271,9 +271,9 @@ func TestOrphansAreCollected(t *testing.T) {
 			return n
 		}
 		pass(14 * minute)
-		check.Equal(t, left(), 2, "detached ENIs before they are old enough")
+		check.Equal(t, left(), 2, "detached ENIs before the minimum age")
 		pass(20 * minute)
-		check.Equal(t, left(), 1, "detached ENIs")
-		check.Equal(t, w.cloud.Front.Count("Instances"), 2, "calls for instances")
+		check.Equal(t, left(), 1, "detached ENIs after the minimum age")
+		check.Equal(t, w.cloud.Front.Count("Instances"), 2, "DescribeInstances calls")
 	})
 }

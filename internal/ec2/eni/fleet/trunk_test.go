@@ -28,32 +28,32 @@ func withTrunk(minimum, free int) eni.Settings {
 	return s
 }
 
-// wantTrunk checks that EC2 has one trunk on a node and that its status names it.
+// wantTrunk checks that a node has one trunk in EC2, and that the node's status reports it.
 func (w *writer) wantTrunk(t *testing.T, in *world) (trunk cloud.ENI) {
 	t.Helper()
 	list := in.trunks(w.instance)
 	if len(list) != 1 {
-		t.Fatalf("%s has %d trunks: %+v", w.name, len(list), w.last())
+		t.Fatalf("%s has %d trunks, want one; status %+v", w.name, len(list), w.last())
 	}
 	trunk = list[0]
 	st := w.last().Trunk
 	if st == nil || st.ID != trunk.ID || st.MAC.String() != trunk.MAC.String() || st.DeviceIndex != trunk.Attachment.DeviceIndex || st.Reason != "" {
-		t.Errorf("status of the trunk: %+v, EC2 has %+v", st, trunk)
+		t.Errorf("status of the trunk = %+v, does not match EC2's %+v", st, trunk)
 	}
 	return trunk
 }
 
-// wantNoTrunk checks that there is no trunk, and why.
+// wantNoTrunk checks that the node has no trunk, and the reported reason.
 func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 	t.Helper()
-	check.Equal(t, len(in.trunks(w.instance)), 0, "%s has trunks: %+v", w.name, w.last())
+	check.Equal(t, len(in.trunks(w.instance)), 0, "trunks of %s (status %+v)", w.name, w.last())
 	if st := w.last().Trunk; st == nil || st.ID != "" || st.Reason != reason || st.Message == "" {
-		t.Errorf("status of the trunk: %+v, want %s", st, reason)
+		t.Errorf("status of the trunk = %+v, want reason %s", st, reason)
 	}
 }
 
-// A trunk is created like other ENIs, in the primary ENI's subnet, without addresses for pods. It takes
-// the place of an ENI for pods, however many pods there are.
+// A trunk is created like other ENIs, in the primary ENI's subnet, without addresses for pods. It takes the slot of
+// an ENI for pods, however many pods there are.
 func TestTrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.State.AddSubnet("subnet-pods", "zone-a", "10.1.0.0/16", nil)
@@ -61,7 +61,7 @@ func TestTrunk(t *testing.T) {
 		s := withTrunk(0, 8)
 		s.SubnetIDs, s.Groups = []string{"subnet-pods"}, []string{"sg-pods"}
 		n := w.operator(w.cloud).set(t, w.objects[0], s)
-		n.run(60) // more than there can be addresses for
+		n.run(60) // more than the node can have addresses for
 		pass(minute)
 		trunk := n.wantTrunk(t, w)
 		tags := trunk.Tags
@@ -70,13 +70,13 @@ func TestTrunk(t *testing.T) {
 			t.Errorf("%+v", trunk)
 		}
 		if at := trunk.Attachment; at.DeviceIndex != 3 || !at.DeleteOnTermination || len(trunk.Addresses)+len(trunk.Prefixes) > 0 {
-			t.Errorf("%+v, attached %+v", trunk, at)
+			t.Errorf("trunk = %+v, attachment = %+v, want device index 3 and no addresses", trunk, at)
 		}
 		if with, waiting := n.pods(); with != 28 || waiting != 32 {
-			t.Errorf("%d pods have addresses, want those of two ENIs; %d wait", with, waiting)
+			t.Errorf("%d pods have addresses and %d are waiting, want the 28 addresses of two ENIs", with, waiting)
 		}
 		if slices.ContainsFunc(n.inventory().ENIs, func(e eni.ENI) bool { return e.ID == trunk.ID }) {
-			t.Error("the trunk is published as one for pods")
+			t.Error("the trunk is published as an ENI for pods")
 		}
 		if st := n.last(); st.LastError != "" || st.Shortage != plan.ReasonENILimit || st.Outdated != 0 {
 			t.Errorf("%+v", st)
@@ -84,32 +84,32 @@ func TestTrunk(t *testing.T) {
 	})
 }
 
-// The status says why there is no trunk, and pods get their addresses.
+// The status explains why the node has no trunk, and pods get their addresses.
 func TestNoTrunk(t *testing.T) {
 	for name, c := range map[string]struct {
 		before func(w *world)
 		reason string
-		pods   int // that get addresses
+		pods   int // pods that get addresses
 	}{
-		"a type without branches": {func(w *world) {
+		"instance type without branches": {func(w *world) {
 			w.objects[0] = newObject("node-000", "i-t3")
 			w.cloud.State.AddInstance("i-t3", "t3.xlarge", "subnet-home")
 		}, plan.ReasonNoBranches, 42},
-		"somebody else's": {func(w *world) {
+		"foreign trunk": {func(w *world) {
 			w.cloud.State.AddENI("i-000", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner})
 		}, plan.ReasonOtherTrunk, 28},
 	} {
 		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
 			c.before(w)
-			w.apart = true // there is an instance without a node, or an ENI of someone's
+			w.apart = true // the VPC has an instance without a node, or a foreign ENI
 			n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
 			n.runFor(60, 30*minute)
 			if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
-				t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
+				t.Errorf("status of the trunk = %+v, want reason %s", st, c.reason)
 			}
 			for _, call := range w.cloud.Front.Calls() {
 				if strings.HasPrefix(call.Op, "Detach") || strings.HasPrefix(call.Op, "Delete") {
-					t.Errorf("called %+v", call)
+					t.Errorf("unexpected call %+v", call)
 				}
 			}
 			if with, _ := n.pods(); with != c.pods {
@@ -119,7 +119,7 @@ func TestNoTrunk(t *testing.T) {
 	}
 }
 
-// While ENIs for pods have all places, the trunk waits until one of them is in excess.
+// While ENIs for pods take all slots, the trunk waits until one of them is in excess.
 func TestTrunkWaitsForRoom(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
@@ -146,26 +146,26 @@ func (w *writer) kept(t *testing.T, in *world) {
 	t.Helper()
 	in.kept()
 	if _, waiting := w.pods(); waiting > 0 {
-		t.Errorf("%d pods wait", waiting)
+		t.Errorf("%d pods are waiting, want none", waiting)
 	}
 }
 
-// A trunk with branches stays although it is no longer configured, causes no trouble, and is detached
-// after the last branch.
+// A trunk with branches stays although it is no longer configured, causes no errors, and is detached after its last
+// branch.
 func TestTrunkWithBranches(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
 		pass(minute)
 		trunk := n.wantTrunk(t, w)
-		branch := w.make("test", "i-000", time.Now(), func(*cloud.CreateENI) {}) // marked as if it was the node's
+		branch := w.make("test", "i-000", time.Now(), func(*cloud.CreateENI) {}) // tagged as an ENI of the node
 		a := check.Must(w.cloud.AssociateBranch(t.Context(), cloud.Association{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7}, ""))(t)
 		n.configure(t, settings(0, 8))
 		n.runFor(2, 30*minute)
 		if tries := w.cloud.Front.Count("DetachENI"); tries < 5 || tries > 60 {
-			t.Errorf("asked %d times in half an hour to detach it", tries)
+			t.Errorf("%d DetachENI calls in half an hour, want 5 to 60", tries)
 		}
 		if st := n.last(); st.Trunk == nil || st.Trunk.ID != trunk.ID || st.Trunk.Reason != plan.ReasonHasBranches || st.LastError != "" {
-			t.Errorf("with branches: %+v, trunk %+v", st, st.Trunk)
+			t.Errorf("with branches: status = %+v, trunk = %+v, want reason HasBranches and no error", st, st.Trunk)
 		}
 		n.wantPods(t, 2)
 		check.Equal(t, w.cloud.Front.Count("DeleteENI"), 0, "deletions")
@@ -173,13 +173,13 @@ func TestTrunkWithBranches(t *testing.T) {
 		check.OK(t, w.cloud.DeleteENI(t.Context(), branch.ID))
 		pass(5 * minute)
 		if st := n.last(); len(w.trunks("i-000")) > 0 || st.Trunk != nil || st.LastError != "" {
-			t.Errorf("without branches: %+v, trunk %+v", st, st.Trunk)
+			t.Errorf("without branches: status = %+v, trunk = %+v, want no trunk and no error", st, st.Trunk)
 		}
 	})
 }
 
-// Neither branches nor ENIs that will be branches are collected as orphans, whatever other tags they
-// have. A trunk of a vanished instance is.
+// Neither branches nor ENIs that will become branches are collected as orphans, whatever their other tags. A trunk of
+// a vanished instance is collected.
 func TestBranchesAreNotLeftBehind(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.apart = true
@@ -201,27 +201,27 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 			n.runFor(4, 5*minute)
 		}
 		if with, _ := n.pods(); with != 28 {
-			t.Errorf("%d pods have addresses, want those of two ENIs", with)
+			t.Errorf("%d pods have addresses, want the 28 of two ENIs", with)
 		}
 		for _, e := range w.cloud.State.Truth() {
 			delete(left, e.ID)
 			if e.ID == gone.ID {
-				t.Error("the trunk of an instance that is gone is left")
+				t.Error("trunk of a vanished instance was not deleted")
 			}
 			if e.Attachment == nil && e.Tags[eni.TagNIC] == "" && e.Type != cloud.InterfaceBranch {
-				t.Errorf("left behind: %+v", e)
+				t.Errorf("orphan was not deleted: %+v", e)
 			}
 		}
-		check.Equal(t, len(left), 0, "deleted: %v", left)
+		check.Equal(t, len(left), 0, "branch ENIs deleted: %v", left)
 	})
 }
 
-// Neither lost replies nor throttled calls create a second trunk, or lose one.
-func TestFailuresAboutTrunks(t *testing.T) {
+// Neither lost replies nor throttled calls create a second trunk, or leak one.
+func TestTrunkFailures(t *testing.T) {
 	for _, op := range []string{"CreateENI", "AttachENI", "SetDeleteOnTermination", "DetachENI", "DeleteENI"} {
 		for name, fault := range map[string]cloudfake.Fault{
 			"lost":      {Err: cloudfake.Err(cloud.Transient, ""), After: true},
-			"not there": {Err: cloudfake.Err(cloud.Transient, "")},
+			"no effect": {Err: cloudfake.Err(cloud.Transient, "")},
 			"throttled": {Err: cloudfake.Err(cloud.Throttled, "")},
 		} {
 			t.Run(op+"/"+name, inBubble(1, func(t *testing.T, w *world) {
@@ -231,22 +231,22 @@ func TestFailuresAboutTrunks(t *testing.T) {
 				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 				pass(5 * minute)
 				if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
-					t.Error("it would outlive its instance")
+					t.Error("DeleteOnTermination is not set on the trunk")
 				}
 				n.configure(t, settings(0, 0))
 				pass(10 * minute)
 				if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
-					t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+					t.Errorf("%d secondary ENIs, want none; status %+v", len(w.secondary()), n.last())
 				}
 				if made := w.cloud.Front.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
-					t.Errorf("%d ENIs asked for", made)
+					t.Errorf("%d CreateENI calls, want at most 3, and 1 unless creation fails", made)
 				}
 			}))
 		}
 	}
 }
 
-// A detachment whose reply was lost is followed by a lookup, also soon after the trunk was created.
+// A detach call whose reply was lost is followed by a lookup, even soon after the trunk was created.
 func TestLostReplyToDetachingATrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "DetachENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
@@ -256,14 +256,13 @@ func TestLostReplyToDetachingATrunk(t *testing.T) {
 		n.configure(t, settings(0, 0))
 		pass(30 * time.Second)
 		if n.last().Trunk != nil || len(w.secondary()) > 0 || w.cloud.Front.Count("DeleteENI") != 1 {
-			t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+			t.Errorf("%d secondary ENIs, want the trunk deleted; status %+v", len(w.secondary()), n.last())
 		}
 	})
 }
 
-// While a creation whose reply was lost waits to be repeated, it is recalled for pods too, and repeated
-// later.
-func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
+// A creation with a lost reply that waits to be repeated is recalled for pods, too, and repeated later.
+func TestLostTrunkCreationDoesNotBlockPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(w.cloud, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 1}}})
 		s := settings(0, 1)
@@ -272,7 +271,7 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		s.Trunk = true
 		n.configure(t, s)
-		for i := range 2 { // within what a call waits for the rate limit
+		for i := range 2 { // while the call waits for the rate limit
 			pass(2 * time.Second)
 			n.runFor(5, time.Second)
 			n.wantPods(t, 5*(i+1))
@@ -280,7 +279,7 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 		pass(2 * minute)
 		n.wantTrunk(t, w)
 		if made := w.cloud.Front.Count("CreateENI"); made != 3 || w.cloud.Front.Count("DeleteENI") > 0 {
-			t.Errorf("asked %d times for ENIs, %d times to delete one", made, w.cloud.Front.Count("DeleteENI"))
+			t.Errorf("%d CreateENI and %d DeleteENI calls, want 3 and none", made, w.cloud.Front.Count("DeleteENI"))
 		}
 	})
 }
@@ -302,7 +301,7 @@ func (k *killer) Acted(_ string, _ plan.Action, _ cloud.Class, err error, _ time
 	go k.stop()
 }
 
-// count returns how often a failpoint was hit.
+// count returns how often the failpoint was hit.
 func (k *killer) count() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -313,7 +312,7 @@ func (*killer) Listed(time.Duration, error) {}
 
 func (*killer) Collected(eni.Collected) {}
 
-// The operator dies at each step of creating and removing a trunk in turn, and another goes on. Nothing
+// The operator crashes at each step of creating and removing a trunk in turn, and another one continues. No ENI
 // leaks, and nothing is done twice.
 func TestTrunkOverACrash(t *testing.T) {
 	for _, point := range []string{"create", "attach", "set-deletion", "detach", "delete"} {
@@ -346,16 +345,16 @@ func TestTrunkOverACrash(t *testing.T) {
 					lead(withTrunk(0, 0))
 					settle(withTrunk(0, 0))
 					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
-						t.Error("it would outlive its instance")
+						t.Error("DeleteOnTermination is not set on the trunk")
 					}
 					n.configure(t, settings(0, 0))
 					settle(settings(0, 0))
 					if len(w.secondary()) > 0 || n.last().Trunk != nil {
-						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+						t.Errorf("%d secondary ENIs, want none; status %+v", len(w.secondary()), n.last())
 					}
 					check.Equal(t, k.count(), 1, "hits of the failpoint")
-					if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
-						t.Errorf("%d ENIs asked for", n)
+					if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one creation may have been repeated
+						t.Errorf("%d CreateENI calls, want at most 2", n)
 					}
 				}))
 			}
@@ -363,8 +362,8 @@ func TestTrunkOverACrash(t *testing.T) {
 	}
 }
 
-// A trunk that EC2 refuses to attach is reported, and does not affect pods. The attachment is retried
-// at growing intervals.
+// A trunk that EC2 refuses to attach is reported and does not affect pods. The attachment is retried at increasing
+// intervals.
 func TestTrunkThatCannotBeAttached(t *testing.T) {
 	for _, class := range []cloud.Class{cloud.Bug, cloud.Conflict, cloud.LimitReached} {
 		t.Run(class.String(), inBubble(1, func(t *testing.T, w *world) {
@@ -390,9 +389,9 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 				t.Errorf("%+v", n.last())
 			}
 			pass(2 * time.Hour)
-			check.AtMost(t, w.cloud.Front.Count("CreateENI"), 15, "ENIs made in two hours")
-			check.AtMost(t, tries.Load(), 130, "tries in two hours to attach it")
-			for range 60 { // at the moment of a try it is being made
+			check.AtMost(t, w.cloud.Front.Count("CreateENI"), 15, "CreateENI calls in two hours")
+			check.AtMost(t, tries.Load(), 130, "AttachENI calls in two hours")
+			for range 60 { // during an attempt the status may differ
 				if n.last().Trunk.Reason == plan.ReasonPending {
 					pass(time.Second)
 				}
@@ -405,7 +404,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 	}
 }
 
-// busyCreations is a cloud with a subnet for ENIs that belong to no node of the test.
+// busyCreations is a cloud with an additional subnet for ENIs that belong to no node of the test.
 type busyCreations struct{ *cloudfake.Cloud }
 
 func (b busyCreations) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, error) {
@@ -415,9 +414,9 @@ func (b busyCreations) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.
 	return b.Cloud.CreateENI(ctx, q)
 }
 
-// While the creation of a trunk waits behind what other nodes need, pods get their addresses: the
-// creation is recalled, and made when there is time.
-func TestTrunkIsGivenUpForPods(t *testing.T) {
+// While the creation of a trunk waits behind the needs of other nodes, pods get their addresses: the creation is
+// recalled, and made when the node is idle.
+func TestTrunkCreationIsRecalledForPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(busyCreations{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 2}}})
 		s := settings(0, 1)
@@ -435,9 +434,9 @@ func TestTrunkIsGivenUpForPods(t *testing.T) {
 		pass(minute)
 		s.Trunk = true
 		n.configure(t, s)
-		pass(20 * time.Second) // of which each tenth turn is the oldest call's
+		pass(20 * time.Second) // every tenth turn goes to the oldest call
 		if len(w.trunks("i-000")) > 0 {
-			t.Fatal("it did not wait")
+			t.Fatal("the creation of the trunk did not wait")
 		}
 		n.runFor(5, time.Second)
 		n.wantPods(t, 5)
@@ -448,7 +447,7 @@ func TestTrunkIsGivenUpForPods(t *testing.T) {
 	})
 }
 
-// While the primary ENI's subnet has no free address, there is no trunk.
+// While the primary ENI's subnet has no free address, no trunk is requested.
 func TestTrunkInAFullSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.State.AddSubnet("subnet-small", "zone-a", "10.1.0.0/28", nil)
@@ -470,21 +469,21 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		pass(10 * minute)
 		n.wantNoTrunk(t, w, plan.ReasonTrunkSubnet)
 		check.Equal(t, n.available(), 4, "addresses")
-		check.Equal(t, w.cloud.Front.Count("CreateENI")-before, 0, "requests for a trunk in a full subnet")
+		check.Equal(t, w.cloud.Front.Count("CreateENI")-before, 0, "CreateENI calls in a full subnet")
 		check.OK(t, w.cloud.DeleteENI(t.Context(), fill[0].ID))
 		pass(minute)
 		n.wantTrunk(t, w)
 	})
 }
 
-// A subnet that refuses a trunk although its free count has room is asked at growing intervals.
-func TestTrunkInASubnetThatRefuses(t *testing.T) {
+// A subnet that refuses a trunk despite free addresses is retried at increasing intervals.
+func TestTrunkInRefusingSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.SubnetFull, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 		pass(30 * minute)
 		if tries := w.cloud.Front.Count("CreateENI"); tries < 3 || tries > 20 {
-			t.Errorf("%d tries in half an hour", tries)
+			t.Errorf("%d CreateENI calls in half an hour, want 3 to 20", tries)
 		}
 		w.cloud.Front.ClearFaults()
 		pass(10 * minute)
@@ -492,9 +491,9 @@ func TestTrunkInASubnetThatRefuses(t *testing.T) {
 	})
 }
 
-// A reply to the creation of a trunk may leave out its type. With another type it is not used, and the
-// trunk that was created is found.
-func TestRepliesWithAnotherTypeThanTrunk(t *testing.T) {
+// The reply to the creation of a trunk may omit its type. A reply with another type is not used, and the new trunk is
+// found by a listing.
+func TestTrunkRepliesOfAnotherType(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
 		t.Run(string(kind), inBubble(1, func(t *testing.T, w *world) {
 			w.cloud.State.SetLag(3 * time.Second)
@@ -502,14 +501,14 @@ func TestRepliesWithAnotherTypeThanTrunk(t *testing.T) {
 			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
 			pass(2 * minute)
 			if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
-				t.Errorf("attached as one for pods: %+v", trunk.Attachment)
+				t.Errorf("trunk attached like an ENI for pods: %+v", trunk.Attachment)
 			}
-			check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "ENIs made")
+			check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "CreateENI calls")
 		}))
 	}
 }
 
-// If a trunk is no longer configured before EC2 allowed its creation, it is not created.
+// A trunk that is no longer configured before EC2 allowed its creation is not created.
 func TestUnconfiguredTrunkIsNotCreated(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
@@ -519,12 +518,12 @@ func TestUnconfiguredTrunkIsNotCreated(t *testing.T) {
 		w.cloud.Front.ClearFaults()
 		pass(5 * minute)
 		if st := n.last(); w.cloud.Front.Count("DeleteENI") > 0 || st.Trunk != nil || st.LastError != "" {
-			t.Errorf("%d calls to delete one: %+v", w.cloud.Front.Count("DeleteENI"), st)
+			t.Errorf("%d DeleteENI calls, status = %+v, want no trunk and no calls", w.cloud.Front.Count("DeleteENI"), st)
 		}
 	})
 }
 
-// Recording that a trunk is about to leave, as for ENIs of pods, does not detach it.
+// Recording a trunk as committed for release, as for ENIs for pods, does not detach it.
 func TestTrunkIsNotCommitted(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
@@ -537,6 +536,6 @@ func TestTrunkIsNotCommitted(t *testing.T) {
 			n.runFor(0, minute)
 		}
 		n.wantTrunk(t, w)
-		check.Equal(t, w.cloud.Front.Count("DetachENI"), 0, "calls to detach it")
+		check.Equal(t, w.cloud.Front.Count("DetachENI"), 0, "DetachENI calls")
 	})
 }

@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	callTimeout = 5 * time.Minute // of a question that a node waits for, its wait for the rate limit included
-	groupsAge   = time.Minute     // for which security groups found by tags are used for new ENIs
-	routesAge   = 5 * time.Minute // for which route tables are used
-	// outdatedAge is how old the descriptions may be by which ENIs are judged outdated.
+	callTimeout = 5 * time.Minute // of a call that a node waits for, including the wait for the rate limit
+	groupsAge   = time.Minute     // maximum age of security groups found by tags, for new ENIs
+	routesAge   = 5 * time.Minute // maximum age of route tables
+	// outdatedAge is the maximum age of descriptions that decide whether ENIs are outdated.
 	outdatedAge = 10 * time.Minute
 )
 
-// Catalog is what EC2 said of subnets, security groups and route tables. All reconcilers of a process
-// share one. Its methods may be called concurrently.
+// Catalog caches EC2's descriptions of subnets, security groups and route tables. All reconcilers of a process share
+// one. Its methods may be called concurrently.
 type Catalog struct {
 	Subnets *Subnets
 
@@ -42,8 +42,8 @@ func NewCatalog(api cloud.API, c clock.Clock) *Catalog {
 	}
 }
 
-// findGroups returns the IDs of the security groups of a VPC that carry all tags. It is an error of
-// class cloud.Gone if there is none.
+// findGroups returns the IDs of a VPC's security groups that have all the tags. It returns an error of class
+// cloud.Gone if there is none.
 func (s *Catalog) findGroups(ctx context.Context, vpc string, tags map[string]string, now time.Time) ([]string, error) {
 	text := tagText(tags)
 	a, err := s.groups.ask(ctx, groupsQuestion(vpc, tags), youngerThan(groupsAge, now), func(ctx context.Context) ([]string, error) {
@@ -59,7 +59,7 @@ func (s *Catalog) findGroups(ctx context.Context, vpc string, tags map[string]st
 	return a.value, err
 }
 
-// foundGroups returns the groups that were found last, and whether that is at most outdatedAge ago.
+// foundGroups returns the last result of findGroups, and whether it is at most outdatedAge old.
 func (s *Catalog) foundGroups(vpc string, tags map[string]string) (ids []string, fresh bool) {
 	a, fresh := s.groups.get(groupsQuestion(vpc, tags), outdatedAge)
 	return a.value, fresh
@@ -78,8 +78,8 @@ func tagText(tags map[string]string) string {
 
 // vpcRoutes are the route tables of one VPC.
 type vpcRoutes struct {
-	main string            // ID of the main one
-	of   map[string]string // ID by subnet
+	main string            // ID of the main table
+	of   map[string]string // table ID by subnet
 }
 
 // table returns the ID of a subnet's route table.
@@ -90,7 +90,7 @@ func (v vpcRoutes) table(subnet string) string {
 	return v.main
 }
 
-// findRoutes loads the route tables of a VPC unless they are fresh.
+// findRoutes fetches the route tables of a VPC unless they are fresh.
 func (s *Catalog) findRoutes(ctx context.Context, vpc string, now time.Time) error {
 	_, err := s.routes.ask(ctx, vpc, youngerThan(routesAge, now), func(ctx context.Context) (vpcRoutes, error) {
 		list, err := s.api.RouteTables(ctx, vpc)
@@ -111,22 +111,22 @@ func (s *Catalog) findRoutes(ctx context.Context, vpc string, now time.Time) err
 	return err
 }
 
-// cache keeps EC2's answers to questions that many nodes ask. An answer serves every caller for whom it
-// is recent enough, and callers that ask the same question while a call is in flight share that call.
+// cache keeps EC2's replies to requests that many nodes make. A reply serves every caller for whom it is recent
+// enough, and callers that make the same request while a call is in flight share that call.
 type cache[V any] struct {
 	clock   clock.Clock
-	timeout time.Duration      // of a call, its wait for the rate limit included
-	keep    time.Duration      // age at which an answer is dropped; 0: never
-	calls   singleflight.Group // in flight, by question and priority
+	timeout time.Duration      // of a call, including the wait for the rate limit
+	keep    time.Duration      // age at which an answer is dropped; 0 means never
+	calls   singleflight.Group // calls in flight, by question and priority
 
 	mu   sync.Mutex // guards last; never held during a call
 	last map[string]answer[V]
 }
 
-// answer is the last one to a question.
+// answer is the last answer to a question.
 type answer[V any] struct {
 	value V
-	at    time.Time // when the call began; zero: there was none
+	at    time.Time // start of the call; zero if there was none
 }
 
 func newCache[V any](c clock.Clock, timeout, keep time.Duration) *cache[V] {
@@ -141,15 +141,14 @@ func (m *cache[V]) get(question string, age time.Duration) (a answer[V], young b
 	return a, ok && m.clock.Now().Sub(a.at) < age
 }
 
-// youngerThan returns the earliest time at which an answer that is younger than age at now can have
-// been given. An answer of exactly that age is too old, because refreshes are scheduled for the moment
-// in which it reaches that age.
+// youngerThan returns the earliest time of an answer that is younger than age at now. An answer of exactly that age
+// is too old, because refreshes are scheduled for the moment when it reaches that age.
 func youngerThan(age time.Duration, now time.Time) time.Time { return now.Add(-age + 1) }
 
-// ask returns an answer as of since or later, by a call if need be.
+// ask returns an answer as of since or later, making a call if necessary.
 func (m *cache[V]) ask(ctx context.Context, question string, since time.Time, call func(context.Context) (V, error)) (answer[V], error) {
-	// Callers of different priorities do not share a call: a node that is about
-	// to grow must not wait at the priority of one whose subnets are full.
+	// Callers of different priorities do not share a call: a node that is about to grow must not wait at the
+	// priority of one whose subnets are full.
 	flight := fmt.Sprint(question, " ", cloud.PriorityOf(ctx))
 	for range 3 {
 		if a, _ := m.get(question, 0); !a.at.IsZero() && !a.at.Before(since) {
@@ -157,7 +156,7 @@ func (m *cache[V]) ask(ctx context.Context, question string, since time.Time, ca
 		}
 		_, err, _ := m.calls.Do(flight, func() (any, error) {
 			if a, _ := m.get(question, 0); !a.at.IsZero() && !a.at.Before(since) {
-				return nil, nil // another call ended in the meantime
+				return nil, nil // another call completed in the meantime
 			}
 			return nil, m.renew(ctx, question, call)
 		})
@@ -165,13 +164,13 @@ func (m *cache[V]) ask(ctx context.Context, question string, since time.Time, ca
 			return answer[V]{}, err
 		}
 	}
-	return answer[V]{}, errors.New("every answer was older than asked for")
+	return answer[V]{}, errors.New("every answer was older than required")
 }
 
 // renew makes a call and stores its answer.
 func (m *cache[V]) renew(ctx context.Context, question string, call func(context.Context) (V, error)) error {
 	now := m.clock.Now()
-	// Other callers may wait for this call when the first one is cancelled.
+	// Other callers may wait for this call after the first one is canceled.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.timeout)
 	defer cancel()
 	v, err := call(ctx)

@@ -8,30 +8,30 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// A pod in a subnet whose routes differ from those of the node's own subnet may lack a peered network
-// or a NAT gateway that other pods reach. Among several candidates, subnets with the route table of the
-// primary's subnet therefore come first; others are used only if none of these has all that is needed.
+// A pod in a subnet whose routes differ from those of the node's own subnet may lack a peered network or a NAT
+// gateway that other pods reach. Among several candidates, subnets with the route table of the primary's subnet
+// therefore come first; others are used only if none of these has enough.
 
-// routesTries is how often in a row EC2 is asked for route tables before an ENI is created without
-// knowing them.
+// routesTries is how many requests for route tables may fail in a row before an ENI is created without knowing the
+// routes.
 const routesTries = 3
 
-// Routes is what a plan knew of the subnets' routes.
+// Routes is a plan's knowledge of the subnets' routes.
 type Routes struct {
-	matter bool // the choice of a subnet depends on them
-	known  bool // they were found once
-	fresh  bool // and not long ago
+	matter bool // the choice of a subnet depends on routes
+	known  bool // routes have been found
+	fresh  bool // and are recent
 }
 
-// Trouble is how the last questions for route tables failed.
+// Trouble describes the last failures to fetch route tables.
 type Trouble struct {
-	Waits     bool // the backoff is not over
-	Permanent bool // only a person can mend it
+	Waits     bool // in backoff
+	Permanent bool // needs human intervention
 	Failures  int  // in a row
 }
 
-// Missing reports whether to ask for route tables before a new ENI is created by a plan that knew so
-// much of them, and otherwise whether the creation has to wait.
+// Missing reports whether to fetch route tables before creating a new ENI with a plan that knew these routes, and
+// otherwise whether the creation has to wait.
 func (k Routes) Missing(t Trouble) (ask, wait bool) {
 	if !k.matter || k.fresh {
 		return false, false
@@ -39,19 +39,18 @@ func (k Routes) Missing(t Trouble) (ask, wait bool) {
 	if !t.Waits {
 		return true, false
 	}
-	// Older ones do, and without the permission all subnets are treated alike.
+	// Older routes will do, and without the permission all subnets are treated alike.
 	return false, !k.known && !t.Permanent && t.Failures < routesTries
 }
 
-// FindRoutes asks for the route tables of the VPC of new ENIs.
+// FindRoutes fetches the route tables of the VPC of new ENIs.
 func (p *Selector) FindRoutes(ctx context.Context) error {
 	vpc, _ := p.vpcAndZone()
 	return p.catalog.findRoutes(ctx, vpc, p.clock.Now())
 }
 
-// MarkRoutes marks the subnets whose routes are not the primary's, as far as known. Routes matter only
-// where Berth chooses: a person who names subnets by ID has chosen, and another VPC has no routes like
-// the instance's.
+// MarkRoutes marks the subnets whose known routes are not the primary's. Routes matter only if Berth chooses the
+// subnet: subnets configured by ID are a deliberate choice, and another VPC never has the instance's routes.
 func (p *Selector) MarkRoutes(list []plan.Subnet) Routes {
 	choice := 0
 	for _, s := range list {
@@ -71,12 +70,12 @@ func (p *Selector) MarkRoutes(list []plan.Subnet) Routes {
 	return Routes{true, !routes.at.IsZero(), fresh}
 }
 
-// Desired is how a new ENI would be created, as far as that is known.
+// Desired describes how a new ENI would be created, as far as known.
 type Desired struct {
 	subnets *Subnets
 	in      plan.Candidates
-	groups  []string  // sorted; none: not known
-	since   time.Time // of the settings
+	groups  []string  // sorted; empty if unknown
+	since   time.Time // time of the settings
 	known   bool      // the primary ENI is known
 }
 
@@ -97,9 +96,8 @@ func (p *Selector) Desired() Desired {
 	return d
 }
 
-// Outdated reports whether an ENI surely differs from a new one. An ENI that was created with the same
-// settings, and has other groups, was changed by someone else, who would change the next one too: it is
-// not outdated.
+// Outdated reports whether an ENI certainly differs from a new one. If an ENI was created with the same settings but
+// has other groups, someone else changed it, and would change the next one, too: it is not outdated.
 func (d Desired) Outdated(e ENI) bool {
 	if !d.known {
 		return false
@@ -110,8 +108,8 @@ func (d Desired) Outdated(e ENI) bool {
 	return len(d.groups) > 0 && len(e.Groups) > 0 && !e.Created.After(d.since) && !slices.Equal(set(e.Groups), d.groups)
 }
 
-// OtherGroups reports whether an ENI is to have the security groups of the primary, since none are
-// configured, and has others. An ENI of another VPC cannot have them.
+// OtherGroups reports whether an ENI should have the primary's security groups, because none are configured, but has
+// others. An ENI in another VPC cannot have them.
 func (p *Selector) OtherGroups(e ENI) bool {
 	primary, ok := p.enis.Primary()
 	if !ok || len(p.settings.Groups)+len(p.settings.GroupTags) > 0 || primary.VPCID != e.VPCID {
@@ -120,11 +118,11 @@ func (p *Selector) OtherGroups(e ENI) bool {
 	return len(e.Groups) > 0 && len(primary.Groups) > 0 && !slices.Equal(set(e.Groups), set(primary.Groups))
 }
 
-// set returns a list in order, with each of its values once.
+// set returns a sorted list without duplicates.
 func set(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
-// Unknown returns the steps that find out which ENIs are outdated, and where others could be created,
-// where outdated ones are to be drained and that is not known.
+// Unknown returns the steps that find out which ENIs are outdated and where to create replacements, if outdated ENIs
+// are drained and this is not known.
 func (p *Selector) Unknown(now time.Time) (ask []plan.Kind) {
 	if !p.settings.Drain {
 		return nil

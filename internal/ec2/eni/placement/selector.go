@@ -1,10 +1,9 @@
-// Package placement decides in which subnets, and with which security groups, a
-// node's new ENIs are created.
+// Package placement decides the subnets and security groups of a node's new ENIs.
 //
 //	selector.go  one node: its VPC, zone, candidate subnets and security groups
-//	routes.go    ... subnets with the routes of the primary's come first, and ENIs that a new one would differ from
+//	routes.go    ... preference for subnets with the primary's routes, and detection of outdated ENIs
 //	subnets.go   free addresses of subnets, and reservations; shared by all nodes
-//	catalog.go   security groups by tags and route tables; shared likewise
+//	catalog.go   security groups by tags, and route tables; shared by all nodes
 package placement
 
 import (
@@ -20,44 +19,44 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Settings is what a person configured for the new ENIs of a node.
+// Settings is the configuration of a node's new ENIs.
 type Settings struct {
-	VPCID, Zone string            // empty: the instance's
-	SubnetIDs   []string          // come before SubnetTags
-	SubnetTags  map[string]string // come before AnySubnet
-	AnySubnet   bool              // every subnet of VPC and zone, rather than the primary ENI's alone
-	Groups      []string          // security groups; come before GroupTags
-	GroupTags   map[string]string // with neither: the primary ENI's groups
-	Drain       bool              // outdated ENIs are replaced
+	VPCID, Zone string            // the instance's if empty
+	SubnetIDs   []string          // take precedence over SubnetTags
+	SubnetTags  map[string]string // take precedence over AnySubnet
+	AnySubnet   bool              // every subnet of VPC and zone, rather than only the primary ENI's
+	Groups      []string          // security groups; take precedence over GroupTags
+	GroupTags   map[string]string // without Groups and GroupTags, the primary ENI's groups apply
+	Drain       bool              // replace outdated ENIs
 	IPv6        bool              // pods get IPv6 addresses
 }
 
-// ENI is what a Selector needs to know of one ENI.
+// ENI is the state of an ENI as far as a Selector needs it.
 type ENI struct {
 	VPCID, Zone, SubnetID string
-	Groups                []string   // empty: not known
+	Groups                []string   // empty if unknown
 	Address               netip.Addr // the primary IPv4 address, if it has one
-	Created               time.Time  // zero: not known
+	Created               time.Time  // zero if unknown
 	Ours                  bool       // Berth may change it
 }
 
 // ENIs is the node's current view of its ENIs.
 type ENIs interface {
-	Primary() (ENI, bool) // false: it is not known yet
+	Primary() (ENI, bool) // false if not yet known
 	Each(func(ENI))       // calls for each ENI of the node, by device index
 }
 
-// Query is what a node needs to know of subnets.
+// Query selects the subnets that a node needs to know.
 type Query struct {
-	IDs         []string // of its ENIs, and those configured for new ones
+	IDs         []string // subnets of its ENIs, and those configured for new ones
 	VPCID, Zone string
 	Tags        map[string]string // configured for new ENIs
-	Any         bool              // every subnet of VPC and zone may have new ENIs
-	Since       time.Time         // older answers do not do
+	Any         bool              // new ENIs may be in every subnet of VPC and zone
+	Since       time.Time         // older answers are not accepted
 }
 
-// Selector chooses subnets and security groups for one node's new ENIs. It belongs to the goroutine
-// that reconciles the node.
+// Selector chooses subnets and security groups for one node's new ENIs. It belongs to the goroutine of the node's
+// reconciler.
 type Selector struct {
 	catalog *Catalog
 	enis    ENIs
@@ -65,18 +64,18 @@ type Selector struct {
 	clock   clock.Clock
 
 	settings   Settings
-	configured time.Time // when the settings became what they are
-	vpc, zone  string    // the instance's, as EC2 says
+	configured time.Time // time of the last change of the settings
+	vpc, zone  string    // the instance's, according to EC2
 	counts     freshness
 }
 
-// NewSelector returns the Selector of a node. Find updates the catalog's free counts and returns as of
-// when they are; shared says that one call of it serves many nodes.
+// NewSelector returns the Selector of a node. Find updates the catalog's free counts and returns the time as of which
+// they are valid; shared means that one call of find serves many nodes.
 func NewSelector(c *Catalog, s Settings, enis ENIs, shared bool, now clock.Clock, find func(context.Context, Query) (time.Time, error)) *Selector {
 	return &Selector{catalog: c, enis: enis, find: find, clock: now, settings: s, configured: now.Now(), counts: freshness{shared: shared}}
 }
 
-// Configure replaces the settings. Free counts are asked for again before the node grows.
+// Configure replaces the settings. Free counts are fetched again before the node grows.
 func (p *Selector) Configure(s Settings) {
 	p.settings, p.configured, p.counts.asOf = s, p.clock.Now(), time.Time{}
 }
@@ -86,7 +85,7 @@ func (p *Selector) Located(vpc, zone string) {
 	p.vpc, p.zone = cmp.Or(vpc, p.vpc), cmp.Or(zone, p.zone)
 }
 
-// vpcAndZone returns the VPC and zone in which subnets and security groups are looked for.
+// vpcAndZone returns the VPC and zone of new subnets and security groups.
 func (p *Selector) vpcAndZone() (vpc, zone string) {
 	vpc, zone = cmp.Or(p.settings.VPCID, p.vpc), cmp.Or(p.settings.Zone, p.zone)
 	if e, ok := p.enis.Primary(); ok {
@@ -95,8 +94,8 @@ func (p *Selector) vpcAndZone() (vpc, zone string) {
 	return vpc, zone
 }
 
-// VPCs returns the VPCs of the node's ENIs: the instance's, and the one configured for new ENIs if it
-// differs; none while the instance's is not known.
+// VPCs returns the VPCs of the node's ENIs: the instance's, and the one configured for new ENIs if it differs; none
+// while the instance's is unknown.
 func (p *Selector) VPCs() []string {
 	own := p.instanceVPC()
 	switch other := p.settings.VPCID; {
@@ -109,7 +108,7 @@ func (p *Selector) VPCs() []string {
 	}
 }
 
-// instanceVPC returns the VPC of the instance; empty while it is not known.
+// instanceVPC returns the VPC of the instance; empty while unknown.
 func (p *Selector) instanceVPC() string {
 	if e, ok := p.enis.Primary(); ok {
 		return cmp.Or(e.VPCID, p.vpc)
@@ -117,13 +116,13 @@ func (p *Selector) instanceVPC() string {
 	return p.vpc
 }
 
-// SubnetUnknown reports whether EC2 has not described the subnet of one of the node's ENIs.
+// SubnetUnknown reports whether EC2 has not yet described the subnet of one of the node's ENIs.
 func (p *Selector) SubnetUnknown() (unknown bool) {
 	p.enis.Each(func(e ENI) {
 		if !e.Ours || unknown {
 			return
 		}
-		// An ENI has no IPv4 address in an IPv6-only subnet, and only there.
+		// An ENI lacks an IPv4 address exactly if its subnet is IPv6-only.
 		subnet, four := p.catalog.Subnets.BlocksWith(e.SubnetID, e.Address), e.Address.IsValid()
 		_, described := p.catalog.Subnets.described(e.SubnetID)
 		unknown = four && !subnet.CIDR.IsValid() || len(subnet.IPv6) == 0 && (!four || p.settings.IPv6) && !described
@@ -131,7 +130,7 @@ func (p *Selector) SubnetUnknown() (unknown bool) {
 	return unknown
 }
 
-// candidates returns which subnets new ENIs may be created in.
+// candidates returns the subnets in which new ENIs may be created.
 func (p *Selector) candidates() plan.Candidates {
 	c := plan.Candidates{IDs: p.settings.SubnetIDs, Tags: p.settings.SubnetTags, Any: p.settings.AnySubnet}
 	c.VPC, c.Zone = p.vpcAndZone()
@@ -149,16 +148,15 @@ func (p *Selector) inUse() map[string]bool {
 	return m
 }
 
-// Subnets returns the node's subnets and the candidates for new ENIs as a plan sees them. MarkRoutes
-// marks those with other routes.
+// Subnets returns the node's subnets and the candidates for new ENIs in the form for plans. MarkRoutes marks those
+// with other routes.
 func (p *Selector) Subnets(now time.Time) (list []plan.Subnet) {
 	p.Choose(now, func(l []plan.Subnet) (a plan.Action, subnet string) { list = l; return a, "" })
 	return list
 }
 
-// Choose lets pick choose an action and its subnet, and reserves the addresses that the action takes
-// before another node chooses. An empty subnet reserves nothing, and the result is nil. Pick must make
-// no call.
+// Choose lets pick choose an action and its subnet, and reserves the required addresses before another node can
+// choose. An empty subnet reserves nothing, and the result is nil. Pick must not make calls.
 func (p *Selector) Choose(now time.Time, pick func([]plan.Subnet) (a plan.Action, subnet string)) *Reservation {
 	return p.catalog.Subnets.choose(now, p.inUse(), p.candidates(), pick)
 }
@@ -181,8 +179,8 @@ func (p *Selector) FindSubnets(ctx context.Context) error {
 	return err
 }
 
-// FindGroups returns the security groups of a new ENI: those configured by ID or tags, or else the
-// primary's. Groups that are found by tags may take a call.
+// FindGroups returns the security groups of a new ENI: those configured by ID or tags, otherwise the primary's.
+// Finding groups by tags may take a call.
 func (p *Selector) FindGroups(ctx context.Context) ([]string, error) {
 	if len(p.settings.Groups) > 0 {
 		return p.settings.Groups, nil
@@ -197,11 +195,11 @@ func (p *Selector) FindGroups(ctx context.Context) ([]string, error) {
 	return e.Groups, nil
 }
 
-// CountsStale reports whether free counts are to be asked for before the node grows.
+// CountsStale reports whether free counts must be fetched before the node grows.
 func (p *Selector) CountsStale(now time.Time) bool { return p.counts.asOf.Before(p.counts.since(now)) }
 
-// Planned records what the last plan lacked: exhausted says that the node would grow if its subnets had
-// room, drains that outdated ENIs are being replaced.
+// Planned records the shortages of the last plan: exhausted means that the node would grow if its subnets had room,
+// drains that outdated ENIs are being replaced.
 func (p *Selector) Planned(exhausted, drains bool) {
 	p.counts.exhausted, p.counts.drains = exhausted, drains
 }
@@ -224,31 +222,30 @@ func (p *Selector) Refused(subnet string, n int, now time.Time) {
 	p.counts.newerThan = now
 }
 
-// SubnetGone has subnets described again, since the one chosen may not exist any more.
+// SubnetGone requires subnets to be described again, because the chosen one may no longer exist.
 func (p *Selector) SubnetGone(now time.Time) { p.counts.newerThan = now }
 
-// Due returns when there is something to ask for although nothing happens; zero: never.
+// Due returns when to fetch counts even if nothing happens; zero means never.
 func (p *Selector) Due(now time.Time) time.Time { return p.counts.due(now) }
 
-// countsAge is the age up to which free counts are used for growing.
+// countsAge is the maximum age of free counts for growth.
 const countsAge = time.Minute
 
-// exhaustedAge is countsAge for a node whose subnets have no room for what it lacks, since others may
-// free addresses at any time. It applies where one call serves all such nodes of a process; a node that
-// asks for itself alone keeps to countsAge.
+// exhaustedAge replaces countsAge for a node whose subnets lack room, because other clients may free addresses at any
+// time. It applies only if one call serves all such nodes of a process.
 const exhaustedAge = 10 * time.Second
 
-// freshness decides when the free counts of a node's subnets are asked for again.
+// freshness decides when to fetch the free counts of a node's subnets again.
 type freshness struct {
 	shared    bool      // one call serves many nodes
-	asOf      time.Time // when the counts were asked for
-	newerThan time.Time // the counts must be as of then or later
+	asOf      time.Time // when the counts were requested
+	newerThan time.Time // the counts must not be older
 	exhausted bool      // the node would grow if its subnets had room
-	drains    bool      // the node replaces outdated ENIs as far as its subnets have room
-	retryAt   time.Time // when a subnet that refused is tried again
+	drains    bool      // the node replaces outdated ENIs while its subnets have room
+	retryAt   time.Time // when to retry a subnet that refused addresses
 }
 
-// since returns the earliest time as of which counts are fresh at now.
+// since returns the oldest time of counts that are fresh at now.
 func (c *freshness) since(now time.Time) time.Time {
 	since := youngerThan(c.age(), now)
 	if c.newerThan.After(since) {
@@ -264,8 +261,7 @@ func (c *freshness) age() time.Duration {
 	return countsAge
 }
 
-// due returns when a subnet is tried again, or counts are asked for although the node does not grow;
-// zero: never.
+// due returns when to retry a subnet, or fetch counts although the node does not grow; zero means never.
 func (c *freshness) due(now time.Time) time.Time {
 	first := retry.Earliest(now, c.retryAt)
 	if c.exhausted {

@@ -13,36 +13,36 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
-// Subnets keeps the blocks of subnets and counts their free addresses. All reconcilers of a process
-// share one: each reserves what it is about to ask for, so that not all of them choose the same subnet
-// and most of them fail. Its methods may be called concurrently.
+// Subnets keeps the blocks of subnets and counts their free addresses. All reconcilers of a process share one: each
+// reserves the addresses that it is about to request, so that they do not all choose the same subnet and fail. Its
+// methods may be called concurrently.
 type Subnets struct {
 	api   cloud.API
 	asked *cache[struct{}] // by VPC and IDs
 	mu    sync.Mutex       // guards the entries; never held during a call
 	all   map[string]*subnetEntry
-	order []string // its keys, sorted
+	order []string // keys of all, sorted
 }
 
 type subnetEntry struct {
 	cloud.Subnet
-	asOf      time.Time // when Free was asked for, or a refusal corrected it
-	taken     int       // by all calls so far
-	reserved  int       // by calls in flight
-	fullUntil time.Time // refused although the count had room
-	refusals  int       // in a row
-	noPrefix  time.Time // until when /28 prefixes are not asked for
-	noIPv6    time.Time // until when no IPv6 address or prefix is
-	described bool      // by EC2, so that a block which is not known does not exist
-	gone      bool      // the last description no longer had it
+	asOf      time.Time // when Free was requested, or corrected by a refusal
+	taken     int       // addresses taken by all calls so far
+	reserved  int       // addresses reserved by calls in flight
+	fullUntil time.Time // refused despite free addresses
+	refusals  int       // refusals in a row
+	noPrefix  time.Time // no /28 prefixes are requested until then
+	noIPv6    time.Time // no IPv6 addresses or prefixes are requested until then
+	described bool      // by EC2, so a block that is not known does not exist
+	gone      bool      // missing in the last description
 }
 
 func newSubnets(api cloud.API, c clock.Clock) *Subnets {
 	return &Subnets{api: api, asked: newCache[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
 }
 
-// RefreshSince is Refresh, unless a refresh for any node was made at since or later. It returns when
-// that was.
+// RefreshSince is Refresh, unless a refresh for any node was made at since or later. It returns the time of the last
+// refresh.
 func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since time.Time) (time.Time, error) {
 	a, err := b.asked.ask(ctx, fmt.Sprint(f.VPCID, f.IDs), since, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, b.Refresh(ctx, f, b.asked.clock.Now())
@@ -50,8 +50,8 @@ func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since 
 	return a.at, err
 }
 
-// Refresh describes the subnets that match and takes their free counts, which were asked for at now. It
-// keeps what replies and refusals said since then. No lock is held during the call.
+// Refresh describes the matching subnets and records their free counts, requested at now. Replies and refusals since
+// then take precedence. No lock is held during the call.
 func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Time) error {
 	before := b.takenSoFar()
 	list, err := b.api.Subnets(ctx, f)
@@ -64,12 +64,12 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 	for _, s := range list {
 		e := b.entry(s.ID)
 		listed[s.ID] = true
-		if !e.asOf.After(now) { // else a later answer overtook this one
+		if !e.asOf.After(now) { // otherwise a later reply overtook this one
 			if e.CIDR.IsValid() && !s.IPv6Native { // a subnet keeps its block for life
 				s.CIDR = e.CIDR
 			}
 			e.Subnet, e.asOf, e.described, e.gone = s, now, true, false
-			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // the count may be older than what was taken; the next one corrects that
+			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // the count may be older than some of the calls; the next one corrects that
 		}
 	}
 	for id, e := range b.all {
@@ -80,7 +80,7 @@ func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Ti
 	return nil
 }
 
-// takenSoFar returns how many addresses calls have taken of each subnet.
+// takenSoFar returns how many addresses calls have taken from each subnet.
 func (b *Subnets) takenSoFar() map[string]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,12 +91,12 @@ func (b *Subnets) takenSoFar() map[string]int {
 	return out
 }
 
-// selects reports whether a filter matches a subnet, as it was last described.
+// selects reports whether a filter matches a subnet, as last described.
 func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
 	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
 
-// Blocks returns a subnet's blocks of both families, as far as they are known.
+// Blocks returns a subnet's known blocks of both families.
 func (b *Subnets) Blocks(id string) []netip.Prefix {
 	s := b.BlocksWith(id, netip.Addr{})
 	if !s.CIDR.IsValid() {
@@ -105,9 +105,8 @@ func (b *Subnets) Blocks(id string) []netip.Prefix {
 	return append([]netip.Prefix{s.CIDR}, s.IPv6...)
 }
 
-// BlocksWith returns a subnet with its known blocks, for one of its ENIs with the IPv4 address a, if
-// valid. An IPv4 block without that address cannot be the subnet's: it is dropped until EC2 describes
-// another.
+// BlocksWith returns a subnet with its known blocks, for one of its ENIs with the IPv4 address a, if valid. An IPv4
+// block without that address cannot be right: it is dropped until EC2 describes another.
 func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +120,7 @@ func (b *Subnets) BlocksWith(id string, a netip.Addr) cloud.Subnet {
 	return e.Subnet
 }
 
-// described returns a subnet as EC2 described it last; false: it did not.
+// described returns a subnet as EC2 last described it; false if it did not.
 func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -132,8 +131,7 @@ func (b *Subnets) described(id string) (s cloud.Subnet, ok bool) {
 	return e.Subnet, true
 }
 
-// Learn adds the blocks of a subnet that is not known yet, from a stored inventory. Its free count
-// stays unknown.
+// Learn adds the blocks of an unknown subnet from a stored inventory. Its free count stays unknown.
 func (b *Subnets) Learn(s cloud.Subnet) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,7 +149,7 @@ func (b *Subnets) Native(id string) bool {
 	return ok && e.IPv6Native
 }
 
-// states lists the subnets that matter to a node as its plan sees them, by ID. b.mu is held.
+// states lists the subnets relevant to a node in the form for plans, by ID. b.mu is held.
 func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
@@ -172,9 +170,8 @@ func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Ca
 	return out
 }
 
-// choose lets pick choose an action and its subnet, and reserves the addresses that the action takes
-// before another node can choose. An empty subnet reserves nothing, and the result is nil. Pick must
-// make no call.
+// choose lets pick choose an action and its subnet, and reserves the required addresses before another node can
+// choose. An empty subnet reserves nothing, and the result is nil. Pick must not make calls.
 func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -186,8 +183,7 @@ func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Ca
 	return &Reservation{of: b, subnet: subnet, n: a.Weight(), action: a}
 }
 
-// Reservation is a number of addresses of a subnet that is reserved for a call. A nil Reservation is
-// none.
+// Reservation reserves a number of addresses of a subnet for a call. A nil Reservation reserves nothing.
 type Reservation struct {
 	of     *Subnets
 	subnet string
@@ -207,8 +203,7 @@ func (b *Subnets) Reserve(subnet string, n int) *Reservation {
 // IsFor reports whether the reservation is for an action.
 func (h *Reservation) IsFor(a plan.Action) bool { return h != nil && h.action == a }
 
-// End ends the reservation, with the number of addresses that the call took. Only the first call
-// counts.
+// End ends the reservation, with the number of addresses that the call took. Only the first End counts.
 func (h *Reservation) End(took int) {
 	if h == nil {
 		return
@@ -230,8 +225,8 @@ func (h *Reservation) End(took int) {
 	}
 }
 
-// Free lists the subnets that EC2 described, by ID, each with its free addresses less those reserved.
-// IPv6-only subnets are left out, since EC2 does not count their addresses.
+// Free lists the subnets that EC2 described, by ID, each with its free addresses minus those reserved. IPv6-only
+// subnets are left out, because EC2 does not count their addresses.
 func (b *Subnets) Free() []cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -269,9 +264,8 @@ func (b *Subnets) refusedIPv6(id string, until time.Time) {
 	b.entry(id).noIPv6 = until
 }
 
-// refused records that a subnet has fewer than n addresses free at now. From the second refusal in a
-// row on, it counts as full for a time that doubles from 15 s to 5 min. It returns when the count is to
-// be asked for again.
+// refused records that a subnet had fewer than n free addresses at now. From the second refusal in a row, it counts
+// as full for a time that doubles from 15 s to 5 min. It returns when to fetch the count again.
 func (b *Subnets) refused(id string, n int, now time.Time) (again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

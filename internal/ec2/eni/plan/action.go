@@ -10,52 +10,52 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Kind is what an Action does, and its name in logs and metrics.
+// Kind is the kind of an Action, and its name in logs and metrics.
 type Kind string
 
 // The kinds of action.
 const (
-	Assign                 Kind = "assign"       // addresses or prefixes to an attached ENI
-	Create                 Kind = "create"       // a detached ENI with its first addresses
-	Attach                 Kind = "attach"       // a detached ENI of ours
-	Unassign               Kind = "unassign"     // free addresses or prefixes off an ENI
-	Detach                 Kind = "detach"       // an ENI that nobody needs
-	Delete                 Kind = "delete"       // a detached ENI of ours
-	SetDeleteOnTermination Kind = "set-deletion" // corrects DeleteOnTermination
-	Retag                  Kind = "tag"          // an ENI whose tag names another instance
-	SetGroups              Kind = "set-groups"   // gives an ENI those of the primary
+	Assign                 Kind = "assign"       // assign addresses or prefixes to an attached ENI
+	Create                 Kind = "create"       // create a detached ENI with its first addresses
+	Attach                 Kind = "attach"       // attach a detached ENI of Berth's
+	Unassign               Kind = "unassign"     // release free addresses or prefixes of an ENI
+	Detach                 Kind = "detach"       // detach an ENI that is not needed
+	Delete                 Kind = "delete"       // delete a detached ENI of Berth's
+	SetDeleteOnTermination Kind = "set-deletion" // correct DeleteOnTermination
+	Retag                  Kind = "tag"          // correct an instance tag that names another instance
+	SetGroups              Kind = "set-groups"   // set the security groups to the primary's
 
-	CreateTrunk Kind = "create-trunk" // a detached trunk
-	AttachTrunk Kind = "attach-trunk" // a detached trunk of ours
-	DetachTrunk Kind = "detach-trunk" // a trunk that is not configured
+	CreateTrunk Kind = "create-trunk" // create a detached trunk
+	AttachTrunk Kind = "attach-trunk" // attach a detached trunk of Berth's
+	DetachTrunk Kind = "detach-trunk" // detach a trunk that is not configured
 )
 
-// What a reconciler does besides the actions of a plan. The names are used where failures are recorded
-// and calls counted.
+// Activities of a reconciler other than the actions of a plan. The names appear where failures are recorded and
+// calls counted.
 const (
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets
 	FindRoutes   Kind = "find-routes"   // describe the route tables of the VPC
 	FindGroups   Kind = "find-groups"   // find the security groups of new ENIs
-	FindLimits   Kind = "find-limits"   // ask what the instance type allows
-	FindInstance Kind = "find-instance" // ask whether the instance exists and runs
+	FindLimits   Kind = "find-limits"   // fetch the limits of the instance type
+	FindInstance Kind = "find-instance" // find out whether the instance exists and runs
 	Collect      Kind = "collect"       // delete orphans
 )
 
 // Action is one step towards the policy, small enough for one EC2 call.
 type Action struct {
 	Kind         Kind
-	ENI          string // all but Create and CreateTrunk
-	Subnet       string // Create, CreateTrunk; Assign, once it is prepared
-	Index        int    // Create, Attach, and those of trunks: the device index
-	cloud.Amount        // Create; Assign, Unassign: of one family
+	ENI          string // all kinds except Create and CreateTrunk
+	Subnet       string // Create, CreateTrunk, and a prepared Assign
+	Index        int    // device index; Create, Attach, and those of trunks
+	cloud.Amount        // Create; of one family for Assign and Unassign
 }
 
-// Count returns the number of IPv4 addresses in an amount, those inside prefixes included.
+// Count returns the number of IPv4 addresses in an amount, including those in prefixes.
 func Count(a cloud.Amount) int { return CountOf(ipfamily.IPv4, a) }
 
-// CountOf returns the number of addresses of a family in an amount, those inside prefixes included; a
-// /80 counts as ipam.IPv6PrefixAddresses.
+// CountOf returns the number of addresses of a family in an amount, including those in prefixes; an IPv6 /80 counts
+// as ipam.IPv6PrefixAddresses.
 func CountOf(f ipfamily.Family, a cloud.Amount) int {
 	addresses, prefixes := a.Of(f)
 	return addresses + prefixes*prefixAddresses[f]
@@ -64,8 +64,7 @@ func CountOf(f ipfamily.Family, a cloud.Amount) int {
 // prefixAddresses is the number of addresses that a delegated prefix counts as.
 var prefixAddresses = [ipfamily.Number]int{ipam.PrefixAddresses, ipam.IPv6PrefixAddresses}
 
-// Pods returns the number of pods that an amount on one ENI is enough for: each takes one address of
-// every family.
+// Pods returns how many pods an amount on one ENI can serve: each takes one address of every family.
 func Pods(s ipfamily.Set, a cloud.Amount) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
@@ -74,8 +73,7 @@ func Pods(s ipfamily.Set, a cloud.Amount) int {
 	return n
 }
 
-// Weight returns how many IPv4 addresses of the subnet an action takes or releases. A new ENI takes one
-// for itself.
+// Weight returns how many IPv4 addresses of the subnet an action takes or releases. A new ENI takes one for itself.
 func (a Action) Weight() int {
 	n := Count(a.Amount)
 	if a.Kind == Create || a.Kind == CreateTrunk {

@@ -9,29 +9,28 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// With State.Drain no outdated ENI gets more addresses, except for waiting pods that no other ENI can
-// serve. Those that the node can spare are drained: their free addresses no longer count as supply, so
-// that other ENIs grow first, and are then released. An empty ENI is detached as a whole. An outdated
-// ENI gets addresses again only for waiting pods, so draining ends as pods end.
+// With State.Drain, outdated ENIs get no more addresses, except for waiting pods that no other ENI can serve. ENIs
+// that the node can spare are drained: their free addresses no longer count as supply, so that other ENIs grow
+// first, and are then released. An empty ENI is detached as a whole. Because an outdated ENI gets addresses only for
+// waiting pods, draining ends as pods end.
 
-// drain is what State.Drain means for an ENI.
+// drain is the effect of State.Drain on an ENI.
 type drain int
 
 const (
 	stays    drain = iota
-	closed         // outdated: it gets more addresses only if pods would wait otherwise
-	draining       // likewise, and its free addresses are released
+	closed         // outdated: gets more addresses only if pods would wait otherwise
+	draining       // closed, and its free addresses are released
 )
 
-// drained returns the state with what Drain means for each ENI.
+// drained returns the state with the effect of Drain on each ENI.
 //
-// An ENI is drained only if the others have, or can have, an address for each pod, those of this ENI
-// included, and a free one. Otherwise its pods would have nowhere to go, and others would wait. ENIs
-// are drained, the emptiest first and then the highest index, if the node has or can have what the
-// policy demands without their free addresses, or as much of that as it can have at all. If there is no
-// such ENI, one that can be replaced is drained whatever the warm target, alone, and while no ENI is
-// being detached: a node with all of its ENIs could otherwise never replace them. So is an ENI that
-// serves nobody while no pod waits, which may have the only free addresses.
+// An ENI is drained only if the others have, or can get, an address for each pod, including those of this ENI, and a
+// free one. Otherwise its pods could not move, and others would wait. ENIs are drained, the emptiest first and then
+// the highest index, if the node has or can get the policy's demand without their free addresses, or as much of it as
+// possible at all. If no ENI qualifies, one that can be replaced is drained regardless of the warm target, alone, and
+// only while no ENI is being detached: a node that uses all its ENIs could otherwise never replace them. The same
+// applies to an ENI that serves no pod while no pod waits, even if it has the only free addresses.
 func (s State) drained(l cloud.Limits, p ipam.Policy) State {
 	if !s.Drain {
 		return s
@@ -81,18 +80,18 @@ func capped(n int, p ipam.Policy) int {
 	return n
 }
 
-// with returns the state with another drain of the ENI at i.
+// with returns the state with another drain value for the ENI at i.
 func (s State) with(i int, d drain) State {
 	s.ENIs = slices.Clone(s.ENIs)
 	s.ENIs[i].drain = d
 	return s
 }
 
-// reach returns how many of n addresses the node has, or can have.
+// reach returns how many of n addresses the node has or can get.
 func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	b := plannerOf(l, p, s)
 	for _, i := range b.unattached() {
-		if index, ok := b.places.free(); ok { // it has room for more than it has
+		if index, ok := b.places.free(); ok { // a new ENI fits
 			b.places.take(index)
 			b.enis[i].Phase, b.enis[i].Index = Attached, index
 			b.tally.total += b.capacity.total(b.enis[i])
@@ -103,10 +102,10 @@ func (s State) reach(l cloud.Limits, p ipam.Policy, n int) int {
 	return n - max(0, b.need)
 }
 
-// idle reports whether an ENI is of no use to any pod, running or not.
+// idle reports whether an ENI is useless for any current or new pod.
 func (e ENI) idle(p ipam.Policy) bool { return e.unused() && e.assigned(p.Families) == 0 }
 
-// elsewhere returns the state as if no address on draining ENIs were used.
+// elsewhere returns the state as if no address on draining ENIs were in use.
 func (s State) elsewhere() State {
 	s.ENIs = slices.Clone(s.ENIs)
 	for i := range s.ENIs {
@@ -117,8 +116,8 @@ func (s State) elsewhere() State {
 	return s
 }
 
-// replaceable reports whether a new ENI could be created if the one at i were gone. That may be the
-// trunk, which has no place as long as other ENIs take all of them.
+// replaceable reports whether removing the ENI at i would allow a new ENI. That may be the trunk, which does not fit
+// while other ENIs take all slots.
 func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 	s.Trunk.Wanted = false
 	s.ENIs = slices.Delete(slices.Clone(s.ENIs), i, i+1)
@@ -127,9 +126,8 @@ func (s State) replaceable(l cloud.Limits, p ipam.Policy, i int) bool {
 	return ok && b.subnetForNew() != nil
 }
 
-// growOutdated gives waiting pods addresses of outdated ENIs after all, first of those that are not
-// drained, since nothing else can serve them. An ENI without any addresses is detached instead if
-// another can be created.
+// growOutdated lets outdated ENIs serve waiting pods if nothing else can, first those that are not drained. An ENI
+// without any addresses is detached instead if another can be created.
 func (b *planner) growOutdated() {
 	b.need = min(b.need, b.tally.Waiting-b.tally.free())
 	for _, d := range []drain{closed, draining} {
@@ -141,9 +139,8 @@ func (b *planner) growOutdated() {
 	}
 }
 
-// drainShort releases what is free of draining ENIs although the node lacks addresses, if it cannot
-// grow and no pod waits. An ENI without addresses for pods is detached in any case, as another can take
-// its device index.
+// drainShort releases the free addresses of draining ENIs although the node lacks addresses, if it cannot grow and no
+// pod waits. An ENI without addresses for pods is always detached, because another can take its device index.
 func (b *planner) drainShort() {
 	if len(b.actions) > 0 {
 		return
@@ -159,7 +156,7 @@ func (b *planner) drainShort() {
 	}
 }
 
-// drainFree releases what is free of draining ENIs, and detaches those that are unused.
+// drainFree releases the free addresses of draining ENIs, and detaches those that are unused.
 func (b *planner) drainFree() {
 	for _, e := range b.draining() {
 		if e.unused() {
@@ -170,12 +167,12 @@ func (b *planner) drainFree() {
 	}
 }
 
-// draining returns the ENIs that are drained, the highest index first.
+// draining returns the draining ENIs, the highest index first.
 func (b *planner) draining() []ENI {
 	return sorted(b.enis, func(e ENI) bool { return e.drain == draining }, func(x, y ENI) int { return -byIndex(x, y) })
 }
 
-// spare returns what is free of an ENI, of one kind and family, without its primary address.
+// spare returns an ENI's free addresses or prefixes of one family, without its primary address.
 func (e ENI) spare() cloud.Amount {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 		addresses, prefixes := e.Free.Of(f)

@@ -16,7 +16,7 @@ import (
 )
 
 func TestDrain(t *testing.T) {
-	five := cloud.Limits{MaxENIs: 3, IPv4PerENI: 6, Prefixes: true} // addresses an ENI
+	five := cloud.Limits{MaxENIs: 3, IPv4PerENI: 6, Prefixes: true} // five addresses per ENI
 	index1 := ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}
 	primary := ENI{ID: "eni-0", Subnet: "old", Primary: true, Phase: Attached, Ours: true}
 	now := func(index, n, used int) ENI {
@@ -47,35 +47,35 @@ func TestDrain(t *testing.T) {
 		want    []Action
 	}{
 		{"others grow first", index1, []ENI{old(1, 5, 2)}, 0, nil, []Action{create(2, 2)}},
-		{"then what is free goes", index1, []ENI{old(1, 5, 2), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 3)}},
-		{"what cools stays", index1, []ENI{cooling(old(1, 5, 2), 2), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 1)}},
-		{"an ENI that is only cooling is not detached", index1, []ENI{cooling(old(1, 2, 0), 2), now(2, 2, 0)}, 0, nil, nil},
-		{"an empty one goes as a whole", index1, []ENI{old(1, 5, 0), now(2, 2, 0)}, 0, nil, []Action{detach(1)}},
-		{"not while something of it is on its way back", index1, []ENI{with(old(1, 2, 0), func(e *ENI) { e.Withdrawn = addresses(1) }), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 2)}},
-		{"the emptiest, if not both", index1, []ENI{old(1, 5, 1), old(2, 5, 3)}, 0, nil, []Action{unassign(1, 4)}},
-		{"of equal ones that with the higher index", index1, []ENI{old(1, 5, 2), old(2, 5, 2)}, 0, nil, []Action{unassign(2, 3)}},
-		{"both", index1, []ENI{old(1, 2, 1), old(2, 2, 1), now(3, 2, 0)}, 0, nil, []Action{unassign(2, 1), unassign(1, 1)}},
-		{"pods that wait come before what goes", index1, []ENI{old(1, 5, 2), now(2, 0, 0)}, 1, nil, []Action{assign(2, 3)}},
-		{"no ENI is replaced that has the only free addresses while pods wait", index1, []ENI{now(1, 5, 5), old(2, 5, 0)}, 1, nil, nil},
-		{"pods that wait get addresses of it where nothing else has any", index1, []ENI{now(1, 5, 5), old(2, 2, 2)}, 1, nil, []Action{assign(2, 1)}},
-		{"and where no other ENI can be made", index1, []ENI{old(1, 2, 2)}, 3, func(s *State) { s.Subnets[0].ForNew = false }, []Action{assign(1, 3)}},
-		{"but not what a warm target would have", index1, []ENI{old(1, 2, 1)}, 0, func(s *State) { s.Subnets[0].ForNew = false }, nil},
-		{"it is at rest", index1, []ENI{now(1, 5, 5), old(2, 5, 0)}, 0, nil, []Action{detach(2)}},
-		{"and at once if it has no addresses", index1, []ENI{now(1, 5, 5), old(2, 0, 0)}, 1, nil, []Action{detach(2)}},
+		{"then free addresses are released", index1, []ENI{old(1, 5, 2), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 3)}},
+		{"cooling addresses stay", index1, []ENI{cooling(old(1, 5, 2), 2), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 1)}},
+		{"ENI with only cooling addresses stays", index1, []ENI{cooling(old(1, 2, 0), 2), now(2, 2, 0)}, 0, nil, nil},
+		{"empty ENI is detached", index1, []ENI{old(1, 5, 0), now(2, 2, 0)}, 0, nil, []Action{detach(1)}},
+		{"ENI with a release in flight stays", index1, []ENI{with(old(1, 2, 0), func(e *ENI) { e.Withdrawn = addresses(1) }), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 2)}},
+		{"only the emptiest of two", index1, []ENI{old(1, 5, 1), old(2, 5, 3)}, 0, nil, []Action{unassign(1, 4)}},
+		{"higher index of two equal ENIs", index1, []ENI{old(1, 5, 2), old(2, 5, 2)}, 0, nil, []Action{unassign(2, 3)}},
+		{"both of two", index1, []ENI{old(1, 2, 1), old(2, 2, 1), now(3, 2, 0)}, 0, nil, []Action{unassign(2, 1), unassign(1, 1)}},
+		{"waiting pods before releases", index1, []ENI{old(1, 5, 2), now(2, 0, 0)}, 1, nil, []Action{assign(2, 3)}},
+		{"ENI with the only free addresses stays while pods wait", index1, []ENI{now(1, 5, 5), old(2, 5, 0)}, 1, nil, nil},
+		{"outdated ENI serves waiting pods if no other can", index1, []ENI{now(1, 5, 5), old(2, 2, 2)}, 1, nil, []Action{assign(2, 1)}},
+		{"outdated ENI serves waiting pods if none can be created", index1, []ENI{old(1, 2, 2)}, 3, func(s *State) { s.Subnets[0].ForNew = false }, []Action{assign(1, 3)}},
+		{"outdated ENI gets no addresses for a warm target", index1, []ENI{old(1, 2, 1)}, 0, func(s *State) { s.Subnets[0].ForNew = false }, nil},
+		{"idle node replaces the ENI with the only free addresses", index1, []ENI{now(1, 5, 5), old(2, 5, 0)}, 0, nil, []Action{detach(2)}},
+		{"ENI without addresses is replaced while pods wait", index1, []ENI{now(1, 5, 5), old(2, 0, 0)}, 1, nil, []Action{detach(2)}},
 		{"one at a time", index1, []ENI{old(1, 5, 0), old(2, 0, 0)}, 0, func(s *State) { s.ENIs[2].Phase = Detaching }, nil},
-		{"no more room for pods than a cap allows", ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1, MaxPods: 5}, []ENI{now(1, 5, 4), old(2, 5, 1)}, 0, nil, []Action{unassign(2, 4)}},
-		{"a warm target that no ENI has room for does not block", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 2), old(2, 5, 2)}, 0, nil, []Action{unassign(2, 3)}},
-		{"pods that the others have no room for do", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 3), old(2, 5, 2)}, 0, nil, nil},
-		{"so does a subnet without room for another", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 2), old(2, 5, 2)}, 0, func(s *State) { s.Subnets[0].Free = 0 }, nil},
+		{"no need for more addresses than max-pods", ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1, MaxPods: 5}, []ENI{now(1, 5, 4), old(2, 5, 1)}, 0, nil, []Action{unassign(2, 4)}},
+		{"unreachable warm target does not block", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 2), old(2, 5, 2)}, 0, nil, []Action{unassign(2, 3)}},
+		{"pods that would not fit elsewhere block", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 3), old(2, 5, 2)}, 0, nil, nil},
+		{"full subnet for new ENIs blocks", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 2), old(2, 5, 2)}, 0, func(s *State) { s.Subnets[0].Free = 0 }, nil},
 		{"pods of an outdated ENI count towards a cap", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1, MaxPods: 4}, []ENI{old(1, 5, 3), now(2, 1, 0)}, 0, nil, []Action{unassign(1, 2)}},
-		{"the primary stays", ipam.Policy{WarmIP: 2}, nil, 0, func(s *State) { s.ENIs[0] = with(old(0, 3, 0), func(e *ENI) { e.Primary = true }) }, nil},
+		{"primary ENI stays", ipam.Policy{WarmIP: 2}, nil, 0, func(s *State) { s.ENIs[0] = with(old(0, 3, 0), func(e *ENI) { e.Primary = true }) }, nil},
 		{"no addresses are moved onto an outdated ENI", ipam.Policy{MinimumIP: 4, FirstInterfaceIndex: 1}, []ENI{old(1, 1, 1), now(2, 3, 0)}, 0, nil, nil},
-		{"what is detached and outdated is not attached", index1, nil, 0, func(s *State) {
+		{"detached outdated ENI is not attached", index1, nil, 0, func(s *State) {
 			s.ENIs = append(s.ENIs, ENI{ID: "eni-9", Ours: true, Amount: addresses(2), Outdated: true})
 		}, []Action{create(1, 2), {Kind: Delete, ENI: "eni-9"}}},
-		{"prefixes and single addresses one after the other", index1, []ENI{with(old(1, 2, 0), func(e *ENI) { e.Prefixes, e.Used, e.Free = 2, 1, cloud.Amount{Addresses: 2, Prefixes: 1} }), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 2)}},
-		{"its primary address stays", index1, []ENI{with(old(1, 1, 1), func(e *ENI) { e.PrimaryServes, e.Free.Addresses = true, 1 }), now(2, 2, 0)}, 0, func(s *State) { s.ENIs[1].Addresses = 0 }, nil},
-		{"excess is given back by the others, as outdated ENIs get no address for another", index1, []ENI{old(1, 5, 4), now(2, 5, 1)}, 0, func(s *State) { s.Subnets[0].Free = 0; s.Release = 1 }, []Action{unassign(2, 1)}},
+		{"prefixes, then single addresses", index1, []ENI{with(old(1, 2, 0), func(e *ENI) { e.Prefixes, e.Used, e.Free = 2, 1, cloud.Amount{Addresses: 2, Prefixes: 1} }), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 2)}},
+		{"primary address stays", index1, []ENI{with(old(1, 1, 1), func(e *ENI) { e.PrimaryServes, e.Free.Addresses = true, 1 }), now(2, 2, 0)}, 0, func(s *State) { s.ENIs[1].Addresses = 0 }, nil},
+		{"other ENIs release the excess", index1, []ENI{old(1, 5, 4), now(2, 5, 1)}, 0, func(s *State) { s.Subnets[0].Free = 0; s.Release = 1 }, []Action{unassign(2, 1)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := State{ENIs: append([]ENI{primary}, c.enis...), Subnets: []Subnet{{ID: "new", Free: 100, ForNew: true}, {ID: "old", Free: 100}}, Waiting: c.waiting, Drain: true}
@@ -84,14 +84,14 @@ func TestDrain(t *testing.T) {
 			}
 			mustPlan(t, five, c.policy, s, c.want...)
 			if free := Make(five, c.policy, s).Available - s.tally(c.policy).Used; free < c.waiting && len(c.want) == 0 {
-				t.Errorf("%d pods wait, and %d addresses are there for them", c.waiting, free)
+				t.Errorf("%d pods are waiting for %d free addresses", c.waiting, free)
 			}
 		})
 	}
 }
 
 // Without Drain, an outdated ENI does not change a plan.
-func TestOutdatedAloneChangesNothing(t *testing.T) {
+func TestOutdatedWithoutDrainChangesNothing(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(m5xlarge, rapid.SampledFrom([]ipam.Policy{{WarmIP: 2}, {WarmENI: 1}, {WarmIP: 3, FirstInterfaceIndex: 1}}).Draw(r, "policy"))
 		for range rapid.IntRange(1, 8).Draw(r, "rounds") {
@@ -103,7 +103,7 @@ func TestOutdatedAloneChangesNothing(t *testing.T) {
 				s.ENIs[i].Outdated = true
 			}
 			if after := fmt.Sprint(Make(w.limits, w.policy, s)); after != before {
-				r.Fatalf("%s, without outdated ENIs %s", after, before)
+				r.Fatalf("plan = %s, want that without outdated ENIs, %s", after, before)
 			}
 			if err := w.rest(); err != nil {
 				r.Fatal(err)
@@ -132,9 +132,9 @@ func (w *pairs) outdated() (n int) {
 	return n
 }
 
-// Whatever pods and settings do, drains end: plans end, waiting pods have a reason that is not the
+// Whatever pods and settings do, draining ends: plans come to an end, pods wait only for reasons other than the
 // drain, and no outdated ENI is left once no pod is.
-func TestDrainsComeToAnEnd(t *testing.T) {
+func TestDrainsEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
 			rapid.SampledFrom([]cloud.Limits{nitro, xen, m5xlarge, {MaxENIs: 4, IPv4PerENI: 6, IPv6PerENI: 6, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 4, IPv6PerENI: 4}}).Draw(r, "limits"),
@@ -153,7 +153,7 @@ func TestDrainsComeToAnEnd(t *testing.T) {
 				r.Fatal(err)
 			}
 			if reason, _ := Shortage(w.limits, w.policy, w.state()); w.waiting > 0 && reason == "" {
-				r.Fatalf("%d pods wait, and nothing says why: %+v", w.waiting, w.state())
+				r.Fatalf("%d pods wait without a reported reason: %+v", w.waiting, w.state())
 			}
 		}
 		settle()
@@ -169,7 +169,7 @@ func TestDrainsComeToAnEnd(t *testing.T) {
 				}
 			case 1:
 				w.drain = rapid.Bool().Draw(r, "drain")
-			case 2, 3: // some come in the middle
+			case 2, 3: // some pods start meanwhile
 				for range rapid.IntRange(1, 9).Draw(r, "pods") {
 					w.waiting++
 					w.place()
@@ -189,13 +189,13 @@ func TestDrainsComeToAnEnd(t *testing.T) {
 		}
 		settle()
 		if n := w.outdated(); n > 0 {
-			r.Fatalf("%d outdated ENIs at rest without pods: %+v", n, w.state())
+			r.Fatalf("%d outdated ENIs are left without pods: %+v", n, w.state())
 		}
 	})
 }
 
-// Nodes with pods on all ENIs replace all outdated ones as pods end and others start, and no pod waits
-// for longer than one more plan.
+// A node with pods on all ENIs replaces all outdated ENIs as pods come and go, and no pod waits for longer than one
+// more plan.
 func TestRollingDrain(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(cloud.Limits{MaxENIs: 4, IPv4PerENI: 6}, rapid.SampledFrom([]ipam.Policy{
@@ -227,7 +227,7 @@ func TestRollingDrain(t *testing.T) {
 				w.place()
 			}
 			if err := w.rest(); err != nil || w.waiting > 0 {
-				r.Fatalf("%d pods wait: %v: %+v", w.waiting, err, w.state())
+				r.Fatalf("%d pods wait, error %v: %+v", w.waiting, err, w.state())
 			}
 		}
 		if n := w.outdated(); n > 0 {
@@ -236,7 +236,7 @@ func TestRollingDrain(t *testing.T) {
 	})
 }
 
-// end ends pods, and has their addresses cool.
+// end ends pods, whose addresses then cool down.
 func (s *sim) end(pods ...int) {
 	for _, k := range pods {
 		s.alloc.Release(k, s.now)
@@ -245,8 +245,8 @@ func (s *sim) end(pods ...int) {
 	s.alloc.Expire(s.now)
 }
 
-// 49 pods run on a t3.small with prefixes. The last one runs on the second ENI, and is the last to end.
-// The node then needs one prefix, on the first ENI.
+// 49 pods run on a t3.small with prefixes. The last one, on the second ENI, ends last. The node then needs one
+// prefix, on the first ENI.
 func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1})
 	s.release = true
@@ -260,7 +260,7 @@ func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 	s.wants("with one pod on the second ENI", "0,16")
 	s.end(48)
 	s.converge()
-	s.wants("at rest", "16")
+	s.wants("without pods", "16")
 }
 
 func TestMove(t *testing.T) {
@@ -279,21 +279,21 @@ func TestMove(t *testing.T) {
 		enis   []ENI
 		want   []Action
 	}{
-		{"a prefix", prefixes, forNew[0], []ENI{prefix(0, 0, 0), prefix(1, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: blocks(1)}}},
-		{"addresses that a minimum keeps", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(2)}}},
-		{"the highest index", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 1, 0), singles(2, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(1)}}},
-		{"to several", ipam.Policy{MinimumIP: 6}, forNew[0], []ENI{singles(0, 2, 0), singles(1, 2, 0), singles(2, 2, 0)},
+		{"prefix", prefixes, forNew[0], []ENI{prefix(0, 0, 0), prefix(1, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: blocks(1)}}},
+		{"addresses kept by a minimum", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(2)}}},
+		{"from the highest index", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 1, 0), singles(2, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(1)}}},
+		{"to several ENIs", ipam.Policy{MinimumIP: 6}, forNew[0], []ENI{singles(0, 2, 0), singles(1, 2, 0), singles(2, 2, 0)},
 			[]Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(1)}, {Kind: Assign, ENI: "eni-1", Amount: addresses(1)}}},
-		{"not what a pod has", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 1)}, nil},
+		{"not an address in use", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 1)}, nil},
 		{"not without room", ipam.Policy{MinimumIP: 5}, forNew[0], []ENI{singles(0, 3, 0), singles(1, 2, 0)}, nil},
-		{"not in a full subnet", minimum, Subnet{ID: "s1", Free: 1}, []ENI{singles(0, 1, 0), singles(1, 2, 0)}, nil},
-		{"no single addresses in place of a prefix", prefixes, Subnet{ID: "s1", Free: 100, NoPrefix: true}, []ENI{prefix(0, 0, 0), prefix(1, 1, 0)}, nil},
-		{"not where ENIs are warm as a whole", ipam.Policy{WarmENI: 1}, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 0)}, nil},
+		{"not with a full subnet", minimum, Subnet{ID: "s1", Free: 1}, []ENI{singles(0, 1, 0), singles(1, 2, 0)}, nil},
+		{"no single addresses instead of a prefix", prefixes, Subnet{ID: "s1", Free: 100, NoPrefix: true}, []ENI{prefix(0, 0, 0), prefix(1, 1, 0)}, nil},
+		{"not with warm ENIs", ipam.Policy{WarmENI: 1}, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 0)}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := State{ENIs: c.enis, Subnets: []Subnet{c.subnet}}
 			if len(c.want) > 0 {
-				mustPlan(t, t3small, c.policy, s) // nothing before it has been so for a while
+				mustPlan(t, t3small, c.policy, s) // not before the delay has passed
 			}
 			s.Moves = true
 			mustPlan(t, t3small, c.policy, s, c.want...)
@@ -302,8 +302,8 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// Whatever pods did, the node never falls below the policy again once it has met it, the plan comes to
-// rest, and at rest no ENI could be spared.
+// Whatever pods do, a node that has met the policy never falls below it again, the plan comes to rest, and at rest no
+// ENI could be spared.
 func TestPlanAtRestStaysAtRest(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		l := rapid.SampledFrom([]cloud.Limits{t3small, m5xlarge, {MaxENIs: 4, IPv4PerENI: 6, Prefixes: true}}).Draw(r, "limits")
@@ -343,7 +343,7 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 			had := enough()
 			s.after = func(a Action) {
 				if now := enough(); had && !now {
-					r.Fatalf("%v leaves %s", a, s.layout())
+					r.Fatalf("%v leaves too few addresses: %s", a, s.layout())
 				} else {
 					had = now
 				}
@@ -351,16 +351,16 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 			before := s.made
 			for _, a := range s.converge() {
 				if a.Kind == Create {
-					r.Fatalf("%v although pods only ended", a)
+					r.Fatalf("unexpected action %v: pods only ended", a)
 				}
 			}
 			s.after = nil
 			st := s.state()
 			if again := s.converge(); len(again) > 0 || s.made != before {
-				r.Fatalf("not at rest: %v", again)
+				r.Fatalf("further actions at rest: %v", again)
 			}
 			if Movable(l, p, st) {
-				r.Fatalf("at rest an ENI could go: %s", s.layout())
+				r.Fatalf("ENI could be spared at rest: %s", s.layout())
 			}
 		}
 	})

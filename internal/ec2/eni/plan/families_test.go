@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// dual is limits of a Nitro instance type and of one before, which has no prefixes.
+// The limits of a Nitro instance type and of an older one without prefixes.
 var (
 	nitro = cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}
 	xen   = cloud.Limits{MaxENIs: 3, IPv4PerENI: 6, IPv6PerENI: 4}
@@ -30,7 +30,7 @@ func TestPlansForFamilies(t *testing.T) {
 	}
 	open, closed := Subnet{ID: "subnet-1", Free: 100, ForNew: true}, Subnet{ID: "subnet-1", Free: 100, ForNew: true, NoIPv6: true}
 	native := Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}
-	learned := Subnet{ID: "subnet-1", Free: Unlimited, ForNew: true, IPv6Native: true} // from a file
+	learned := Subnet{ID: "subnet-1", Free: Unlimited, ForNew: true, IPv6Native: true} // from a stored inventory
 	dual, six := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2}, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmENI: 1, WarmPrefix: 1}
 	index1 := ipam.Policy{Families: ipfamily.Dual, WarmIP: 2, FirstInterfaceIndex: 1}
 	for _, tt := range []struct {
@@ -44,38 +44,38 @@ func TestPlansForFamilies(t *testing.T) {
 	}{
 		{"dual: both on the primary", nitro, dual, open, []ENI{eth0(cloud.Amount{})}, 0,
 			"assign 1 IPv6 prefixes to eni-0; assign 2 addresses to eni-0"},
-		{"dual: what lacks", nitro, dual, open, []ENI{eth0(cloud.Amount{Addresses: 2})}, 0, "assign 1 IPv6 prefixes to eni-0"},
+		{"dual: missing family", nitro, dual, open, []ENI{eth0(cloud.Amount{Addresses: 2})}, 0, "assign 1 IPv6 prefixes to eni-0"},
 		{"dual: with /28 prefixes", nitro, ipam.Policy{Families: ipfamily.Dual, WarmPrefix: 1, PrefixDelegation: true}, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1})}, 0,
 			"assign 1 prefixes to eni-0"},
-		{"dual: a new ENI has both at once", nitro, index1, open, []ENI{eth0(cloud.Amount{})}, 0,
+		{"dual: new ENI gets both", nitro, index1, open, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 2 addresses and 1 IPv6 prefixes in subnet-1 for device index 1"},
-		{"dual: no more IPv4 than there can be IPv6", xen, index1, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9,
+		{"dual: no more IPv4 than possible IPv6", xen, index1, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9,
 			"assign 4 IPv6 addresses to eni-1; assign 4 addresses to eni-1; create an ENI with 4 addresses and 4 IPv6 addresses in subnet-1 for device index 2"},
-		{"dual: an instance's own IPv6 addresses are none for pods", xen, dual, open, []ENI{eth0(cloud.Amount{})}, 0,
+		{"dual: instance's own IPv6 addresses are not for pods", xen, dual, open, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 2 addresses and 2 IPv6 addresses in subnet-1 for device index 1"},
-		{"dual: a subnet without IPv6", nitro, dual, closed, []ENI{eth0(cloud.Amount{})}, 0, ""},
+		{"dual: subnet without IPv6", nitro, dual, closed, []ENI{eth0(cloud.Amount{})}, 0, ""},
 		{"dual: enough", nitro, dual, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1})}, 0, ""},
-		{"dual: what no pod can have goes back", xen, index1, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 4, IPv6: 2})}, 0,
+		{"dual: addresses without a counterpart are released", xen, index1, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 4, IPv6: 2})}, 0,
 			"unassign 2 addresses from eni-1"},
 		{"IPv6: one prefix is enough", nitro, six, open, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
-		{"IPv6: and none more", nitro, six, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1})}, 50, ""},
-		{"IPv6: IPv4 of before goes back", nitro, six, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1, Addresses: 3})}, 0, "unassign 3 addresses from eni-0"},
+		{"IPv6: no second prefix", nitro, six, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1})}, 50, ""},
+		{"IPv6: former IPv4 addresses are released", nitro, six, open, []ENI{eth0(cloud.Amount{IPv6Prefixes: 1, Addresses: 3})}, 0, "unassign 3 addresses from eni-0"},
 		{"IPv6: single addresses", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, open, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 3 IPv6 addresses in subnet-1 for device index 1"},
 		{"IPv6: prefixes take the slots of single addresses", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 9, FirstInterfaceIndex: 1, MaxENI: 2}, open,
 			[]ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{IPv6: 4})}, 0, "unassign 1 IPv6 addresses from eni-1"},
-		{"IPv6: an IPv6-only subnet has no IPv4 addresses to count", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
+		{"IPv6: IPv6-only subnet has unlimited addresses", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
-		{"IPv6: and its ENIs grow", nitro, six, native, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
-		{"IPv6: not on an instance before Nitro", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
-		{"dual: an IPv6-only subnet", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
-		{"dual: an IPv6-only subnet, not described yet", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
-		{"IPv6: an IPv6-only subnet, not described yet", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
+		{"IPv6: ENI in an IPv6-only subnet grows", nitro, six, native, []ENI{eth0(cloud.Amount{})}, 5, "assign 1 IPv6 prefixes to eni-0"},
+		{"IPv6: IPv6-only subnet without Nitro", xen, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
+		{"dual: IPv6-only subnet", nitro, index1, native, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"dual: IPv6-only subnet, not yet described", nitro, index1, learned, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{})}, 9, ""},
+		{"IPv6: IPv6-only subnet, not yet described", nitro, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}, learned, []ENI{eth0(cloud.Amount{})}, 0,
 			"create an ENI with 1 IPv6 prefixes in subnet-1 for device index 1"},
-		{"IPv4: an IPv6-only subnet", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
-		{"IPv4: IPv6 of a subnet's doing stays", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
+		{"IPv4: IPv6-only subnet", nitro, ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}, native, []ENI{eth0(cloud.Amount{})}, 9, ""},
+		{"IPv4: IPv6 addresses added by the subnet stay", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1}), eth1(cloud.Amount{IPv6: 1})}, 0,
 			"detach eni-1"},
-		{"IPv4: prefixes of before go back", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1})}, 0,
+		{"IPv4: former IPv6 prefixes are released", nitro, ipam.Policy{WarmIP: 2}, open, []ENI{eth0(cloud.Amount{}), eth1(cloud.Amount{Addresses: 2, IPv6Prefixes: 1, IPv6: 1})}, 0,
 			"unassign 1 IPv6 prefixes from eni-1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -103,46 +103,46 @@ func TestShortageNamesTheFamily(t *testing.T) {
 		subnet       Subnet
 		reason, says string
 	}{
-		{"no IPv6 on the type", cloud.Limits{MaxENIs: 2, IPv4PerENI: 2}, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonNoIPv6, "instance type has no IPv6"},
-		{"none in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
+		{"instance type without IPv6", cloud.Limits{MaxENIs: 2, IPv4PerENI: 2}, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonNoIPv6, "instance type has no IPv6"},
+		{"no IPv6 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", Free: 9, ForNew: true, NoIPv6: true}, ReasonNoIPv6, "associate an IPv6 CIDR block"},
 		{"no IPv4 in the subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
 		{"no IPv4 for another ENI", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true}, ReasonSubnetFull, "a free IPv4 address"},
 		{"an IPv6-only subnet", nitro, ipam.Policy{Families: ipfamily.Dual, WarmIP: 1, FirstInterfaceIndex: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
-		{"its own IPv6-only subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
-		{"and no Nitro", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "built on Nitro"},
+		{"node's own IPv6-only subnet", nitro, dual, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "configure one that has IPv4 addresses"},
+		{"IPv6-only subnet without Nitro", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", ForNew: true, IPv6Native: true}, ReasonNoIPv4, "built on Nitro"},
 		{"no subnet for new ENIs", single, ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 1}, empty, Subnet{ID: "subnet-1", Free: 9}, ReasonSubnetFull, "none of the configured subnets exists"},
 		{"no slot for IPv4", nitro, one, full, Subnet{ID: "subnet-1", Free: 9, ForNew: true}, ReasonENILimit, "full of IPv4 addresses"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := State{ENIs: []ENI{tt.eni}, Subnets: []Subnet{tt.subnet}, Waiting: 1}
 			if reason, message := Shortage(tt.limits, tt.policy, s); reason != tt.reason || !strings.Contains(message, tt.says) {
-				t.Errorf("%s: %s", reason, message)
+				t.Errorf("Shortage() = %s, %q, want %s and a message containing %q", reason, message, tt.reason, tt.says)
 			}
 		})
 	}
 }
 
-// pairs is a node whose cloud does at once what a plan says; pods are numbers. The used addresses of an
-// ENI are spread over its prefixes and single addresses as they come.
+// pairs is a node whose cloud carries out plans immediately; pods are just counted. The used addresses of an ENI are
+// spread over its prefixes and single addresses in order.
 type pairs struct {
 	limits  cloud.Limits
 	policy  ipam.Policy
 	subnet  Subnet  // of the primary ENI
-	native  *Subnet // of IPv6 alone, if there is one
+	native  *Subnet // an IPv6-only subnet, if any
 	enis    []*pairENI
 	waiting int
 	made    int
-	drain   bool // outdated ENIs are
+	drain   bool // drain outdated ENIs
 	trunk   Trunk
 }
 
-// newPairs returns a node with its primary ENI.
+// newPairs returns a node with only its primary ENI.
 func newPairs(l cloud.Limits, p ipam.Policy) *pairs {
 	eth0 := &pairENI{ENI: ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true}, pods: map[ipfamily.Set]int{}}
 	return &pairs{limits: l, policy: p, subnet: Subnet{ID: "subnet-1", Free: 10_000, ForNew: true}, enis: []*pairENI{eth0}}
 }
 
-// with returns the number of pods that each ENI has addresses for, after n pods started one by one.
+// with returns the number of pods that each ENI has addresses for, after starting n pods one by one.
 func (w *pairs) with(t *testing.T, n int) string {
 	t.Helper()
 	var out []string
@@ -152,7 +152,7 @@ func (w *pairs) with(t *testing.T, n int) string {
 			w.place()
 		}
 		if err := w.rest(); err != nil || w.waiting > 0 {
-			t.Fatalf("pod %d of %d: %d wait: %v", i, n, w.waiting, err)
+			t.Fatalf("pod %d of %d: %d pods are waiting, error %v", i, n, w.waiting, err)
 		}
 	}
 	for _, e := range w.enis {
@@ -163,7 +163,7 @@ func (w *pairs) with(t *testing.T, n int) string {
 
 type pairENI struct {
 	ENI
-	pods map[ipfamily.Set]int // by the families that they have addresses of
+	pods map[ipfamily.Set]int // by the families of their addresses
 }
 
 func (e *pairENI) used(f ipfamily.Family) (n int) {
@@ -182,7 +182,7 @@ func (w *pairs) subnets() []Subnet {
 	return []Subnet{w.subnet, *w.native}
 }
 
-// state returns the node as a plan sees it. Single addresses are used first.
+// state returns the node in the form for plans. Single addresses are used first.
 func (w *pairs) state() State {
 	st := State{Subnets: w.subnets(), Waiting: w.waiting, Release: Unlimited, Moves: true, Drain: w.drain, Trunk: w.trunk}
 	for _, e := range w.enis {
@@ -222,14 +222,14 @@ func (w *pairs) find(id string) *pairENI {
 	return nil
 }
 
-// act does what a plan says, and returns what is wrong with it.
+// act carries out an action, and returns an error if the action is invalid.
 func (w *pairs) act(a Action, free cloud.Amount) error {
 	minus := func(x, y cloud.Amount) cloud.Amount {
 		return cloud.Amount{Addresses: x.Addresses - y.Addresses, Prefixes: x.Prefixes - y.Prefixes, IPv6: x.IPv6 - y.IPv6, IPv6Prefixes: x.IPv6Prefixes - y.IPv6Prefixes}
 	}
 	e := w.find(a.ENI)
 	if w.drain && (a.Kind == Assign && w.waiting == 0 || a.Kind == Attach) && e.Outdated {
-		return fmt.Errorf("is for an outdated ENI, and no pod waits")
+		return fmt.Errorf("is for an outdated ENI although no pod waits")
 	}
 	switch a.Kind {
 	case Create:
@@ -246,26 +246,26 @@ func (w *pairs) act(a Action, free cloud.Amount) error {
 		e.Amount = e.Plus(a.Amount)
 	case Unassign:
 		if left := minus(free, a.Amount); min(left.Addresses, left.Prefixes, left.IPv6, left.IPv6Prefixes) < 0 {
-			return fmt.Errorf("takes more than is free, %+v", free)
+			return fmt.Errorf("releases more than the free %+v", free)
 		}
 		e.Amount = minus(e.Amount, a.Amount)
 	case Detach, DetachTrunk, Delete:
 		if e.used(ipfamily.IPv4)+e.used(ipfamily.IPv6) > 0 {
-			return fmt.Errorf("takes an ENI with pods")
+			return fmt.Errorf("detaches an ENI with pods")
 		}
 		w.enis = slices.DeleteFunc(w.enis, func(o *pairENI) bool { return o == e })
 		return nil
 	}
 	if e.Addresses+e.Prefixes > w.limits.IPv4PerENI-1 || e.IPv6+e.IPv6Prefixes+e.OwnIPv6 > w.limits.IPv6PerENI {
-		return fmt.Errorf("puts more on an ENI than it holds: %+v", e.Amount)
+		return fmt.Errorf("exceeds the limits of an ENI: %+v", e.Amount)
 	}
 	if e.Primary && a.IPv6 > 0 {
-		return fmt.Errorf("asks for single IPv6 addresses on the primary ENI")
+		return fmt.Errorf("requests single IPv6 addresses on the primary ENI")
 	}
 	if native := w.native != nil && e.Subnet == w.native.ID; native && (!w.limits.Prefixes || a.Kind != Unassign && a.Addresses+a.Prefixes > 0) {
-		return fmt.Errorf("asks for what there is not in an IPv6-only subnet")
+		return fmt.Errorf("requests IPv4 addresses or an ENI without Nitro in an IPv6-only subnet")
 	} else if !native && w.subnet.NoIPv6 && a.Kind != Unassign && a.IPv6+a.IPv6Prefixes > 0 {
-		return fmt.Errorf("asks for IPv6 in a subnet without")
+		return fmt.Errorf("requests IPv6 in an IPv4-only subnet")
 	}
 	return nil
 }
@@ -276,12 +276,12 @@ func (w *pairs) rest() error {
 		return err
 	}
 	if left := Make(w.limits, w.policy, w.state()).Actions; len(left) > 0 {
-		return fmt.Errorf("no end of plans; the last: %v", left)
+		return fmt.Errorf("plans do not end; last actions: %v", left)
 	}
 	return nil
 }
 
-// steps plans and acts at most n times: one step, then another plan, as a reconciler does.
+// steps plans and acts at most n times, one action per plan, like a reconciler.
 func (w *pairs) steps(n int) error {
 	for range n {
 		st := w.state()
@@ -301,9 +301,9 @@ func (w *pairs) steps(n int) error {
 	return nil
 }
 
-// Whatever pods and settings do, plans end, keep to the limits, take nothing from pods, and leave pods
-// waiting only with a reason.
-func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
+// Whatever pods and settings do, plans end, respect the limits, take nothing from pods, and leave pods waiting only
+// with a reason.
+func TestFamilyPlansEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
 			rapid.SampledFrom([]cloud.Limits{nitro, xen, {MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2}, {MaxENIs: 3, IPv4PerENI: 3, IPv6PerENI: 1, Prefixes: true}}).Draw(r, "limits"),
@@ -319,7 +319,7 @@ func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
 			switch rapid.IntRange(0, 6).Draw(r, "what") {
 			case 6:
-				if w.native != nil { // one of the two at least is for new ENIs
+				if w.native != nil { // at least one of the two is for new ENIs
 					w.subnet.ForNew = rapid.Bool().Draw(r, "at home")
 					w.native.ForNew = !w.subnet.ForNew || rapid.Bool().Draw(r, "in the other")
 				}
@@ -342,14 +342,14 @@ func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
 				r.Fatal(err)
 			}
 			if reason, message := Shortage(w.limits, w.policy, w.state()); w.waiting > 0 && (reason == "" || message == "") {
-				r.Fatalf("%d pods wait, and nothing says why: %+v", w.waiting, w.state())
+				r.Fatalf("%d pods wait without a reported reason: %+v", w.waiting, w.state())
 			}
 		}
 	})
 }
 
-// Among suitable subnets an IPv6-only one is preferred, as no IPv4 address is taken there. A subnet
-// with routes other than the primary's still comes last.
+// Among suitable subnets an IPv6-only one is preferred, because it costs no IPv4 address. A subnet with routes other
+// than the primary's still comes last.
 func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 	policy := ipam.Policy{Families: ipfamily.OnlyIPv6, WarmIP: 3, FirstInterfaceIndex: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "a", Phase: Attached, Primary: true, Ours: true}
@@ -360,29 +360,28 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 		name  string
 		other Subnet
 		want  string
-	}{{"of IPv6 alone", native, "b"}, {"with other routes", elsewhere, "a"}, {"that had nothing free", full, "a"}} {
+	}{{"IPv6-only subnet", native, "b"}, {"IPv6-only subnet with other routes", elsewhere, "a"}, {"full IPv6-only subnet", full, "a"}} {
 		got := Make(nitro, policy, State{ENIs: []ENI{eth0}, Subnets: []Subnet{both, tt.other}}).Actions
 		if len(got) != 1 || got[0].Subnet != tt.want {
-			t.Errorf("beside one %s: %v, want one in %s", tt.name, got, tt.want)
+			t.Errorf("next to a subnet of kind %q: actions = %v, want a new ENI in %s", tt.name, got, tt.want)
 		}
 	}
-	native.Free = Unlimited // not described yet
+	native.Free = Unlimited // not yet described
 	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual} {
 		policy.Families = f
 		got := Make(nitro, policy, State{ENIs: []ENI{eth0}, Subnets: []Subnet{both, native}, PrimaryServes: f == ipfamily.OnlyIPv4}).Actions
 		if len(got) != 1 || got[0].Subnet != "a" {
-			t.Errorf("%s: %v, want one in the subnet that has IPv4", f, got)
+			t.Errorf("%s: actions = %v, want a new ENI in the subnet with IPv4", f, got)
 		}
 	}
 }
 
-// A trunk takes no IPv4 address in an IPv6-only subnet, and is not created if there is no IPv6 address
-// either.
+// A trunk takes no IPv4 address in an IPv6-only subnet, and is not created if the subnet has no IPv6 address either.
 func TestTrunkInAnIPv6OnlySubnet(t *testing.T) {
 	prefix := cloud.Amount{IPv6Prefixes: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}
 	for none, want := range map[bool]int{false: 1, true: 0} {
 		s := State{ENIs: []ENI{eth0}, Subnets: []Subnet{{ID: "subnet-1", IPv6Native: true, NoIPv6: none}}, Trunk: Trunk{Wanted: true, Branches: true}}
-		check.Equal(t, len(Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions), want, "with nothing free: %t", none)
+		check.Equal(t, len(Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions), want, "actions (full subnet: %t)", none)
 	}
 }

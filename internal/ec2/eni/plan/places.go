@@ -5,14 +5,14 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// places are the device indexes of an instance, and how many more ENIs it may have.
+// places tracks the device indexes of an instance, and how many more ENIs fit.
 type places struct {
-	most     int          // ENIs that the instance may have
-	mostOurs int          // MAX_ENI; 0: no such limit
-	first    int          // device index from which ENIs serve pods
+	most     int          // maximum number of ENIs of the instance
+	mostOurs int          // MAX_ENI; 0 means no limit
+	first    int          // lowest device index of ENIs for pods
 	taken    map[int]bool // device indexes
 	ours     int          // ENIs that count towards MAX_ENI
-	reserved int          // ENIs that a place is kept for: the trunk
+	reserved int          // reserved slots, for the trunk
 	refused  bool         // State.NoMoreENIs
 }
 
@@ -33,9 +33,8 @@ func newPlaces(l cloud.Limits, p ipam.Policy, s State) places {
 	return b
 }
 
-// free returns the lowest free device index from the first that serves pods, if the instance and
-// MAX_ENI have room for one more ENI besides the reserved ones. Indexes beyond the number of ENIs that
-// the instance may have are not tried.
+// free returns the lowest free device index for pods, if the instance and MAX_ENI have room for one more ENI in
+// addition to the reserved ones. Indexes above the maximum number of ENIs are not tried.
 func (b *places) free() (int, bool) {
 	if b.full(b.reserved) {
 		return 0, false
@@ -47,12 +46,12 @@ func (b *places) free() (int, bool) {
 	return index, index < b.most
 }
 
-// full reports whether there is no room for a further ENI besides so many reserved ones.
+// full reports whether the instance has no room for another ENI in addition to the given number of reserved ones.
 func (b *places) full(reserved int) bool {
 	return b.refused || len(b.taken)+reserved >= b.most || b.mostOurs > 0 && b.ours+reserved >= b.mostOurs
 }
 
-// beyond reports whether no ENI that the instance may have serves pods.
+// beyond reports whether first is above all possible device indexes, so that no ENI can serve pods.
 func (b *places) beyond() bool {
 	return b.most > 0 && b.first >= b.most
 }
@@ -62,8 +61,8 @@ func (b *places) take(i int) {
 	b.ours++
 }
 
-// forTrunk returns a device index for the trunk, if the instance and MAX_ENI have room: one below those
-// of ENIs for pods, or else the highest, since ENIs for pods take the lowest.
+// forTrunk returns a device index for the trunk, if the instance and MAX_ENI have room: one below those of ENIs for
+// pods, otherwise the highest, because ENIs for pods take the lowest.
 func (b *places) forTrunk() (int, bool) {
 	if b.full(0) {
 		return 0, false

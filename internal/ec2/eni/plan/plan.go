@@ -1,19 +1,17 @@
-// Package plan decides what to do next for the ENIs of one node. It is a
-// function of values: it makes no calls, reads no clock, keeps no state and logs
-// nothing. The linter rejects any import that would allow it.
+// Package plan decides what to do next for the ENIs of one node. It is a pure function: it makes no calls, reads no
+// clock, keeps no state and logs nothing. The linter rejects any import that would allow this.
 //
-//	state.go     a node as a plan sees it
-//	action.go    what a plan asks for
+//	state.go     input: the state of a node
+//	action.go    output: the actions of a plan
 //	plan.go      limits, policy and state to actions: growth
-//	shrink.go    ... releases, the ENI whose addresses move to the others, and how much
-//	             of an excess has lasted for long enough, which the reconciler keeps
-//	             from plan to plan (planning.go of package eni)
-//	drain.go     ... outdated ENIs that are emptied
+//	shrink.go    ... releases, moves of addresses off an ENI, and the measurement of how long excess has
+//	             lasted, which the reconciler keeps between plans (planning.go of package eni)
+//	drain.go     ... draining of outdated ENIs
 //	trunk.go     ... the trunk
 //	supply.go    how many addresses ENIs can have
-//	places.go    device indexes, and how many more ENIs there may be
+//	places.go    device indexes, and how many more ENIs fit
 //	subnets.go   in which subnets new ENIs may be created
-//	shortage.go  why waiting pods get nothing
+//	shortage.go  why waiting pods get no address
 package plan
 
 import (
@@ -25,33 +23,32 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Plan is what to do next for a node, and how well the node is supplied.
+// Plan lists the next actions for a node, and describes its supply.
 type Plan struct {
 	Actions    []Action
-	Available  int  // pods that the node has addresses for, used ones included
-	Used       int  // of those, used or cooling
+	Available  int  // pods that the node has addresses for, including used ones
+	Used       int  // used or cooling addresses among those
 	Needed     int  // further pods that the policy demands addresses for
-	Exhausted  bool // the node has room for more addresses, or its trunk, and its subnets have not
-	AtCapacity bool // the node has less than it would have without limits, and no action changes that
+	Exhausted  bool // the node has room for more addresses or its trunk, but its subnets do not
+	AtCapacity bool // limits keep the node from its target, and no action changes that
 }
 
-// Make returns what to do next to bring a node to its policy. It is pure: the same input gives the same
-// actions, in the order in which to do them. Within one plan each ENI is asked for addresses at most
-// once per family.
+// Make returns the actions that bring a node closer to its policy. It is pure: the same input gives the same actions,
+// in the order in which to do them. A plan requests addresses for each ENI at most once per family.
 //
-// Growth comes in this order: ENIs of ours that were created but not attached, room on attached ENIs by
-// device index, new ENIs, each with as many addresses as are still needed.
+// Growth comes in this order: Berth's ENIs that were created but not attached, room on attached ENIs by device index,
+// new ENIs, each with as many addresses as are still needed.
 //
-// The plan shrinks only without a need to grow, and only by what Release allows: first whole ENIs with
-// nothing used or cooling, the highest index first; then free addresses of the emptiest ENI. The
-// primary comes last, since it can never be detached; its cooling addresses are waited for. If an ENI
-// is kept only for addresses that are to be free, as many are assigned to others first (shrink.go).
+// The plan shrinks only if there is no need to grow, and only by the amount of Release: first whole ENIs with nothing
+// used or cooling, the highest index first; then free addresses of the emptiest ENI. The primary comes last, because
+// it can never be detached; its cooling addresses are waited for. If an ENI is kept only for addresses that the
+// policy keeps free, the same number is first assigned to other ENIs (shrink.go).
 //
-// Detached ENIs of ours that nobody needs are deleted. Outdated ENIs are emptied if State.Drain says so
+// Berth's detached ENIs that are not needed are deleted. Outdated ENIs are drained according to State.Drain
 // (drain.go). The trunk comes last (trunk.go).
 //
-// The amount asked for at once is min(free in the subnet, room on the ENI, needed +
-// max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
+// The amount of one request is min(free in the subnet, room on the ENI, needed + max-above-watermark) (Cilium, "AWS
+// ENI", "IP Allocation").
 func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	b := newPlanner(l, p, s)
 	b.attachUsed()
@@ -70,15 +67,15 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	return d
 }
 
-// planner is the working copy of a state, from which the steps of a plan are taken.
+// planner is a working copy of a state that collects the actions of a plan.
 type planner struct {
 	capacity capacity
 	places   places
 	subnets  subnets
 	demand   ipam.Demand
 	tally    tally
-	need     int // pods that addresses are still to be asked for; 0 when the target is met
-	asked    int // pods that the plan asks for addresses so far
+	need     int // pods for which addresses must still be requested; 0 when the target is met
+	asked    int // pods for which the plan requests addresses so far
 	enis     []ENI
 	moves    bool // State.Moves
 	release  int
@@ -90,7 +87,7 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 	return plannerOf(l, p, s.drained(l, p))
 }
 
-// plannerOf is newPlanner for a state whose draining ENIs are known.
+// plannerOf is newPlanner for a state with known draining ENIs.
 func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
 		capacity: capacity{limits: l, policy: p, supplies: supplies(l, p)}, places: newPlaces(l, p, s),
@@ -107,7 +104,7 @@ func plannerOf(l cloud.Limits, p ipam.Policy, s State) *planner {
 	return b
 }
 
-// none is an Amount of nothing.
+// none is an empty amount.
 var none cloud.Amount
 
 func (b *planner) do(a Action) { b.actions = append(b.actions, a) }
@@ -122,7 +119,7 @@ func (b *planner) grow() {
 	}
 }
 
-// extendAll asks for addresses wherever there is room.
+// extendAll requests addresses wherever there is room.
 func (b *planner) extendAll() {
 	b.attachCreated()
 	for _, e := range sorted(b.enis, b.capacity.grows, byIndex) {
@@ -148,7 +145,7 @@ func (b *planner) attachCreated() {
 	}
 }
 
-// attachUsed attaches ENIs again that someone detached although running pods have their addresses.
+// attachUsed reattaches ENIs that someone detached although running pods have their addresses.
 func (b *planner) attachUsed() {
 	for _, e := range sorted(b.enis, func(e ENI) bool { return e.cutOff() && !e.Trunk && !e.Refused }, byIndex) {
 		index, ok := b.places.free()
@@ -167,7 +164,7 @@ func (b *planner) attachUsed() {
 // cutOff reports whether running pods have addresses of a detached ENI.
 func (e ENI) cutOff() bool { return e.Ours && e.Phase == Detached && e.Used > 0 }
 
-// unattached returns the indexes in b.enis of the ENIs that were created but not attached.
+// unattached returns the indexes in b.enis of ENIs that were created but not attached.
 func (b *planner) unattached() (out []int) {
 	for i, e := range b.enis {
 		if e.Ours && !e.Trunk && e.Phase == Detached && !e.Refused && e.drain == stays && !b.claimed[e.ID] {
@@ -181,7 +178,7 @@ func (b *planner) unattached() (out []int) {
 	return out
 }
 
-// assign fills room on an attached ENI.
+// assign fills the room on an attached ENI.
 func (b *planner) assign(e ENI) {
 	if b.need <= 0 {
 		return
@@ -192,7 +189,7 @@ func (b *planner) assign(e ENI) {
 	b.capacity.each(more, func(a cloud.Amount) { b.do(Action{Kind: Assign, ENI: e.ID, Amount: a}) })
 }
 
-// create plans a new ENI, and reports whether it could.
+// create plans a new ENI, and reports whether that was possible.
 func (b *planner) create() bool {
 	index, ok := b.places.free()
 	if !ok {
@@ -205,9 +202,9 @@ func (b *planner) create() bool {
 	var h holding
 	h.count[ipfamily.IPv4] = b.capacity.bonus
 	own := b.capacity.pods(h)
-	gain, more := b.capacity.extend(h, sn, sn.Free-1, b.need-own) // less the ENI's primary address
-	// While there are no prefixes, a warm target is met as far as attached
-	// ENIs have room; a new ENI is only for waiting pods, or if no address is free.
+	gain, more := b.capacity.extend(h, sn, sn.Free-1, b.need-own) // minus the ENI's primary address
+	// Without prefixes, a warm target is met only as far as attached ENIs have room; a new ENI is created only for
+	// waiting pods, or if no address is free.
 	free := b.tally.free() + b.asked + own
 	wanting := b.tally.Waiting > free || free == 0
 	if own+gain == 0 || b.capacity.byPrefix() && more.Prefixes == 0 && !wanting {
@@ -220,15 +217,15 @@ func (b *planner) create() bool {
 	return true
 }
 
-// spend records that addresses for pods are asked for in a subnet.
+// spend records a request for addresses in a subnet.
 func (b *planner) spend(sn *Subnet, pods int, more cloud.Amount) {
 	b.need -= pods
 	b.asked += pods
 	sn.Free -= Count(more)
 }
 
-// makeRoomForPrefixes releases single addresses whose slots a prefix can take. A node that a fragmented
-// subnet filled with single addresses recovers in this way.
+// makeRoomForPrefixes releases single addresses whose slots a prefix can take. This is how a node recovers after a
+// fragmented subnet filled it with single addresses.
 func (b *planner) makeRoomForPrefixes() {
 	for _, s := range b.capacity.supplies {
 		if s.unit == 1 {
@@ -247,7 +244,7 @@ func (b *planner) makeRoomForPrefixes() {
 	}
 }
 
-// subnetForNew returns the subnet for a new ENI; nil: there is none.
+// subnetForNew returns the subnet for a new ENI; nil if there is none.
 func (b *planner) subnetForNew() *Subnet {
 	return b.subnets.forNew(min(b.need-b.capacity.bonus, max(1, b.tally.Waiting-b.tally.free())))
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-// Observations of the Amazon VPC CNI, each driven to its fixed point with pods that start one by one.
-// Where its documentation differs, this table is authoritative: WARM_IP_TARGET takes only what the
-// target needs of a new ENI, not all it could hold, and an empty primary ENI counts as warm.
+// Observations of the Amazon VPC CNI, each driven to its fixed point with pods that start one by one. Where its
+// documentation differs, this table is authoritative: with WARM_IP_TARGET a new ENI gets only the addresses that the
+// target needs, not all it could hold, and an empty primary ENI counts as warm.
 func TestObservedTable(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -45,7 +45,7 @@ func TestObservedTable(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/%d pods", c.name, c.pods), func(t *testing.T) {
 			s := newSim(t, c.limits, c.policy).with(c.pods)
-			s.release = true // nothing that the target needs may go either
+			s.release = true // must not release anything that the target needs
 			s.converge()
 			s.wants("addresses per ENI", c.want)
 		})
@@ -67,18 +67,18 @@ func TestWarmTargetExamples(t *testing.T) {
 		want   string
 	}{
 		{"WARM_ENI_TARGET 1, 5 used: the second ENI is warm", five, ipam.Policy{WarmENI: 1}, 5, "5,5"},
-		{"WARM_ENI_TARGET 1, the 6th pod brings the third ENI", five, ipam.Policy{WarmENI: 1}, 6, "5,5,5"},
+		{"WARM_ENI_TARGET 1, 6 used: a third ENI", five, ipam.Policy{WarmENI: 1}, 6, "5,5,5"},
 		{"WARM_IP_TARGET 5, 15 used: one ENI is enough", twenty, ipam.Policy{WarmIP: 5}, 15, "20"},
-		// The document takes all 20 of the second ENI here; the observed table
-		// takes what the target needs, and holds.
-		{"WARM_IP_TARGET 5, the 16th brings a second ENI", twenty, ipam.Policy{WarmIP: 5}, 16, "20,1"},
-		{"MINIMUM_IP_TARGET 100: 9 more ENIs at once", ten, ipam.Policy{MinimumIP: 100, WarmENI: 1, WarmIP: 1}, 0, "10,10,10,10,10,10,10,10,10,10"},
+		// The document fills all 20 addresses of the second ENI here; the observed table, which takes only what the
+		// target needs, is authoritative.
+		{"WARM_IP_TARGET 5, 16 used: a second ENI", twenty, ipam.Policy{WarmIP: 5}, 16, "20,1"},
+		{"MINIMUM_IP_TARGET 100: 9 more ENIs", ten, ipam.Policy{MinimumIP: 100, WarmENI: 1, WarmIP: 1}, 0, "10,10,10,10,10,10,10,10,10,10"},
 		{"c5.large with a CoreDNS pod", c5large, ipam.DefaultAWS(), 1, "9,9"},
 		{"c5.large without pods", c5large, ipam.DefaultAWS(), 0, "9"},
-		// The same with prefixes, of which each takes the place of an address.
+		// The same with prefixes, each of which takes the slot of an address.
 		{"WARM_IP_TARGET 5, 15 used, by prefixes", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 15, "32"},
 		{"WARM_IP_TARGET 5, 27 used, by prefixes", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 27, "32"},
-		{"WARM_IP_TARGET 5, the 28th brings a third prefix", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 28, "48"},
+		{"WARM_IP_TARGET 5, 28 used: a third prefix", prefixed(twenty), ipam.Policy{WarmIP: 5, PrefixDelegation: true}, 28, "48"},
 		{"MINIMUM_IP_TARGET 100: 7 prefixes on one ENI", prefixed(ten), ipam.Policy{MinimumIP: 100, WarmIP: 1, PrefixDelegation: true}, 0, "112"},
 		{"WARM_PREFIX_TARGET 1, 80 used: a sixth prefix on a second ENI", prefixed(five), prefixes, 80, "80,16"},
 		{"c5.large with a CoreDNS pod, by prefixes", c5large, prefixes, 1, "32"},
@@ -86,7 +86,7 @@ func TestWarmTargetExamples(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			newSim(t, c.limits, c.policy).with(c.pods).wants("addresses per ENI", c.want)
-			// A pod with IPv6 beside takes no more of IPv4, and IPv6 alone takes one /80.
+			// A dual-stack pod takes no more IPv4 addresses, and an IPv6-only node needs one /80.
 			for set, want := range map[ipfamily.Set]string{ipfamily.Dual: c.want, ipfamily.OnlyIPv6: fmt.Sprint(ipam.IPv6PrefixAddresses)} {
 				w := newPairs(c.limits, c.policy)
 				w.limits.IPv6PerENI, w.limits.Prefixes, w.policy.Families = c.limits.IPv4PerENI, true, set
@@ -96,7 +96,7 @@ func TestWarmTargetExamples(t *testing.T) {
 	}
 }
 
-// prefixed returns limits of an instance type with prefixes.
+// prefixed returns limits with support for prefixes.
 func prefixed(l cloud.Limits) cloud.Limits { l.Prefixes = true; return l }
 
 func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Action) {
@@ -120,7 +120,7 @@ func TestForeignENIsTakeIndexesAndRoomOnly(t *testing.T) {
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Assign, ENI: "eni-0", Amount: addresses(3)},
 		Action{Kind: Create, Subnet: "s1", Index: 2, Amount: addresses(2)})
-	s.Waiting = 9 // a third ENI would be the fourth of three
+	s.Waiting = 9 // the foreign ENI counts, so a third would exceed the limit of three
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Assign, ENI: "eni-0", Amount: addresses(3)},
 		Action{Kind: Create, Subnet: "s1", Index: 2, Amount: addresses(3)})
@@ -141,29 +141,29 @@ func TestSubnetChoice(t *testing.T) {
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
-	s.Subnets[2].OtherRoutes = true // s3: other routes, though more free addresses
+	s.Subnets[2].OtherRoutes = true // s3 has more free addresses but other routes
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
-	s.Subnets[1].Free = 15 // taken up by the first
+	s.Subnets[1].Free = 15 // used up by the first ENI
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(7)})
-	s.Subnets[1].Free = 14 // not for all that an ENI is to have, which would take up an index
+	s.Subnets[1].Free = 14 // too few for a full ENI, which would waste a device index
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
 	warm := s
-	warm.Waiting = 0 // nobody waits: the ENI goes where pods find their way
+	warm.Waiting = 0 // without waiting pods, the subnet with the right routes is used
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 14}, warm,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(13)},
 		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(1)})
-	s.Subnets[2].Free = 14 // nor has the other
+	s.Subnets[2].Free = 14 // the other has too few, too
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(13)},
 		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(8)})
 	s.Subnets[2].Free = 5000
-	prefixes := ipam.Policy{PrefixDelegation: true, WarmIP: 1} // 21 addresses are two prefixes
+	prefixes := ipam.Policy{PrefixDelegation: true, WarmIP: 1} // 21 addresses take two prefixes
 	for _, c := range []struct {
 		home Subnet
 		want []Action
@@ -208,30 +208,30 @@ func TestShrink(t *testing.T) {
 		release int
 		want    []Action
 	}{
-		{"nothing before the excess has persisted", ipam.Policy{WarmIP: 1},
+		{"nothing before excess has lasted", ipam.Policy{WarmIP: 1},
 			[]ENI{occupied(eni0, 3, 0, 0)}, 0, nil},
 		{"whole ENIs first, then the primary's free addresses", ipam.Policy{WarmIP: 1},
 			[]ENI{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 0)}, 99,
 			[]Action{{Kind: Detach, ENI: "eni-1"}, {Kind: Unassign, ENI: "eni-0", Amount: addresses(2)}}},
-		{"an ENI with a cooling address stays, and that address too", ipam.Policy{WarmIP: 1},
+		{"ENI with a cooling address stays, and so does that address", ipam.Policy{WarmIP: 1},
 			[]ENI{occupied(eni0, 3, 3, 0), occupied(second, 3, 0, 1)}, 99,
 			[]Action{{Kind: Unassign, ENI: "eni-1", Amount: addresses(2)}}},
-		{"no more than has persisted", ipam.Policy{WarmIP: 1},
+		{"no more than has lasted", ipam.Policy{WarmIP: 1},
 			[]ENI{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0)}, 1,
 			[]Action{{Kind: Unassign, ENI: "eni-1", Amount: addresses(1)}}},
-		{"whole ENIs only", ipam.Policy{WarmENI: 1},
+		{"only whole ENIs", ipam.Policy{WarmENI: 1},
 			[]ENI{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0), {ID: "eni-2", Index: 2, Phase: Attached, Ours: true, Amount: addresses(3), Free: addresses(3)}}, 99,
 			[]Action{{Kind: Detach, ENI: "eni-2"}}},
-		{"an ENI without addresses serves nobody", ipam.Policy{WarmIP: 1},
+		{"ENI without addresses is detached", ipam.Policy{WarmIP: 1},
 			[]ENI{occupied(eni0, 3, 2, 0), occupied(second, 0, 0, 0)}, 0,
 			[]Action{{Kind: Detach, ENI: "eni-1"}}},
-		{"an ENI that only cools goes whole, and the primary gives nothing in its place", ipam.Policy{WarmIP: 2},
+		{"ENI with only cooling addresses is awaited, and the primary releases nothing instead", ipam.Policy{WarmIP: 2},
 			[]ENI{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 3)}, 99,
 			[]Action{{Kind: Unassign, ENI: "eni-0", Amount: addresses(1)}}},
-		{"what cools on an ENI in use is its share of the excess", ipam.Policy{WarmIP: 1},
+		{"cooling addresses on a used ENI are its share of the excess", ipam.Policy{WarmIP: 1},
 			[]ENI{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 2)}, 99,
 			[]Action{{Kind: Unassign, ENI: "eni-0", Amount: addresses(1)}}},
-		{"above the watermark is kept", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 1, MaxAboveWatermark: 2},
+		{"addresses above the watermark stay", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 1, MaxAboveWatermark: 2},
 			[]ENI{occupied(eni0, 3, 0, 0)}, 99, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -240,7 +240,7 @@ func TestShrink(t *testing.T) {
 	}
 }
 
-// After a scale-down the surplus ENIs are detached, once cooling is over.
+// After a scale-down, surplus ENIs are detached once cooling is over.
 func TestScaleDown(t *testing.T) {
 	s := newSim(t, m5xlarge, ipam.Policy{WarmENI: 1})
 	s.runPods(50)
@@ -260,9 +260,9 @@ func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmPrefix: 1})
 	s.subnet.NoPrefix = true
 	s.converge()
-	s.wants("without prefixes and pods", "3")
+	s.wants("no prefixes, no pods", "3")
 	s.runPods(4)
-	s.wants("without prefixes, 4 pods", "3,3")
+	s.wants("no prefixes, 4 pods", "3,3")
 	s.subnet.NoPrefix = false
 	s.converge()
 	s.release = true
@@ -273,7 +273,7 @@ func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 		prefixes += e.Prefixes
 	}
 	if singles != 4 || prefixes != 1 {
-		t.Errorf("recovered: %d single addresses, %d prefixes (%s); want the 4 used and 1", singles, prefixes, s.layout())
+		t.Errorf("after recovery: %d single addresses and %d prefixes (%s), want 4 and 1", singles, prefixes, s.layout())
 	}
 }
 
@@ -297,8 +297,8 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// A detached ENI whose addresses pods have is attached again, whatever is free elsewhere, and never
-// deleted. An ENI without a link is neither supply nor released.
+// A detached ENI whose addresses are used by pods is reattached, whatever is free elsewhere, and never deleted. An
+// ENI without a link neither counts as supply nor is released.
 func TestENIsUnderPods(t *testing.T) {
 	full := func(index int) ENI {
 		return ENI{ID: fmt.Sprint("eni-", index), Subnet: "a", Index: index, Phase: Attached, Ours: true, Primary: index == 0, Amount: cloud.Amount{Addresses: 3}}
@@ -313,22 +313,21 @@ func TestENIsUnderPods(t *testing.T) {
 		enis []ENI
 		want string
 	}{
-		"used":             {[]ENI{full(0), used}, "[attach eni-x at device index 1]"},
-		"used, no room":    {[]ENI{full(0), full(1), full(2), used}, "[detach eni-2 detach eni-1]"},
-		"used, refused":    {[]ENI{full(0), refused}, "[]"},
-		"not used":         {[]ENI{full(0), detached}, "[delete eni-x]"},
-		"without a link":   {[]ENI{full(0), noLink}, "[]"},
-		"no link, nothing": {[]ENI{noLink}, "[create an ENI with 1 addresses in a for device index 2]"},
+		"used":              {[]ENI{full(0), used}, "[attach eni-x at device index 1]"},
+		"used, no room":     {[]ENI{full(0), full(1), full(2), used}, "[detach eni-2 detach eni-1]"},
+		"used, refused":     {[]ENI{full(0), refused}, "[]"},
+		"unused":            {[]ENI{full(0), detached}, "[delete eni-x]"},
+		"without a link":    {[]ENI{full(0), noLink}, "[]"},
+		"only ENI, no link": {[]ENI{noLink}, "[create an ENI with 1 addresses in a for device index 2]"},
 	} {
 		p := Make(t3small, ipam.Policy{WarmIP: 1, MinimumIP: 1}, State{ENIs: tt.enis, Subnets: []Subnet{{ID: "a", Free: 100, ForNew: true}}, Release: 6})
 		check.Equal(t, fmt.Sprint(p.Actions), tt.want, "%s", name)
 	}
 }
 
-// TestFormula compares the plan with Cilium's formula ("Determination of ENI IP deficits", "IP
-// Allocation"): a node needs preAllocate − (available − used), or what is missing to minAllocate if
-// that is more, and asks at once for min(free in the subnet, room on the ENI, needed +
-// maxAboveWatermark).
+// TestFormula compares the plan with Cilium's formula ("Determination of ENI IP deficits", "IP Allocation"): a node
+// needs preAllocate - (available - used), or minAllocate - available if that is more, and requests
+// min(free in the subnet, room on the ENI, needed + maxAboveWatermark) at a time.
 func TestFormula(t *testing.T) {
 	const plenty = 1000
 	for name, c := range map[string]struct {
@@ -336,24 +335,24 @@ func TestFormula(t *testing.T) {
 		pre, minimum, above int
 		free, room          int // in the subnet, on the ENI
 		needed, asked       int
-		created             int // with new ENIs, where there may be such
+		created             int // on new ENIs, if allowed
 	}{
-		"a minimum":                              {0, 0, 0, 16, 0, plenty, 29, 16, 16, 0},
-		"the larger of both, a minimum":          {0, 0, 8, 16, 0, plenty, 29, 16, 16, 0},
-		"the larger of both, what is to be free": {0, 0, 16, 8, 0, plenty, 29, 16, 16, 0},
-		"what is missing to a minimum":           {8, 0, 0, 16, 0, plenty, 29, 8, 8, 0},
-		"what is missing to be free":             {8, 4, 8, 0, 0, plenty, 29, 4, 4, 0},
-		// Cilium counts maxAboveWatermark into what is needed when it compares;
-		// its documentation adds it to the request only.
-		"some above":                             {8, 4, 8, 0, 8, plenty, 29, 4, 12, 0},
-		"some above, all used":                   {4, 4, 8, 0, 8, plenty, 29, 8, 16, 0},
-		"some above, on a smaller ENI":           {4, 2, 8, 0, 4, plenty, 14, 6, 10, 0},
-		"nothing needed, whatever may be above":  {12, 4, 8, 0, 8, plenty, 29, 0, 0, 0},
-		"at the watermark":                       {8, 0, 8, 0, 4, plenty, 14, 0, 0, 0},
-		"free in the subnet":                     {4, 4, 8, 0, 8, 5, 29, 8, 5, 0},
-		"free in the subnet, on a smaller ENI":   {4, 2, 8, 0, 4, 5, 14, 6, 5, 0},
-		"room on the ENI":                        {4, 4, 8, 0, 8, plenty, 6, 8, 2, 0},
-		"room on the ENI, the rest on a new one": {8, 8, 8, 0, 4, plenty, 14, 8, 6, 6},
+		"minimum":                        {0, 0, 0, 16, 0, plenty, 29, 16, 16, 0},
+		"larger of both: minimum":        {0, 0, 8, 16, 0, plenty, 29, 16, 16, 0},
+		"larger of both: pre-allocation": {0, 0, 16, 8, 0, plenty, 29, 16, 16, 0},
+		"short of the minimum":           {8, 0, 0, 16, 0, plenty, 29, 8, 8, 0},
+		"short of the pre-allocation":    {8, 4, 8, 0, 0, plenty, 29, 4, 4, 0},
+		// Cilium includes maxAboveWatermark in needed when it compares; its documentation adds it only to the
+		// request.
+		"above watermark":                       {8, 4, 8, 0, 8, plenty, 29, 4, 12, 0},
+		"above watermark, all used":             {4, 4, 8, 0, 8, plenty, 29, 8, 16, 0},
+		"above watermark, smaller ENI":          {4, 2, 8, 0, 4, plenty, 14, 6, 10, 0},
+		"nothing needed despite watermark":      {12, 4, 8, 0, 8, plenty, 29, 0, 0, 0},
+		"at the watermark":                      {8, 0, 8, 0, 4, plenty, 14, 0, 0, 0},
+		"limited by the subnet":                 {4, 4, 8, 0, 8, 5, 29, 8, 5, 0},
+		"limited by the subnet, smaller ENI":    {4, 2, 8, 0, 4, 5, 14, 6, 5, 0},
+		"limited by the ENI":                    {4, 4, 8, 0, 8, plenty, 6, 8, 2, 0},
+		"limited by the ENI, rest on a new one": {8, 8, 8, 0, 4, plenty, 14, 8, 6, 6},
 	} {
 		p := ipam.Policy{Dialect: ipam.Cilium, PreAllocate: c.pre, MinAllocate: c.minimum, MaxAboveWatermark: c.above}
 		limits := m5xlarge
@@ -366,16 +365,16 @@ func TestFormula(t *testing.T) {
 		asked := map[Kind]int{}
 		for _, a := range d.Actions {
 			if asked[a.Kind] += a.Addresses; a.Kind != Assign && a.Kind != Create {
-				t.Errorf("%s: %v", name, a)
+				t.Errorf("%s: unexpected action %v", name, a)
 			}
 		}
 		if d.Needed != c.needed || asked[Assign] != c.asked || asked[Create] != c.created {
-			t.Errorf("%s: %d needed, asked for: %v", name, d.Needed, asked)
+			t.Errorf("%s: needed = %d, requested = %v", name, d.Needed, asked)
 		}
 	}
 }
 
-// A new ENI gets the first free index from the first that serves pods.
+// A new ENI gets the lowest free index among those for pods.
 func TestIndexOfNewENI(t *testing.T) {
 	p := ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 8, FirstInterfaceIndex: 2}
 	s := State{ENIs: []ENI{
@@ -383,7 +382,7 @@ func TestIndexOfNewENI(t *testing.T) {
 		{ID: "eni-9", Subnet: "s1", Index: 2, Phase: Attached}, // foreign
 	}, Subnets: []Subnet{{ID: "s1", Free: 100, ForNew: true}}}
 	if got := Make(m5xlarge, p, s).Actions; len(got) != 1 || got[0].Kind != Create || got[0].Index != 3 {
-		t.Errorf("planned %v, want an ENI at index 3", got)
+		t.Errorf("actions = %v, want a new ENI at index 3", got)
 	}
 }
 

@@ -20,9 +20,9 @@ const (
 	ReasonNoIPv4     = "no-ipv4"
 )
 
-// Shortage returns why a plan cannot give waiting pods more addresses: a reason and a sentence, or two
-// empty strings if it can. Without waiting pods it returns what a person should fix before there are
-// any: subnets that cannot give what the policy demands. An instance at its limit is no such case.
+// Shortage returns why a plan cannot give waiting pods more addresses: a reason and a sentence, or two empty strings
+// if it can. Without waiting pods it returns a problem to fix before pods wait: subnets that cannot supply the
+// policy's demand. An instance at its limit is not such a problem.
 func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	b := newPlanner(l, p, s)
 	x := explanation{b}
@@ -38,7 +38,7 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 		return ReasonFirstIndex, fmt.Sprintf("first-interface-index is %d, and the device indexes of this instance end at %d: lower it", p.FirstInterfaceIndex, l.MaxENIs-1)
 	}
 	if len(b.actions) > 0 || !wait && (!b.hasRoom() || b.subnetForNew() != nil) {
-		return "", "" // a warm target may be waiting for prefixes
+		return "", "" // a warm target may wait for prefixes
 	}
 	if reason, message := x.noIPv6(s.Subnets); reason != "" {
 		return reason, message
@@ -49,11 +49,11 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	return x.lack(p.Cap(), t, slices.ContainsFunc(s.Subnets, func(sn Subnet) bool { return sn.ForNew }))
 }
 
-// explanation describes why a plan that can do nothing more cannot.
+// explanation describes why a plan has no further actions.
 type explanation struct{ plan *planner }
 
-// lack returns the limit that keeps a node from having more addresses. Candidates says that there are
-// subnets for new ENIs.
+// lack returns the limit that keeps a node from getting more addresses. Candidates means that new ENIs have candidate
+// subnets.
 func (x explanation) lack(capped int, t tally, candidates bool) (reason, message string) {
 	switch {
 	case capped > 0 && t.total >= capped && t.Cooling > 0:
@@ -71,8 +71,7 @@ func (x explanation) lack(capped int, t tally, candidates bool) (reason, message
 	}
 }
 
-// noIPv6 reports that the instance type or the subnets cannot give pods the IPv6 addresses that they
-// need.
+// noIPv6 reports that the instance type or the subnets cannot supply the IPv6 addresses that pods need.
 func (x explanation) noIPv6(subnets []Subnet) (reason, message string) {
 	if !x.plan.capacity.policy.Families.Has(ipfamily.IPv6) || x.plan.capacity.limits.MaxENIs == 0 {
 		return "", ""
@@ -87,8 +86,8 @@ func (x explanation) noIPv6(subnets []Subnet) (reason, message string) {
 	return ReasonNoIPv6, "no subnet that this node may use has IPv6 addresses: associate an IPv6 CIDR block with one, or use IPv4 addresses only (ip-families)"
 }
 
-// noIPv4 reports that the node could grow in IPv6-only subnets only, which give pods no IPv4 addresses,
-// or do not allow ENIs of this instance.
+// noIPv4 reports that the node could grow only in IPv6-only subnets, which have no IPv4 addresses for pods, or do not
+// accept ENIs of this instance.
 func (x explanation) noIPv4(subnets []Subnet) (reason, message string) {
 	list := x.ofUse(subnets)
 	switch {
@@ -102,8 +101,8 @@ func (x explanation) noIPv4(subnets []Subnet) (reason, message string) {
 	return "", ""
 }
 
-// ofUse returns the subnets in which the node could grow if they were unlimited: those of ENIs with
-// room and, if there may be a further ENI, the candidates for it.
+// ofUse returns the subnets in which the node could grow if they were unlimited: those of ENIs with room and, if
+// another ENI fits, the candidates for new ENIs.
 func (x explanation) ofUse(subnets []Subnet) (list []Subnet) {
 	_, further := x.plan.places.free()
 	for _, sn := range subnets {
@@ -114,8 +113,7 @@ func (x explanation) ofUse(subnets []Subnet) (list []Subnet) {
 	return list
 }
 
-// address returns the word for an address of a family, without the family's name if pods get IPv4
-// addresses only.
+// address returns the term for an address of a family; the family is omitted if pods get only IPv4 addresses.
 func (x explanation) address(f ipfamily.Family) string {
 	if f == ipfamily.IPv4 && !x.plan.capacity.policy.Families.Has(ipfamily.IPv6) {
 		return "address"
@@ -123,7 +121,7 @@ func (x explanation) address(f ipfamily.Family) string {
 	return f.String() + " address"
 }
 
-// fullOf names the family that the ENIs have no more room for, if pods get addresses of both.
+// fullOf names the family for which the ENIs have no more room, if pods are dual-stack.
 func (x explanation) fullOf() string {
 	if len(x.plan.capacity.supplies) < 2 {
 		return ""

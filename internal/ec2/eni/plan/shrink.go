@@ -12,11 +12,11 @@ import (
 // shrinking is the part of a plan that releases addresses and ENIs.
 type shrinking struct {
 	plan  *planner
-	gone  map[string]bool // ENIs that are detached as a whole
-	given map[string]bool // ENIs that the plan changes, each once
+	gone  map[string]bool // ENIs to be detached
+	given map[string]bool // ENIs already changed by the plan
 }
 
-// shrink releases excess that has persisted. See Plan for the order.
+// shrink releases excess that has lasted. See Make for the order.
 func (b *planner) shrink() {
 	s := &shrinking{plan: b, gone: map[string]bool{}, given: map[string]bool{}}
 	excess := min(b.tally.total-b.demand.Keep, b.release)
@@ -40,9 +40,8 @@ func (s *shrinking) unassign(e ENI, a cloud.Amount) {
 	s.given[e.ID] = true
 }
 
-// detachUnused detaches ENIs that nothing needs, if the target is still met without them, and returns
-// the number of pods that they had addresses for. An ENI without any address serves nobody and is
-// detached at once.
+// detachUnused detaches ENIs that are not needed, if the target is still met without them, and returns the number of
+// pods that they had addresses for. An ENI without any address is useless and detached immediately.
 func (s *shrinking) detachUnused(excess int) (pods int) {
 	for _, e := range s.plan.unused() {
 		if n := s.plan.capacity.total(e); n == 0 || n <= excess-pods {
@@ -54,7 +53,7 @@ func (s *shrinking) detachUnused(excess int) (pods int) {
 	return pods
 }
 
-// shift plans a move if there is one, and returns how much more is in excess.
+// shift plans a move, if possible, and returns how much it adds to the excess.
 func (s *shrinking) shift() (excess int) {
 	b := s.plan
 	excess = b.tally.total - b.demand.Keep
@@ -71,10 +70,9 @@ func (s *shrinking) shift() (excess int) {
 	return excess
 }
 
-// reduce releases free addresses for as many pods as are in excess. What that leaves of the other
-// family is released by trim. An outdated ENI that will be detached keeps its addresses until it is
-// drained: it cannot get others in their place, and a node with such remainders on all ENIs could spare
-// none.
+// reduce releases the excess, counted in pods, from free addresses; trim releases the unmatched addresses of the
+// other family. An outdated ENI that will be detached keeps its addresses until it is drained: it cannot get new ones
+// instead, and a node with such remainders on all ENIs could spare none.
 func (s *shrinking) reduce(excess int) {
 	lead := s.plan.capacity.policy.Families.Families()[0]
 	emptiest := sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.grows(e) && s.open(e) },
@@ -101,10 +99,10 @@ func (s *shrinking) reduce(excess int) {
 	}
 }
 
-// shareOf returns how much of the excess an ENI is to release, and how many single addresses of the
-// leading family it can release for that now. Cooling addresses are part of the share: they are
-// released once they have cooled, and until then no fuller ENI releases anything in their place. An ENI
-// that only cools, and fits into the excess as a whole, waits to be detached.
+// shareOf returns an ENI's share of the excess, and how many single addresses of the leading family it can release
+// for that now. Cooling addresses are part of the share: they are released once they have cooled down, and until then
+// no fuller ENI releases addresses instead. An ENI with only cooling addresses that fits into the excess as a whole
+// waits to be detached.
 func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now int) {
 	if total := s.plan.capacity.total(e); !e.Primary && e.Used == 0 && e.Cooling > 0 && total <= excess {
 		return total, 0
@@ -118,9 +116,9 @@ func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now
 	return share, min(share, free)
 }
 
-// trim releases what an ENI has of one family and no pod can have, as the ENI lacks the other, and what
-// it has of a family that pods no longer get. Single IPv6 addresses of such a family stay, as does all
-// IPv6 of the primary ENI: a subnet or a person may have given them to the instance.
+// trim releases an ENI's addresses of one family that no pod can use because the ENI lacks the other family, and its
+// addresses of a family that pods no longer get. Single IPv6 addresses of such a family stay, as does all IPv6 of the
+// primary ENI: the subnet or a user may have assigned them to the instance.
 func (s *shrinking) trim() {
 	for _, e := range sorted(s.plan.enis, func(e ENI) bool { return s.plan.capacity.stays(e) && s.open(e) }, byIndex) {
 		for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
@@ -132,7 +130,7 @@ func (s *shrinking) trim() {
 	}
 }
 
-// surplusOf returns what trim releases of a family.
+// surplusOf returns the addresses of a family that trim releases.
 func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 	addresses, prefixes := e.Free.Of(f)
 	wanted := false
@@ -144,7 +142,7 @@ func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 		surplus := e.count(f) - s.plan.capacity.total(e)
 		prefixes = min(prefixes, surplus/prefixAddresses[f])
 		if addresses = min(addresses, surplus); of.unit > 1 {
-			addresses = 0 // they will be used, or released as excess
+			addresses = 0 // these will be used, or released as excess
 		}
 	}
 	if f == ipfamily.IPv6 && !wanted {
@@ -154,19 +152,18 @@ func (s *shrinking) surplusOf(e ENI, f ipfamily.Family) cloud.Amount {
 		}
 	}
 	if addresses > 0 {
-		prefixes = 0 // one call takes one kind
+		prefixes = 0 // a call accepts only one kind
 	}
 	return cloud.AmountIn(f, addresses, prefixes)
 }
 
-// unused returns the ENIs that serve nobody and may be detached: outdated ones first, then the highest
-// index first.
+// unused returns the ENIs that serve no pod and may be detached: outdated ones first, then by descending index.
 func (b *planner) unused() []ENI {
 	return sorted(b.enis, func(e ENI) bool { return b.capacity.stays(e) && e.unused() },
 		func(x, y ENI) int { return cmp.Or(-cmp.Compare(x.drain, y.drain), -byIndex(x, y)) })
 }
 
-// unused reports whether an ENI serves nobody and may be detached.
+// unused reports whether an ENI serves no pod and may be detached.
 func (e ENI) unused() bool { return !e.Primary && e.Used+e.Cooling == 0 && e.Withdrawn == none }
 
 // tidy deletes detached ENIs that the plan does not use, and corrects the attributes of the others.
@@ -189,10 +186,9 @@ func (b *planner) tidy(s State) {
 	}
 }
 
-// Pods end in any order, so an ENI may be kept only for addresses that the policy keeps free, although
-// ENIs with lower indexes have room for them. These are then assigned there first. That creates an
-// excess, and the ENI is detached as a whole. Each move removes an ENI, and none is created while there
-// is room, so moves end.
+// Pods end in any order, so an ENI may be kept only for addresses that the policy keeps free, although ENIs with
+// lower indexes have room for them. In that case addresses are assigned there first. That creates an excess, and the
+// ENI is detached. Each move removes an ENI, and no ENI is created while there is room, so moves end.
 
 // Movable reports whether the node has an ENI that could be detached if others took over its addresses.
 func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
@@ -204,11 +200,11 @@ func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
 	return len(assign) > 0
 }
 
-// Moves reports whether an action is part of a move: no pod needs what it assigns.
+// Moves reports whether an action is part of a move: no pod needs the addresses that it assigns.
 func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
 
-// move returns the ENI with the highest index that can be emptied, what to assign to the others for
-// that, and the number of pods that this is enough for.
+// move returns the ENI with the highest index that can be emptied, the assignments to the others that this takes, and
+// the number of pods these serve.
 func (b *planner) move() (from ENI, assign []Action, gain int) {
 	if b.demand.WholeENIs {
 		return from, nil, 0
@@ -217,7 +213,7 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	for _, e := range b.unused() {
 		short := b.capacity.total(e) - surplus
 		if short <= 0 {
-			break // it is detached anyway, once its excess has lasted
+			break // detached anyway once its excess has lasted
 		}
 		if assign, gain := b.elsewhere(e, short); assign != nil {
 			return e, assign, gain
@@ -226,7 +222,7 @@ func (b *planner) move() (from ENI, assign []Action, gain int) {
 	return from, nil, 0
 }
 
-// elsewhere returns how the ENIs besides e can get addresses for n pods; nil: they cannot. ENIs that
+// elsewhere returns the assignments that give ENIs other than e addresses for n pods; nil if impossible. ENIs that
 // would be shrunk before e get no addresses.
 func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	taken := map[string]int{} // by subnet
@@ -236,7 +232,7 @@ func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	for _, o := range sorted(b.enis, fits, byIndex) {
 		sn := b.subnets.of(o.Subnet)
 		more, a := b.capacity.extend(b.capacity.held(o), sn, sn.Free-taken[o.Subnet], n-gain)
-		if more == 0 || b.capacity.byPrefix() && a.Addresses > 0 { // never single addresses in place of a prefix
+		if more == 0 || b.capacity.byPrefix() && a.Addresses > 0 { // never single addresses instead of a prefix
 			continue
 		}
 		gain += more
@@ -249,23 +245,23 @@ func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 	return nil, 0
 }
 
-// Lasting measures how much of a node's excess has persisted, and for how long, so that addresses freed
-// by a short dip in pods are not released and asked for again.
+// Lasting measures how much of a node's excess has lasted, and for how long, so that addresses freed by a short dip
+// in pods are not released and requested again.
 type Lasting struct {
-	levels  []level // by both fields, ascending: pods end one after the other, and each adds
+	levels  []level // ascending in both fields: pods end one after the other
 	allowed int     // the last result of Allow
-	total   int     // of the last call of Allow
+	total   int     // total in the last call of Allow
 }
 
-// level is an excess of at least n that has lasted since a time.
+// level is an excess of at least n since a time.
 type level struct {
 	since time.Time
 	n     int
 }
 
-// Allow takes the excess at now and the total that it is part of, and returns how much of the excess
-// has lasted for delay. If the total falls, by up to the last result, that was released excess. If the
-// excess falls by more, pods took the rest, which counts as the part that came last.
+// Allow records the excess at now and the total that it is part of, and returns how much of the excess has lasted for
+// delay. If the total falls, by up to the last result, excess was released. If the excess falls by more, pods took
+// the rest, starting with the most recent part.
 func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 	given := min(e.allowed, max(0, e.total-total))
 	e.total = total
@@ -277,7 +273,7 @@ func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 		case l.n < n:
 			kept = append(kept, l)
 		case l.since.Before(since):
-			since = l.since // of the first level that contains it
+			since = l.since // time of the first level that includes it
 		}
 	}
 	e.levels, e.allowed = kept, 0
@@ -292,7 +288,7 @@ func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 	return e.allowed
 }
 
-// Due returns when more of the excess will have lasted for delay than at now; zero: never.
+// Due returns when more of the excess will have lasted for delay than at now; zero means never.
 func (e *Lasting) Due(now time.Time, delay time.Duration) time.Time {
 	for _, l := range e.levels {
 		if at := l.since.Add(delay); at.After(now) {

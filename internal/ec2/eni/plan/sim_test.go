@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// sim is a node whose cloud does at once what a plan says; the real allocator hands addresses to pods.
+// sim is a node whose cloud carries out plans immediately, with the real allocator.
 type sim struct {
 	t       rapid.TB
 	limits  cloud.Limits
@@ -27,9 +27,9 @@ type sim struct {
 	now     time.Time
 	pods    int
 	waiting int
-	release bool // what is in excess may go
+	release bool // excess may be released
 	made    int
-	after   func(Action) // each action; may be nil
+	after   func(Action) // called after each action; may be nil
 }
 
 type simENI struct {
@@ -74,7 +74,7 @@ func (s *sim) converge() []Action {
 		}
 		s.sync()
 	}
-	s.t.Fatalf("no fixed point after 100 plans; last actions %v", done[len(done)-5:])
+	s.t.Fatalf("no fixed point after 100 plans, last actions: %v", done[len(done)-5:])
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (s *sim) act(a Action) {
 		e.prefixes = slices.DeleteFunc(e.prefixes, func(p netip.Prefix) bool { return gone[p.Addr()] })
 	case Detach:
 		if err := s.alloc.WithdrawGroup(a.ENI); err != nil {
-			s.t.Fatalf("plan detaches what is busy: %v", err)
+			s.t.Fatalf("plan detaches an ENI in use: %v", err)
 		}
 		s.alloc.LoseGroup(a.ENI)
 		e.phase = Detached
@@ -132,10 +132,10 @@ func (s *sim) act(a Action) {
 		s.t.Fatalf("unexpected action %v", a)
 	}
 	if e != nil && len(e.addrs)+len(e.prefixes) > slots(ipfamily.IPv4, s.limits) {
-		s.t.Fatalf("%v puts more on an ENI than it holds", a)
+		s.t.Fatalf("%v exceeds the limits of the ENI", a)
 	}
 	if len(s.enis) > s.limits.MaxENIs {
-		s.t.Fatalf("%v makes more ENIs than the instance takes", a)
+		s.t.Fatalf("%v exceeds the number of ENIs of the instance", a)
 	}
 }
 
@@ -166,7 +166,7 @@ func (s *sim) sync() {
 	}
 }
 
-// runPods starts pods one by one until n run, with a rest after each.
+// runPods starts pods one by one until n run, with a pause after each.
 func (s *sim) runPods(n int) {
 	s.t.Helper()
 	for s.pods < n {
@@ -179,7 +179,7 @@ func (s *sim) runPods(n int) {
 	}
 }
 
-// with returns the sim with n pods that started one by one, at rest before the first.
+// with returns the sim with n pods that were started one by one.
 func (s *sim) with(n int) *sim {
 	s.t.Helper()
 	s.converge()
@@ -191,7 +191,7 @@ func (s *sim) with(n int) *sim {
 func (s *sim) wants(when, layout string) {
 	s.t.Helper()
 	if got := s.layout(); got != layout {
-		s.t.Errorf("%s: %s, want %s", when, got, layout)
+		s.t.Errorf("%s: layout = %s, want %s", when, got, layout)
 	}
 }
 

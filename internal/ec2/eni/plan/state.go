@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Phase is whether an ENI is attached.
+// Phase is the attachment phase of an ENI.
 type Phase int
 
 // The phases. An attaching ENI counts as attached: its addresses will be usable soon.
@@ -20,37 +20,37 @@ const (
 	Detaching
 )
 
-// ENI is one ENI as a plan sees it. It has more fields than most types, as it is a row of input: each
-// field is an independent fact, and none has behaviour of its own.
+// ENI is the state of one ENI. It has more fields than most types because it is a row of input: each field is an
+// independent fact without behaviour.
 type ENI struct {
 	ID      string
 	Subnet  string
 	Index   int // device index, unless Detached
 	Phase   Phase
 	Primary bool
-	Ours    bool // the primary, or created by Berth: may be changed
+	Ours    bool // may be changed: the primary, or created by Berth
 	Trunk   bool // has branches, and no addresses for pods
 
 	cloud.Amount              // assigned for pods, without Withdrawn
-	Withdrawn    cloud.Amount // being released; it still takes slots
-	OwnIPv6      int          // IPv6 addresses that the instance itself uses; they take slots too
+	Withdrawn    cloud.Amount // being released; still takes slots
+	OwnIPv6      int          // IPv6 addresses used by the instance itself; these take slots, too
 
-	Used, Cooling int          // a pod with an address of each family counts once
-	Free          cloud.Amount // could be withdrawn now
+	Used, Cooling int          // a dual-stack pod counts once
+	Free          cloud.Amount // addresses that could be withdrawn now
 
 	Refused                  bool // detached, and cannot be attached
-	JustMade                 bool // detached, and created by another process a moment ago
-	PrimaryServes            bool // pods may have its primary address too
+	JustMade                 bool // detached, and recently created by another process
+	PrimaryServes            bool // pods may use its primary address, too
 	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
-	WrongTags                bool // its tag names another instance
-	NoLink                   bool // the node has no link of it: pods cannot use it
-	OtherGroups              bool // it is to have the primary's security groups, and has others
+	WrongTags                bool // the tag names another instance
+	NoLink                   bool // the node lacks its link, so pods cannot use it
+	OtherGroups              bool // should have the primary's security groups, but has others
 	Outdated                 bool // a new ENI would be in another subnet, or have other security groups
 
 	drain drain // set by State.drained
 }
 
-// count returns the number of an ENI's addresses of a family, those inside prefixes included.
+// count returns the number of an ENI's addresses of a family, including those in prefixes.
 func (e ENI) count(f ipfamily.Family) int {
 	n := CountOf(f, e.Amount)
 	if e.PrimaryServes && f == ipfamily.IPv4 {
@@ -59,8 +59,8 @@ func (e ENI) count(f ipfamily.Family) int {
 	return n
 }
 
-// total returns the number of pods that an ENI has addresses for: its number of addresses of the family
-// that it has least of. Of an ENI that is drained, only used and cooling addresses count.
+// total returns the number of pods that an ENI has addresses for: its address count in the family with the fewest. On
+// a draining ENI only used and cooling addresses count.
 func (e ENI) total(s ipfamily.Set) int {
 	if e.drain == draining {
 		return e.Used + e.Cooling
@@ -68,7 +68,7 @@ func (e ENI) total(s ipfamily.Set) int {
 	return e.assigned(s)
 }
 
-// assigned is total, whether or not the ENI is drained.
+// assigned is total for an ENI regardless of draining.
 func (e ENI) assigned(s ipfamily.Set) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
@@ -77,19 +77,19 @@ func (e ENI) assigned(s ipfamily.Set) int {
 	return n
 }
 
-// Subnet is one subnet as a plan sees it.
+// Subnet is the state of one subnet.
 type Subnet struct {
 	ID          string
-	Free        int  // free IPv4 addresses; Unlimited: not known
+	Free        int  // free IPv4 addresses; Unlimited if unknown
 	IPv6Native  bool // is IPv6-only: its ENIs have no IPv4 addresses
 	NoPrefix    bool // had no free aligned /28 recently
-	NoIPv6      bool // has no IPv6 block, or had nothing free in it recently
+	NoIPv6      bool // has no IPv6 block, or had no free IPv6 address recently
 	ForNew      bool // new ENIs may be created here
-	OtherRoutes bool // its route table is not that of the primary's subnet
+	OtherRoutes bool // the route table differs from that of the primary's subnet
 }
 
-// takesENI reports whether the subnet has the address that a further ENI takes for itself: an IPv4
-// address, or an IPv6 address in an IPv6-only subnet.
+// takesENI reports whether the subnet has an address for another ENI itself: an IPv4 address, or an IPv6 address in
+// an IPv6-only subnet.
 func (sn Subnet) takesENI() bool {
 	if sn.IPv6Native {
 		return !sn.NoIPv6
@@ -97,31 +97,27 @@ func (sn Subnet) takesENI() bool {
 	return sn.Free > 0
 }
 
-// Unlimited is the free count of a subnet that was not described yet.
+// Unlimited is the free count of a subnet that has not been described yet.
 const Unlimited = 1 << 30
 
-// State is a node as a plan sees it.
+// State is the state of a node.
 type State struct {
-	ENIs    []ENI // on the instance, also those of others, and detached ones of ours
+	ENIs    []ENI // those on the instance, including foreign ones, and Berth's detached ones
 	Subnets []Subnet
-	Waiting int // pods that wait for an address
-	// Release is how many addresses may be released now: the excess that has
-	// persisted. 0 while none has.
+	Waiting int // pods waiting for an address
+	// Release is how many addresses may be released now: the excess that has lasted.
 	Release int
-	// Moves: an ENI that others have room for (Movable) has existed long
-	// enough to be emptied.
+	// Moves means that a Movable ENI has existed for long enough to be emptied.
 	Moves bool
-	// Drain: there have been outdated ENIs for long enough to be
-	// emptied and deleted.
+	// Drain means that outdated ENIs have existed for long enough to be drained and deleted.
 	Drain bool
-	// NoMoreENIs: the cloud refused to attach another recently, whatever
-	// the limits say.
+	// NoMoreENIs means that the cloud recently refused to attach another ENI, whatever the limits are.
 	NoMoreENIs bool
-	// Trunk is what the node's trunk should be.
+	// Trunk is the desired trunk of the node.
 	Trunk Trunk
-	// FollowGroups: ENIs get the security groups of the primary.
+	// FollowGroups gives ENIs the security groups of the primary.
 	FollowGroups bool
-	// PrimaryServes: pods may have the primary address of a new ENI.
+	// PrimaryServes lets pods use the primary address of a new ENI.
 	PrimaryServes bool
 }
 
@@ -130,7 +126,7 @@ func serves(e ENI, p ipam.Policy) bool {
 	return e.Ours && !e.Trunk && !e.NoLink && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
-// tally counts the pods that the node's addresses are for, over all ENIs that serve pods.
+// tally counts the pods that the node has addresses for, over all ENIs that serve pods.
 type tally struct {
 	ipam.Usage
 	total int
@@ -148,17 +144,16 @@ func (s State) tally(p ipam.Policy) tally {
 	return t
 }
 
-// free returns how many further pods there are addresses for.
+// free returns how many more pods the node has addresses for.
 func (t tally) free() int { return t.total - t.Used - t.Cooling }
 
-// Excess returns how many addresses the node has above what the policy keeps, and how many it has in
-// all.
+// Excess returns how many addresses the node has beyond what the policy keeps, and how many it has in total.
 func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	t := s.drained(l, p).tally(p)
 	return max(0, t.total-Demand(l, p, t.Usage).Keep), t.total
 }
 
-// sorted returns the ENIs for which keep is true, in an order.
+// sorted returns the ENIs for which keep is true, in the given order.
 func sorted(list []ENI, keep func(ENI) bool, order func(x, y ENI) int) []ENI {
 	var out []ENI
 	for _, e := range list {

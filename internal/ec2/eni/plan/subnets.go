@@ -8,21 +8,21 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Candidates decides in which subnets new ENIs may be created. IDs come before Tags, and both before
-// Any; without any of them it is the primary ENI's subnet.
+// Candidates decides in which subnets new ENIs may be created. IDs take precedence over Tags, and both over Any;
+// without any of them only the primary ENI's subnet is a candidate.
 type Candidates struct {
 	IDs  []string
 	Tags map[string]string
 	Any  bool // every subnet of VPC and zone
 
-	VPC, Zone    string // as configured, or else the instance's; empty while not known
+	VPC, Zone    string // as configured, otherwise the instance's; empty while unknown
 	InstanceZone string
 	Primary      string // subnet of the primary ENI
 }
 
-// Has reports whether new ENIs may be created in a subnet. It is false in a zone that is not the
-// instance's, even if that zone is configured: an ENI there cannot be attached to the instance (EC2
-// User Guide, "Elastic network interfaces").
+// Has reports whether new ENIs may be created in a subnet. It is false in a zone other than the instance's, even if
+// that zone is configured: an ENI there cannot be attached to the instance (EC2 User Guide, "Elastic network
+// interfaces").
 func (c Candidates) Has(s cloud.Subnet) bool {
 	if s.Zone != "" && (c.Zone != "" && s.Zone != c.Zone || c.InstanceZone != "" && s.Zone != c.InstanceZone) ||
 		s.VPCID != "" && c.VPC != "" && s.VPCID != c.VPC {
@@ -50,13 +50,13 @@ func HasTags(s cloud.Subnet, tags map[string]string) bool {
 	return true
 }
 
-// subnets are the working copies of a node's subnets.
+// subnets holds the working copies of a node's subnets.
 type subnets struct {
 	capacity *capacity
 	list     []Subnet
 }
 
-// of returns a subnet's working copy; a subnet that is not known is unlimited.
+// of returns a subnet's working copy; an unknown subnet is unlimited.
 func (b *subnets) of(id string) *Subnet {
 	for i := range b.list {
 		if b.list[i].ID == id {
@@ -67,10 +67,10 @@ func (b *subnets) of(id string) *Subnet {
 	return &b.list[len(b.list)-1]
 }
 
-// forNew returns the subnet for a new ENI, given the number of pods that lack addresses; nil: there is
-// none. It prefers, in this order: a subnet with the routes of the primary's, unless only others have
-// enough for waiting pods; an IPv6-only subnet, as no IPv4 address is taken there; one with prefixes,
-// if prefixes are wanted; the most free addresses; the lowest ID.
+// forNew returns the subnet for a new ENI, given the number of pods that lack addresses; nil if there is none. It
+// prefers, in this order: a subnet with the primary's routes, unless only others have enough for waiting pods; an
+// IPv6-only subnet, because it costs no IPv4 address; one with prefixes, if prefixes are wanted; the most free
+// addresses; the lowest ID.
 func (b *subnets) forNew(short int) *Subnet {
 	var best *Subnet
 	apart := b.onlyOtherRoutes(short)
@@ -83,9 +83,9 @@ func (b *subnets) forNew(short int) *Subnet {
 	return best
 }
 
-// lacking returns the families that a subnet has no address of for a new ENI and its pods. An ENI takes
-// one IPv4 address for itself, so two must be free, or one if pods may have that or need no IPv4. In an
-// IPv6-only subnet it needs none, on an instance built on Nitro.
+// lacking returns the families of which a subnet has no address for a new ENI and its pods. An ENI takes one IPv4
+// address for itself, so two must be free, or one if pods may use it or need no IPv4. In an IPv6-only subnet, which
+// requires an instance built on Nitro, it needs none.
 func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
 	four := b.capacity.policy.Families.Has(ipfamily.IPv4)
 	least := 2 - b.capacity.bonus
@@ -105,9 +105,9 @@ func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
 	return lacks
 }
 
-// onlyOtherRoutes reports whether a new ENI gets enough for waiting pods only in subnets whose routes
-// differ from the primary's. A subnet with the primary's routes and too few addresses would use up one
-// of the few ENIs that the instance may have. A warm target alone is no reason to use other routes.
+// onlyOtherRoutes reports whether a new ENI gets enough addresses for waiting pods only in subnets whose routes
+// differ from the primary's. A subnet with the primary's routes and too few addresses would waste one of the few ENIs
+// of the instance. A warm target alone is no reason to use other routes.
 func (b *subnets) onlyOtherRoutes(short int) bool {
 	apart := false
 	for i := range b.list {
@@ -121,8 +121,8 @@ func (b *subnets) onlyOtherRoutes(short int) bool {
 	return apart
 }
 
-// suffices reports whether a new ENI in a subnet gets all that it has room for of what is short, and at
-// least one address.
+// suffices reports whether a new ENI in a subnet gets the missing addresses as far as it has room, and at least one
+// address.
 func (b *subnets) suffices(sn *Subnet, short int) bool {
 	if len(b.lacking(sn)) > 0 || !b.capacity.policy.Families.Has(ipfamily.IPv4) {
 		return len(b.lacking(sn)) == 0
@@ -134,8 +134,8 @@ func (b *subnets) suffices(sn *Subnet, short int) bool {
 	return free >= unit*min((short+unit-1)/unit, slots(ipfamily.IPv4, b.capacity.limits))
 }
 
-// better reports whether x is a better subnet for a new ENI than y. With apart, a subnet with other
-// routes than the primary's is better.
+// better reports whether x is a better subnet for a new ENI than y. With apart, subnets with other routes than the
+// primary's are preferred.
 func (b *subnets) better(x, y *Subnet, apart bool) bool {
 	if x.OtherRoutes != y.OtherRoutes {
 		return x.OtherRoutes == apart

@@ -8,19 +8,18 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// A pod's addresses are all of one ENI, one of each family. An ENI therefore grows in all families at
-// once, no further than the family with the least room allows.
+// A pod's addresses, one of each family, are all on one ENI. An ENI therefore grows in all families together, limited
+// by the family with the least room.
 
-// supply is how an ENI gets the addresses of one family.
+// supply describes how an ENI gets addresses of one family.
 type supply struct {
 	family ipfamily.Family
 	slots  int // addresses or prefixes that an ENI may hold for pods
-	unit   int // addresses of each: 1, or those of a prefix
+	unit   int // addresses per slot: 1, or those in a prefix
 }
 
-// slots returns how many addresses or prefixes of a family an ENI may hold for pods. Of IPv4 that is
-// all but one, for the primary address (EC2 User Guide, "IP addresses per network interface per
-// instance type").
+// slots returns how many addresses or prefixes of a family an ENI may hold for pods. For IPv4 that is all but one,
+// which the primary address takes (EC2 User Guide, "IP addresses per network interface per instance type").
 func slots(f ipfamily.Family, l cloud.Limits) int {
 	if f == ipfamily.IPv6 {
 		return l.IPv6PerENI
@@ -28,8 +27,8 @@ func slots(f ipfamily.Family, l cloud.Limits) int {
 	return max(0, l.IPv4PerENI-1)
 }
 
-// supplies returns the supplies of the families that pods get, IPv6 first: if there is no IPv6 address,
-// no IPv4 address is asked for in vain.
+// supplies returns the supplies of the families that pods get, IPv6 first: if no IPv6 address is available, no IPv4
+// address is requested in vain.
 func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	for _, f := range []ipfamily.Family{ipfamily.IPv6, ipfamily.IPv4} {
 		if !p.Families.Has(f) {
@@ -44,7 +43,7 @@ func supplies(l cloud.Limits, p ipam.Policy) (out []supply) {
 	return out
 }
 
-// Capacity returns the number of pods that one ENI of an instance type can have addresses for.
+// Capacity returns the maximum number of pods that one ENI of an instance type can serve.
 func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	n := math.MaxInt
 	for _, s := range supplies(l, p) {
@@ -57,11 +56,11 @@ func Capacity(l cloud.Limits, p ipam.Policy, primary bool) int {
 	return n
 }
 
-// own reports whether the primary ENI's addresses of the family are the instance's own: single IPv6
-// addresses are, since EC2 does not tell which of them its system uses.
+// own reports whether the primary ENI's addresses of the family belong to the instance. Single IPv6 addresses do,
+// because EC2 does not report which of them the operating system uses.
 func (s supply) own() bool { return s.family == ipfamily.IPv6 && s.unit == 1 }
 
-// Demand returns what a policy demands of a node with an instance type's limits.
+// Demand returns a policy's demand for a node with an instance type's limits.
 func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 	perENI := math.MaxInt
 	for _, f := range p.Families.Families() {
@@ -69,18 +68,18 @@ func Demand(l cloud.Limits, p ipam.Policy, u ipam.Usage) ipam.Demand {
 			perENI = min(perENI, slots(f, l))
 		}
 	}
-	if perENI == math.MaxInt { // IPv6 prefixes only: no ENI is ever full
+	if perENI == math.MaxInt { // only IPv6 prefixes: no ENI is ever full
 		perENI = 0
 	}
 	return p.Demand(perENI, l.Prefixes, u)
 }
 
-// capacity is what ENIs of an instance type can have for pods under a policy.
+// capacity is the capacity of an instance type's ENIs for pods under a policy.
 type capacity struct {
 	limits   cloud.Limits
 	policy   ipam.Policy
-	supplies []supply // of the families that pods get, IPv6 first
-	bonus    int      // IPv4 addresses for pods that a new ENI has without being asked
+	supplies []supply // for the families that pods get, IPv6 first
+	bonus    int      // IPv4 addresses for pods that every new ENI has
 }
 
 // total returns the number of pods that an ENI has addresses for.
@@ -92,14 +91,13 @@ func (b *capacity) grows(e ENI) bool { return serves(e, b.policy) && e.drain == 
 // stays reports whether an ENI serves pods and is not drained.
 func (b *capacity) stays(e ENI) bool { return serves(e, b.policy) && e.drain != draining }
 
-// roomOn reports whether an ENI could have addresses for more pods if its subnet were unlimited.
+// roomOn reports whether an ENI could serve more pods if its subnet were unlimited.
 func (b *capacity) roomOn(e ENI) bool { return b.grows(e) && !b.full(b.held(e)) }
 
-// holding is what an ENI has of each family: addresses for pods, those inside prefixes included, and
-// slots that are taken.
+// holding counts an ENI's addresses for pods by family, including those in prefixes, and the slots in use.
 type holding struct{ count, taken [ipfamily.Number]int }
 
-// held returns what an ENI has.
+// held returns the holding of an ENI.
 func (b *capacity) held(e ENI) (h holding) {
 	for _, s := range b.supplies {
 		addresses, prefixes := e.Of(s.family)
@@ -116,7 +114,7 @@ func (b *capacity) held(e ENI) (h holding) {
 	return h
 }
 
-// pods returns the number of pods that a holding is enough for.
+// pods returns the number of pods that a holding can serve.
 func (b *capacity) pods(h holding) int {
 	n := math.MaxInt
 	for _, s := range b.supplies {
@@ -125,8 +123,7 @@ func (b *capacity) pods(h holding) int {
 	return n
 }
 
-// full reports whether an ENI with a holding cannot have addresses for more pods, even if its subnet
-// were unlimited.
+// full reports whether an ENI with a holding could not serve more pods even if its subnet were unlimited.
 func (b *capacity) full(h holding) bool {
 	pods := b.pods(h)
 	for _, s := range b.supplies {
@@ -137,8 +134,8 @@ func (b *capacity) full(h holding) bool {
 	return false
 }
 
-// extend returns what to add to a holding, in a subnet with so many free IPv4 addresses, so that it is
-// enough for n more pods, or for as many as possible. Gain is the number of these pods.
+// extend returns what to add to a holding, in a subnet with the given number of free IPv4 addresses, to serve n more
+// pods, or as many as possible. Gain is the number of these pods.
 func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cloud.Amount) {
 	before, after := b.pods(h), math.MaxInt
 	for _, s := range b.supplies {
@@ -153,8 +150,8 @@ func (b *capacity) extend(h holding, sn *Subnet, free, n int) (gain int, more cl
 	return after - before, more
 }
 
-// more returns how much of a need one ENI in a subnet can take of a family: whole prefixes where the
-// policy demands them and the subnet has them, otherwise single addresses.
+// more returns how much of a need an ENI in a subnet can take in a family: whole prefixes if the policy requires them
+// and the subnet has them, otherwise single addresses.
 func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	noPrefix := sn.NoPrefix
 	if s.family == ipfamily.IPv6 {
@@ -175,7 +172,7 @@ func (s supply) more(h holding, sn *Subnet, free, need int) cloud.Amount {
 	return cloud.AmountIn(s.family, max(0, min(need, room, free)), 0)
 }
 
-// each calls do for each family with the part of an amount that is of this family, unless it is empty.
+// each calls do for each family with that family's part of an amount, unless it is empty.
 func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	for _, s := range b.supplies {
 		if of := only(s.family, a); of != none {
@@ -184,7 +181,7 @@ func (b *capacity) each(a cloud.Amount, do func(cloud.Amount)) {
 	}
 }
 
-// only returns the part of an amount that is of one family.
+// only returns one family's part of an amount.
 func only(f ipfamily.Family, a cloud.Amount) cloud.Amount {
 	addresses, prefixes := a.Of(f)
 	return cloud.AmountIn(f, addresses, prefixes)
@@ -193,7 +190,7 @@ func only(f ipfamily.Family, a cloud.Amount) cloud.Amount {
 // byPrefix reports whether IPv4 addresses come as prefixes.
 func (b *capacity) byPrefix() bool { return b.unit() > 1 }
 
-// unit returns how many IPv4 addresses come at a time: 1, or those of a prefix.
+// unit returns how many IPv4 addresses a slot holds: 1, or those in a prefix.
 func (b *capacity) unit() int {
 	for _, s := range b.supplies {
 		if s.family == ipfamily.IPv4 {

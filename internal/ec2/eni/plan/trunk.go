@@ -8,17 +8,16 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// An instance may have one trunk, on whose link branch ENIs are VLANs. It has no addresses for pods,
-// and takes the place of an ENI that could have some. The place is kept free while there is no trunk,
-// so that growth cannot take it. The trunk takes no place from an ENI that serves pods, or that a warm
-// target keeps: it waits.
+// An instance may have one trunk, whose link carries the traffic of branch ENIs as VLANs. It has no addresses for
+// pods, and takes the slot of an ENI that could have some. The slot is reserved while there is no trunk, so that
+// growth cannot take it. The trunk never displaces an ENI that serves pods or that a warm target keeps: it waits.
 
-// Trunk is what the trunk of a node should be, and what EC2 refused about it.
+// Trunk is the desired trunk of a node, with EC2's recent refusals.
 type Trunk struct {
-	Wanted   bool // the instance is to have one
+	Wanted   bool // the instance should have a trunk
 	Branches bool // the instance type supports branches
-	Refused  bool // the cloud refused to attach one recently
-	Busy     bool // the cloud refused to detach one recently, as it has branches
+	Refused  bool // the cloud recently refused to attach one
+	Busy     bool // the cloud recently refused to detach one because it has branches
 }
 
 // Reasons why a trunk is missing, or still exists, in a NodeNetwork's status.
@@ -32,12 +31,12 @@ const (
 	ReasonHasBranches = "HasBranches"
 )
 
-// trunks are the node's trunks: those of ours that are attached or detached, by ID, and the others.
+// trunks are the trunks of a node: Berth's attached or detached ones, by ID, and foreign ones.
 type trunks struct {
 	attached, detached []ENI
-	other              string // ID of an attached one that is not ours; empty: none
-	leaving            bool   // one of ours is being detached
-	unfit              bool   // a detached one of ours cannot be attached, and is deleted first
+	other              string // ID of an attached foreign trunk, if any
+	leaving            bool   // one of Berth's is being detached
+	unfit              bool   // a detached one of Berth's cannot be attached, and is deleted first
 }
 
 func (s State) trunks() (t trunks) {
@@ -59,15 +58,15 @@ func (s State) trunks() (t trunks) {
 	return t
 }
 
-// lacksTrunk reports whether the node is to have a trunk, may have it, and has none. A trunk that is
-// being detached still has its place.
+// lacksTrunk reports whether the node should and may have a trunk but has none. A trunk that is being detached still
+// takes its slot.
 func (s State) lacksTrunk() bool {
 	t := s.trunks()
 	return s.Trunk.Wanted && s.Trunk.Branches && t.other == "" && len(t.attached) == 0 && !t.leaving
 }
 
-// keepTrunk creates, attaches or detaches the trunk. Of several trunks it keeps the first by ID, as
-// those who create branches do. It reports whether only a free address of the subnet is missing.
+// keepTrunk creates, attaches or detaches the trunk. Of several trunks it keeps the first by ID, as do the clients
+// that create branches. It reports whether only a free address of the subnet is missing.
 func (b *planner) keepTrunk(s State) (noAddress bool) {
 	t := s.trunks()
 	for i, e := range t.attached {
@@ -109,19 +108,19 @@ func (s State) home() (id string, ok bool) {
 	return "", false
 }
 
-// TrunkTrouble returns why the trunk is not as it should be: a reason and a sentence, or two empty
-// strings if it is.
+// TrunkTrouble returns why the trunk is not in its desired state: a reason and a sentence, or two empty strings if it
+// is.
 func TrunkTrouble(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	t := s.trunks()
 	switch {
 	case !s.Trunk.Wanted && len(t.attached) > 0 && s.Trunk.Busy:
-		return ReasonHasBranches, "it is not wanted any more, and stays while it has branches: it goes once no pod of the node has one"
+		return ReasonHasBranches, "it is no longer configured, but still has branches: it is removed once no pod on the node uses one"
 	case !s.Trunk.Wanted || len(t.attached) > 0:
 		return "", ""
 	case t.other != "":
 		return ReasonOtherTrunk, fmt.Sprintf("%s is a trunk that Berth did not create, and an instance has only one: detach it, or stop what creates it", t.other)
 	case !s.Trunk.Branches:
-		return ReasonNoBranches, "Berth knows of no branches on this instance type: use one that supports them"
+		return ReasonNoBranches, "the instance type is not known to support branches: use one that does"
 	}
 	b := newPlanner(l, p, s)
 	if _, ok := b.places.forTrunk(); !ok && !t.leaving {

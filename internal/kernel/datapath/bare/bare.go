@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Link is what AddPod is given, in the netlink library's terms.
+// Link is the input of AddPod, in the netlink library's terms.
 type Link struct {
 	Netns           string // path
 	IfName, HostIf  string

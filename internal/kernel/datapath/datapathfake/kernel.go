@@ -15,7 +15,7 @@ import (
 
 // Kernel is the state of the kernel of one node. It outlives daemons and is safe for concurrent use.
 type Kernel struct {
-	// HasLink reports whether an ENI has a link. Nil: every ENI has. Set it before use.
+	// HasLink reports whether an ENI has a link. Nil means that every ENI has one. Set it before use.
 	HasLink func(net.HardwareAddr) bool
 	// AnyNetns allows pods in network namespaces that AddNetns did not make. Set it before use.
 	AnyNetns bool
@@ -24,12 +24,12 @@ type Kernel struct {
 	links   map[string]datapath.Pod     // by name of the host end
 	routes  map[netip.Addr]string       // to host ends
 	uplinks map[int]datapath.Uplink     // secondary, by number
-	blocks  map[netip.Prefix]bool       // announced or not
-	netns   map[string]datapath.NetnsID // by path
-	made    uint64                      // namespaces so far
+	blocks  map[netip.Prefix]bool       // whether it is announced
+	netns   map[string]datapath.NetnsID // network namespaces by path
+	made    uint64                      // number of namespaces made so far
 }
 
-// NewKernel returns a kernel without any state.
+// NewKernel returns an empty Kernel.
 func NewKernel() *Kernel {
 	return &Kernel{
 		links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}, uplinks: map[int]datapath.Uplink{},
@@ -47,7 +47,7 @@ func (k *Kernel) AddNetns(name string) string {
 	return path
 }
 
-// RemoveNetns removes a network namespace. Its links go with it, and their routes.
+// RemoveNetns removes a network namespace with its links and their routes.
 func (k *Kernel) RemoveNetns(path string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -59,7 +59,7 @@ func (k *Kernel) RemoveNetns(path string) {
 	}
 }
 
-// InspectNetns is datapath.InspectNetns.
+// InspectNetns is like datapath.InspectNetns.
 func (k *Kernel) InspectNetns(path string) (datapath.NetnsID, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -69,7 +69,7 @@ func (k *Kernel) InspectNetns(path string) (datapath.NetnsID, error) {
 	return datapath.NetnsID{}, fmt.Errorf("%s: %w", path, datapath.ErrNoNetns)
 }
 
-// State lists pods' links, and routes as "ADDRESS LINK", sorted.
+// State lists pod links, and routes as "ADDRESS LINK", sorted.
 func (k *Kernel) State() (links, routes []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -80,7 +80,7 @@ func (k *Kernel) State() (links, routes []string) {
 	return slices.Sorted(maps.Keys(k.links)), routes
 }
 
-// Edit changes links, by name of the host end, and routes to them, as other software would.
+// Edit changes links and routes as other software would. Links are named by their host end.
 func (k *Kernel) Edit(do func(links map[string]datapath.Pod, routes map[netip.Addr]string)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

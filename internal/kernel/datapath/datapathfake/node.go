@@ -15,13 +15,13 @@ type Node struct {
 	kernel *Kernel
 	do     Do
 
-	made, detached map[string]bool // links that AddPod was called for, and DetachPod last; guarded by kernel.mu
+	made, detached map[string]bool // links whose last call was DetachPod, not AddPod; guarded by kernel.mu
 }
 
-// Do runs the effect of a method's call, or returns an error instead.
+// Do applies the effect of a method call, or returns an error instead.
 type Do func(method string, effect func()) error
 
-// Open returns a daemon's handle of the kernel.
+// Open returns a daemon's handle to the kernel.
 func (k *Kernel) Open(do Do) *Node {
 	return &Node{kernel: k, do: do, made: map[string]bool{}, detached: map[string]bool{}}
 }
@@ -41,12 +41,12 @@ func (n *Node) call(ctx context.Context, method string, work func(k *Kernel) err
 	return err
 }
 
-// Setup is that of datapath.Node.
+// Setup is like that of datapath.Node.
 func (n *Node) Setup(ctx context.Context, c datapath.Config) error {
 	return n.call(ctx, "Setup", func(*Kernel) error { return c.Validate() })
 }
 
-// SetUplink is that of datapath.Node.
+// SetUplink is like that of datapath.Node.
 func (n *Node) SetUplink(ctx context.Context, u datapath.Uplink) error {
 	return n.call(ctx, "SetUplink", func(k *Kernel) error { return k.setUplink(u) })
 }
@@ -64,7 +64,7 @@ func (k *Kernel) setUplink(u datapath.Uplink) error {
 	return nil
 }
 
-// UplinkLinks is that of datapath.Node, for secondary ENIs. None is replaced.
+// UplinkLinks is like that of datapath.Node, for secondary ENIs. None is ever replaced.
 func (n *Node) UplinkLinks(ctx context.Context) (out map[string]datapath.UplinkLink, err error) {
 	err = n.call(ctx, "UplinkLinks", func(k *Kernel) error {
 		out = map[string]datapath.UplinkLink{}
@@ -80,12 +80,12 @@ func (n *Node) UplinkLinks(ctx context.Context) (out map[string]datapath.UplinkL
 	return out, err
 }
 
-// RemoveUplink is that of datapath.Node.
+// RemoveUplink is like that of datapath.Node.
 func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	return n.call(ctx, "RemoveUplink", func(k *Kernel) error { delete(k.uplinks, number); return nil })
 }
 
-// SetBlocks is that of datapath.Node.
+// SetBlocks is like that of datapath.Node.
 func (n *Node) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
 	return n.call(ctx, "SetBlocks", func(k *Kernel) error { k.setBlocks(blocks); return nil })
 }
@@ -99,7 +99,7 @@ func (k *Kernel) setBlocks(blocks []datapath.Block) {
 	}
 }
 
-// WithdrawBlocks is that of datapath.Node.
+// WithdrawBlocks is like that of datapath.Node.
 func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	return n.call(ctx, "WithdrawBlocks", func(k *Kernel) error {
 		for p := range k.blocks {
@@ -109,31 +109,31 @@ func (n *Node) WithdrawBlocks(ctx context.Context) error {
 	})
 }
 
-// Watch is that of datapath.Node. It reports no events.
+// Watch is like that of datapath.Node. It reports no events.
 func (n *Node) Watch(ctx context.Context) (<-chan datapath.Event, error) {
 	events := make(chan datapath.Event)
 	context.AfterFunc(ctx, func() { close(events) })
 	return events, ctx.Err()
 }
 
-// NodeAddresses is that of datapath.Node. It returns none.
+// NodeAddresses is like that of datapath.Node. It returns none.
 func (n *Node) NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error) {
 	return nil, ctx.Err()
 }
 
-// RemoveNodeAddress is that of datapath.Node.
+// RemoveNodeAddress is like that of datapath.Node.
 func (n *Node) RemoveNodeAddress(ctx context.Context, _ netip.Addr) error { return ctx.Err() }
 
-// ForwardPolicy is that of datapath.Node. It returns no findings.
+// ForwardPolicy is like that of datapath.Node. It returns no findings.
 func (n *Node) ForwardPolicy(ctx context.Context) ([]datapath.Finding, error) { return nil, ctx.Err() }
 
-// ARPFiltered is that of datapath.Node.
+// ARPFiltered is like that of datapath.Node.
 func (n *Node) ARPFiltered() bool { return true }
 
-// Close is that of datapath.Node.
+// Close is like that of datapath.Node.
 func (n *Node) Close() error { return nil }
 
-// AddPod is that of datapath.Node.
+// AddPod is like that of datapath.Node.
 func (n *Node) AddPod(ctx context.Context, p datapath.Pod) (links datapath.PodLinks, err error) {
 	err = n.call(ctx, "AddPod", func(k *Kernel) error {
 		if err := p.Validate(); err != nil {
@@ -173,7 +173,7 @@ func (k *Kernel) addPod(p *datapath.Pod) error {
 	return nil
 }
 
-// CheckPod is that of datapath.Node.
+// CheckPod is like that of datapath.Node.
 func (n *Node) CheckPod(ctx context.Context, p datapath.Pod) error {
 	return n.call(ctx, "CheckPod", func(k *Kernel) error {
 		for _, a := range p.Addrs() {
@@ -188,12 +188,12 @@ func (n *Node) CheckPod(ctx context.Context, p datapath.Pod) error {
 	})
 }
 
-// PodRules is that of datapath.Node.
+// PodRules is like that of datapath.Node.
 func (n *Node) PodRules(ctx context.Context, uplink int, addrs []netip.Addr) (rules []string, err error) {
 	return []string{fmt.Sprintf("rules of uplink %d for %v", uplink, addrs)}, n.call(ctx, "PodRules", func(*Kernel) error { return nil })
 }
 
-// DetachPod is that of datapath.Node.
+// DetachPod is like that of datapath.Node.
 func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	return n.call(ctx, "DetachPod", func(k *Kernel) error {
 		if !datapath.IsHostLinkName(hostLink) {
@@ -210,7 +210,7 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	})
 }
 
-// ReapLinks is that of datapath.Node.
+// ReapLinks is like that of datapath.Node.
 func (n *Node) ReapLinks(ctx context.Context, links []string) error {
 	return n.call(ctx, "ReapLinks", func(k *Kernel) error {
 		if i := slices.IndexFunc(links, func(l string) bool { return !datapath.IsHostLinkName(l) }); i >= 0 {
@@ -223,7 +223,7 @@ func (n *Node) ReapLinks(ctx context.Context, links []string) error {
 	})
 }
 
-// Inventory is that of datapath.Node.
+// Inventory is like that of datapath.Node.
 func (n *Node) Inventory(ctx context.Context) (inv datapath.Inventory, err error) {
 	err = n.call(ctx, "Inventory", func(k *Kernel) error {
 		for l := range k.links {
@@ -243,7 +243,7 @@ func (n *Node) Inventory(ctx context.Context) (inv datapath.Inventory, err error
 	return inv, err
 }
 
-// Repair is that of datapath.Node.
+// Repair is like that of datapath.Node.
 func (n *Node) Repair(ctx context.Context, want datapath.Desired) (did []string, err error) {
 	err = n.call(ctx, "Repair", func(k *Kernel) error {
 		switch list := want.Supply.(type) {

@@ -13,7 +13,7 @@ import (
 
 var made atomic.Int32
 
-// Unique is a name that no other namespace has.
+// Unique returns a unique namespace name.
 func Unique(role string) string { return fmt.Sprintf("btns-%d-%d-%s", os.Getpid(), made.Add(1), role) }
 
 // New makes a network namespace, which is removed with the test, and returns its path.
@@ -30,7 +30,7 @@ func New(t testing.TB, name string) string {
 	return ns.Path(name)
 }
 
-// Within polls until the kernel or another process has made a condition true.
+// Within polls until a condition of the kernel or of another process is true.
 func Within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	look, late := time.NewTicker(2*time.Millisecond), time.After(time.Minute)
@@ -39,7 +39,7 @@ func Within(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-look.C:
 		case <-late:
-			t.Fatalf("not within a minute: %s", what)
+			t.Fatalf("timed out after a minute waiting for: %s", what)
 		}
 	}
 }

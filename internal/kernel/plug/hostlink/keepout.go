@@ -15,11 +15,11 @@ import (
 // unplugged.
 const NftTable = datapath.PortNftTable
 
-// KeepFromNode drops frames from pods before they reach the node's own network stack by the links
-// of ports. The stack would accept frames for the MAC addresses of these links, so a pod could
-// reach the node's sockets, and other networks through the node, past the VPC's security groups.
-// This concerns the Linux bridge of a port, and links that a user space switch reads next to the
-// stack. tc filters would not last, because Open vSwitch removes them from its ports.
+// KeepFromNode drops frames from pods before they reach the node's own network stack through the links of ports. The
+// stack would accept frames for the MAC addresses of these links, so a pod could reach the node's sockets, and other
+// networks through the node, bypassing the VPC's security groups. This concerns the Linux bridge of a port, and links
+// that a user space switch reads beside the stack. tc filters would not last, because Open vSwitch removes them from
+// its ports.
 //
 // The rules cover all ports, by link group and name prefix. Frames that a bridge forwards stay
 // allowed if netfilter sees them (br_netfilter): both their incoming and their outgoing link is the
@@ -30,7 +30,7 @@ func (n *Node) KeepFromNode() error {
 		return err
 	}
 	if table.InKernel(conn) {
-		return nil // a change of rules waits for packets in flight, which is half of the time of a Plug
+		return nil // a change of rules waits for packets in flight, which would be half of the time of a Plug
 	}
 	if err := table.Replace(conn); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (n *Node) keepTable() (table nft.Table, conn *nftables.Conn, err error) {
 	return table, conn, nil
 }
 
-// comesBy matches packets that enter by links of ports with a name prefix.
+// comesBy matches packets that come in by links of ports with a name prefix.
 func comesBy(prefix string) nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Is(nft.Word(plug.LinkGroup)...), nft.ComesBy(prefix))
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 )
 
-// Correct rules are not rewritten and keep their handles, because changes are slow. Changed rules
-// are repaired.
+// Correct rules are not rewritten and keep their handles, because changes are slow. Changed rules are repaired.
 func TestKeepFromNode(t *testing.T) {
 	space := plugtest.Space(t, "node")
 	n, err := hostlink.Open(space.Path)
@@ -27,7 +26,7 @@ func TestKeepFromNode(t *testing.T) {
 		return strings.Join(found, "; ")
 	}
 	if check() == "" {
-		t.Error("CheckKept finds nothing wrong before the rules are there")
+		t.Error("CheckKept() found no differences before KeepFromNode()")
 	}
 	first := func() *nftables.Chain { return &nftables.Chain{Name: "from_switch", Table: table} }
 	rules := func() []*nftables.Rule {
@@ -36,13 +35,13 @@ func TestKeepFromNode(t *testing.T) {
 		list, err := conn.GetRules(table, first())
 		plugtest.Must(t, err)
 		if len(list) != 2 {
-			t.Fatalf("%d rules of what comes from a switch, want 2", len(list))
+			t.Fatalf("%d rules in chain from_switch, want 2", len(list))
 		}
 		return list
 	}
 	one, again := rules(), rules()
 	if one[0].Handle != again[0].Handle || one[1].Handle != again[1].Handle {
-		t.Error("rules that were there were made anew")
+		t.Error("KeepFromNode() replaced correct rules")
 	}
 	plugtest.Must(t, conn.DelRule(again[0]))
 	plugtest.Must(t, conn.Flush())
@@ -54,6 +53,6 @@ func TestKeepFromNode(t *testing.T) {
 	plugtest.Must(t, conn.Flush())
 	rules()
 	if found := check(); found != "" {
-		t.Errorf("CheckKept finds %q in rules that are as they should be", found)
+		t.Errorf("CheckKept() = %q for correct rules, want no differences", found)
 	}
 }

@@ -80,11 +80,11 @@ func leadsTo(l netlink.Link, w plug.Want, pod *podif.Namespace) (bool, error) {
 	return w.Binding == plug.BindingBridge || peer.Attrs().Name == w.Pod.IfName, nil
 }
 
-// HandedOver is the last word of the alias of a link that a VM runtime owns at either end.
+// HandedOver is the last word in the alias of a link of which a VM runtime owns either end.
 const HandedOver = " handed-over"
 
-// HandOver records that the pod's end of a link is complete and belongs to the VM runtime from now
-// on. ToPod reports it, also after a restart.
+// HandOver records that the pod's end of a link is complete and now belongs to the VM runtime. ToPod reports it, also
+// after a restart.
 func (n *Node) HandOver(r plug.Ref, l Link) error {
 	if err := n.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+HandedOver); err != nil {
 		return fmt.Errorf("set the alias of %s to handed over: %w", l.Name, err)
@@ -148,9 +148,9 @@ func (n *Node) Between(w plug.Want, name, peer string) (a, b Link, err error) {
 	return a, b, err
 }
 
-// Bridge creates a Linux bridge, or returns the existing one. It learns no addresses: it floods
-// between its two links, so that a migrated machine is reachable at once. The node has no address
-// on it. Errors: plug.ErrNameTaken, plug.ErrPortInUse.
+// Bridge creates a Linux bridge, or returns the existing one. It learns no addresses and floods between its two links,
+// so that a migrated machine is reachable immediately. The node has no address on it. Errors: plug.ErrNameTaken,
+// plug.ErrPortInUse.
 func (n *Node) Bridge(w plug.Want, name string) (Link, error) {
 	l, err := n.mine(w.Ref, name)
 	if err != nil {

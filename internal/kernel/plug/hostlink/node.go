@@ -1,7 +1,6 @@
-// Package hostlink creates and removes the links of ports on the node: veths to pods, veths between
-// bridges, and Linux bridges. Each is created in the link group of ports, and gets the port's alias
-// right after that, so that leftovers of an interrupted program are found (package plug,
-// "Ownership").
+// Package hostlink creates and removes the links of ports on the node: veths to pods, veths between bridges, and Linux
+// bridges. Each is created in the link group of ports, and immediately gets the port's alias, so that incomplete links
+// of an interrupted program are found (package plug, "Ownership").
 package hostlink
 
 import (
@@ -64,8 +63,8 @@ func (n *Node) Find(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// mine returns a link of the port, or nil if there is none. It removes an incomplete one. Errors:
-// plug.ErrNameTaken, plug.ErrPortInUse.
+// mine returns a link of the port, or nil if there is none. It removes an incomplete one. Errors: plug.ErrNameTaken,
+// plug.ErrPortInUse.
 func (n *Node) mine(r plug.Ref, name string) (netlink.Link, error) {
 	l, err := n.Find(name)
 	if err != nil || l == nil {
@@ -81,8 +80,8 @@ func (n *Node) mine(r plug.Ref, name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// Check adds a difference if the link is missing, incomplete or not the port's, and returns nil
-// then.
+// Check returns a link of the port. If the link is missing, incomplete or not the port's, it adds a difference and
+// returns nil.
 func (n *Node) Check(r plug.Ref, name string, found *plug.Differences) (netlink.Link, error) {
 	l, err := n.Find(name)
 	if err != nil {
@@ -119,8 +118,8 @@ func CheckPair(w plug.Want, host *netlink.LinkAttrs, pod *podif.Namespace, found
 	return nil
 }
 
-// ForgetInPod removes the policy rules of a port's interface from the pod that a veth leads to. It
-// ignores errors, because such rules match nothing once the interface is gone.
+// ForgetInPod removes the policy rules of a port's interface from the pod at the other end of a veth. It ignores errors,
+// because the rules match nothing once the interface is gone.
 func (n *Node) ForgetInPod(r plug.Ref, name string) {
 	pod, err := podif.OpenPod(r.Pod, n.ID)
 	if err != nil {
@@ -139,8 +138,8 @@ func (n *Node) ForgetInPod(r plug.Ref, name string) {
 	}
 }
 
-// Remove deletes links of the port, with their peers if they are veths, and incomplete links with
-// their names. It ignores links that are missing or belong to another port.
+// Remove deletes links of the port, with their peers if they are veths, and incomplete links with their names. It
+// ignores links that are missing or belong to another port.
 func (n *Node) Remove(r plug.Ref, names ...string) error {
 	for _, name := range names {
 		l, err := n.Find(name)

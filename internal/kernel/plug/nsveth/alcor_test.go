@@ -63,7 +63,7 @@ func (v *vpc) port(uid, attachment string, pod *podif.Namespace) (vpcport.Port, 
 	plugtest.Must(v.t, err)
 	p := v.bind(made[0].ID, "node-a")
 	if p.Binding.Result != vpcport.Bound || p.Binding.Plug.Kind != vpcport.Netns {
-		v.t.Fatalf("the binding is %+v", p.Binding)
+		v.t.Fatalf("binding = %+v, want a bound port of kind Netns", p.Binding)
 	}
 	w := plug.Want{
 		Ref: plug.Ref{
@@ -78,7 +78,7 @@ func (v *vpc) port(uid, attachment string, pod *podif.Namespace) (vpcport.Port, 
 	return p, w
 }
 
-// bind binds a port to a host; "": to none.
+// bind binds a port to a host, or unbinds it if host is empty.
 func (v *vpc) bind(id, host string) vpcport.Port {
 	v.t.Helper()
 	c := vpcport.Change{Host: &host}
@@ -101,7 +101,7 @@ func (v *vpc) active(id string) {
 
 // Two pods of a VPC on a node communicate by ports that Alcor's agent has prepared. Unplug moves a
 // link back under its old name, and deleting the port in Alcor removes it.
-func TestPacketsByAlcorsAgent(t *testing.T) {
+func TestPacketsWithAlcorAgent(t *testing.T) {
 	for _, prefix := range []string{"vpc-ns", "vpc-ns-"} {
 		t.Run(prefix, func(t *testing.T) {
 			v := newVPC(t, prefix)
@@ -125,28 +125,28 @@ func TestPacketsByAlcorsAgent(t *testing.T) {
 			plugtest.Must(t, err)
 			defer vpcNetns.Close()
 			if got := plugtest.Links(t, vpcNetns); !slices.Equal(got, []string{"veth" + portOne.ID[:11]}) {
-				t.Errorf("in the VPC's namespace are %v", got)
+				t.Errorf("links in the VPC's namespace = %v, want only that of port one", got)
 			}
 			if got := plugtest.Links(t, one); len(got) != 0 {
-				t.Errorf("left in the pod: %v", got)
+				t.Errorf("links in the pod after Unplug() = %v, want none", got)
 			}
 			plugtest.Must(t, v.provider.Delete(ctx, portOne.ID))
-			plugtest.Must(t, v.provider.Delete(ctx, portTwo.ID)) // while it is plugged
-			plugtest.Within(t, "the links go with the ports", func() bool {
+			plugtest.Must(t, v.provider.Delete(ctx, portTwo.ID)) // while the port is plugged
+			plugtest.Within(t, "links of deleted ports are removed", func() bool {
 				return len(plugtest.Links(t, vpcNetns)) == 0 && len(plugtest.Links(t, two)) == 0 && !strings.Contains(plugtest.Describe(t, v.node), "alcp")
 			})
 			plugtest.Must(t, p.Unplug(ctx, wantTwo.Ref))
 			plugtest.Must(t, v.agent.Close())
 			if after := plugtest.Describe(t, v.node); after != before {
-				t.Errorf("left on the node:\n%s\nbefore:\n%s", after, before)
+				t.Errorf("state of the node at the end:\n%s\nwant, as at the start:\n%s", after, before)
 			}
 		})
 	}
 }
 
-// The agent's link exists exactly while the port is bound to the node: after the port moves to
-// another node and back, after the agent restarts, and after the port is unbound.
-func TestAlcorsAgentFollowsPorts(t *testing.T) {
+// The agent's link exists exactly while the port is bound to the node: after the port moves to another node and back,
+// after the agent restarts, and until the port is unbound.
+func TestAlcorAgentFollowsBindings(t *testing.T) {
 	v := newVPC(t, "vpc-ns")
 	v.cloud.AddHost("node-b", alcorfake.Host{})
 	pod := plugtest.Space(t, "pod")
@@ -159,20 +159,20 @@ func TestAlcorsAgentFollowsPorts(t *testing.T) {
 	v.agent.Crash()
 	v.cloud.Remove(gone.ID)
 	v.start()
-	plugtest.Within(t, "what went meanwhile goes from the node", func() bool {
+	plugtest.Within(t, "link of the port deleted during the agent's downtime is removed", func() bool {
 		return !strings.Contains(plugtest.Describe(t, v.node), "alcp"+gone.ID[:11])
 	})
 	v.bind(port.ID, "node-a") // the agent programs it again
 	v.active(port.ID)
 	plugtest.Must(t, p.Check(ctx, w)) // the link is still in the pod
 	v.bind(port.ID, "node-b")
-	plugtest.Within(t, "the link leaves the pod with the port", func() bool { return len(plugtest.Links(t, pod)) == 0 })
+	plugtest.Within(t, "link of the moved port is removed from the pod", func() bool { return len(plugtest.Links(t, pod)) == 0 })
 	plugtest.Must(t, p.Unplug(ctx, w.Ref))
 	v.bind(port.ID, "node-a")
 	plugtest.Plugged(t, p, w)
 	plugtest.Must(t, p.Unplug(ctx, w.Ref))
 	v.bind(port.ID, "")
-	plugtest.Within(t, "a port that nobody has goes from the node", func() bool {
+	plugtest.Within(t, "link of the unbound port is removed from the node", func() bool {
 		return !strings.Contains(plugtest.Describe(t, v.node), "alcp")
 	})
 }

@@ -21,8 +21,8 @@ import (
 // it arrive as netlink events.
 const pollInterval = 50 * time.Millisecond
 
-// await waits up to most until the agent has put the port's link into the VPC's namespace. Errors:
-// plug.ErrNotReady, which names what is missing.
+// await waits up to most until the agent has put the port's link into the VPC's namespace. Errors: plug.ErrNotReady,
+// which says what is missing.
 func await(ctx context.Context, r plug.Ref, paths []string, most time.Duration) (*podif.Namespace, netlink.Link, error) {
 	bounded, cancel := context.WithTimeout(ctx, most)
 	defer cancel()

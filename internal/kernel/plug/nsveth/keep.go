@@ -15,9 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// A link loses its addresses and routes when it is moved. If the provider does not tell them, the
-// alias keeps those that the agent set, so that an interrupted move loses nothing: "MARK MTU
-// ADDRESS,ADDRESS... GATEWAY,GATEWAY...".
+// A link loses its addresses and routes when it is moved. If the provider does not report them, the alias keeps those
+// that the agent set, so that an interrupted move loses nothing: "MARK MTU ADDRESS,ADDRESS... GATEWAY,GATEWAY...".
 
 // saveSettings returns the alias of a link that is about to be moved.
 func saveSettings(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error) {
@@ -51,7 +50,7 @@ func saveSettings(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, er
 	mark := fmt.Sprintf("%s %d %s %s", w.Mark(), l.Attrs().MTU, strings.Join(own, ","), strings.Join(via, ","))
 	const longest = 255 // IFALIASZ of linux/if.h
 	if len(mark) > longest {
-		return "", fmt.Errorf("the alias of %s in %s cannot hold that many addresses: %v; the provider must tell them", l.Attrs().Name, vpc.Path, own)
+		return "", fmt.Errorf("the alias of %s in %s cannot hold that many addresses: %v; the provider must report them", l.Attrs().Name, vpc.Path, own)
 	}
 	return mark, nil
 }

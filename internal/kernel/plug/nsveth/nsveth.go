@@ -32,8 +32,7 @@ var _ = failpoint.Register("plug.nsveth.mark.after", "plug.nsveth.move.after", "
 const (
 	DefaultWait = 3 * time.Second
 	MaxWait     = time.Minute
-	// briefly is the longest that Plug waits: its caller holds the lock of the pod. Expect waits
-	// for Options.Wait.
+	// briefly is the maximum wait of Plug, whose caller holds the lock of the pod. Expect waits for Options.Wait.
 	briefly = DefaultWait
 )
 
@@ -41,7 +40,7 @@ const (
 type Options struct {
 	Dir      string        // where network namespaces are mounted; empty: /run/netns
 	Prefixes []string      // name prefixes of VPCs' namespaces, all of which are tried; nil: vpc-ns and vpc-ns-
-	Wait     time.Duration // for the agent; 0: DefaultWait, at most MaxWait
+	Wait     time.Duration // maximum wait for the agent, up to MaxWait; 0: DefaultWait
 	Sysctls  string        // the sysctl folder; empty: /proc/sys
 }
 
@@ -227,18 +226,16 @@ func (p *Plugger) take(ctx context.Context, w plug.Want, paths []string, pod *po
 	return l, nil
 }
 
-// mayTake returns nil if a link with the port's name can be the port's, or an error that names its
-// owner.
+// mayTake returns nil if a link with the port's name can be the port's, or an error with its owner.
 func mayTake(r plug.Ref, l *netlink.LinkAttrs) error {
 	other, ok := plug.ParseMark(l.Alias)
-	if !ok { // the agent created it and nobody has labelled it
+	if !ok { // the agent created it and no port is recorded in its alias
 		return nil
 	}
 	return r.SharesName(other, l.Name)
 }
 
-// Await implements plug.Plugger. It returns at once: a port works as soon as the agent's link
-// exists.
+// Await implements plug.Plugger. It returns immediately, as a port works as soon as the agent's link exists.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
 // Unplug implements plug.Plugger. It removes the link in the pod if the VPC's namespace is gone, or
@@ -261,7 +258,7 @@ func (p *Plugger) unplug(r plug.Ref) error {
 	pod, err := podif.OpenPod(r.Pod, p.node)
 	switch {
 	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
-		return unmark(r, vpc) // the link went with the pod, or never reached it
+		return unmark(r, vpc) // the link was removed with the pod, or never reached it
 	case err != nil:
 		return err
 	}
@@ -300,8 +297,8 @@ func (p *Plugger) giveBack(r plug.Ref, index int, pod, vpc *podif.Namespace) err
 	return nil
 }
 
-// openVPC opens a VPC's namespace. It returns nil if the namespace is missing or its name does not
-// match the prefixes, which may have changed since the ADD: the pod must be deleted in any case.
+// openVPC opens a VPC's namespace. It returns nil if the namespace is missing or its name does not match the prefixes,
+// which may have changed since the ADD: deletion of the pod must succeed in any case.
 func (p *Plugger) openVPC(name string) (*podif.Namespace, error) {
 	paths, _ := p.candidates(name)
 	return openFirst(paths)
@@ -354,8 +351,8 @@ func (p *Plugger) Check(_ context.Context, w plug.Want) error {
 	return found.Of(w.PortID)
 }
 
-// List implements plug.Plugger for links in VPCs' namespaces. Links in pods are removed with their
-// pod, and are found by the record of the pod only.
+// List implements plug.Plugger for links in VPCs' namespaces. Links in pods are removed with their pod, and can be found
+// through the record of the pod only.
 func (p *Plugger) List(context.Context) ([]plug.Found, error) {
 	var list []plug.Found
 	err := p.eachVPC(func(vpc *podif.Namespace) error {
@@ -375,7 +372,7 @@ func (p *Plugger) List(context.Context) ([]plug.Found, error) {
 	return list, err
 }
 
-// eachVPC calls f for each namespace that is named like a VPC's.
+// eachVPC calls f for each namespace with a name like a VPC's.
 func (p *Plugger) eachVPC(f func(*podif.Namespace) error) error {
 	seen := map[string]bool{}
 	for _, prefix := range p.prefixes {

@@ -20,12 +20,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// agent is the VPC's agent: it has one end of each port's veth on the node.
+// agent is the VPC's agent, which owns one end of each port's veth on the node.
 type agent struct {
 	t    testing.TB
 	node *podif.Namespace
 	vpc  *podif.Namespace
-	name string // of the VPC's namespace
+	name string // name of the VPC's namespace
 }
 
 var vpcs int
@@ -36,8 +36,7 @@ func newAgent(t testing.TB) *agent {
 	return &agent{t: t, node: plugtest.Space(t, "node"), vpc: plugtest.NamedSpace(t, name), name: name}
 }
 
-// provision creates a port's veth as the agent does, with one end configured in the VPC's
-// namespace.
+// provision creates a port's veth like the agent, with one end configured in the VPC's namespace.
 func (a *agent) provision(portID string, i plug.Interface) {
 	a.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -49,14 +48,14 @@ func (a *agent) provision(portID string, i plug.Interface) {
 	plugtest.Must(a.t, a.node.NL.LinkSetUp(v))
 }
 
-// want is a port of the VPC that the agent has not made yet.
+// want returns a port of the VPC that the agent has not made yet.
 func (a *agent) want(attachment, portID string, pod *podif.Namespace) plug.Want {
 	w := plugtest.Want(plug.Netns, attachment, portID, pod, a.t)
 	w.Bridge, w.VPCNetns = "", a.name
 	return w
 }
 
-// port is a port for a new pod that the agent has made.
+// port returns a port for a new pod that the agent has made.
 func (a *agent) port() (pod *podif.Namespace, w plug.Want) {
 	a.t.Helper()
 	pod = plugtest.Space(a.t, "pod")
@@ -91,7 +90,7 @@ func TestContract(t *testing.T) {
 // plugWait only bounds calls that hang.
 const plugWait = MaxWait
 
-// The VPC's namespace and then the link appear while a call waits for them.
+// The VPC's namespace, and then the link, appear while a call waits for them.
 func TestWaitsForTheAgent(t *testing.T) {
 	for _, prefix := range []string{"vpc-ns", "vpc-ns-"} {
 		t.Run(prefix, func(t *testing.T) {
@@ -112,7 +111,7 @@ func TestWaitsForTheAgent(t *testing.T) {
 			plugtest.Must(t, p.Check(plugtest.Bounded(t), w))
 			plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
 			if plugtest.Link(t, a.vpc, LinkName(w.Ref)) == nil {
-				t.Error("the link is not back under its old name")
+				t.Error("Unplug() did not move the link back under its old name")
 			}
 		})
 	}
@@ -131,13 +130,13 @@ func still(t *testing.T, plugged <-chan error) {
 	t.Helper()
 	select {
 	case err := <-plugged:
-		t.Fatalf("Expect did not wait: %v", err)
+		t.Fatalf("Expect() returned before the link existed: %v", err)
 	case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
 	}
 }
 
 // A restarted agent replaces the VPC's namespace while a call waits in the old one.
-func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
+func TestReplacedVPCNamespace(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
 	p, plugged := newPlugger(t, Options{Wait: plugWait}), make(chan error, 1)
@@ -149,17 +148,17 @@ func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
 	plugtest.Must(t, <-plugged)
 }
 
-// An unprivileged container has the sysctl folder outside /proc/sys.
-func TestFolderOfSettings(t *testing.T) {
+// In an unprivileged container, the sysctl folder is outside of /proc/sys.
+func TestSysctlFolder(t *testing.T) {
 	_, w := newAgent(t).port()
 	dir, read := plugtest.Settings(t, "eth0")
 	plugtest.Plugged(t, newPlugger(t, Options{Wait: plugWait, Sysctls: dir}), w)
 	if got := read("eth0", "accept_ra"); got != "0" {
-		t.Errorf("accept_ra written there is %q, want 0", got)
+		t.Errorf("accept_ra in the configured folder = %q, want 0", got)
 	}
 }
 
-func TestAgentThatMakesNothing(t *testing.T) {
+func TestMissingLinkOrNamespace(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
 	p := newPlugger(t, Options{Wait: 100 * time.Millisecond})
@@ -168,24 +167,24 @@ func TestAgentThatMakesNothing(t *testing.T) {
 	for name, try := range plugtest.Waits {
 		err := try(plugtest.Bounded(t), p, w)
 		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no veth3f2a9c10-76 in "+ns.Path(a.name)) {
-			t.Errorf("%s without the link: %v", name, err)
+			t.Errorf("%s() without the link: error = %v, want ErrNotReady with the missing link", name, err)
 		}
 		elsewhere := w
 		elsewhere.VPCNetns = "vpc-nsnone"
 		err = try(plugtest.Bounded(t), p, elsewhere)
 		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no network namespace") || !strings.Contains(err.Error(), "vpc-ns-none") {
-			t.Errorf("%s without the namespace: %v", name, err)
+			t.Errorf("%s() without the namespace: error = %v, want ErrNotReady with the missing namespace", name, err)
 		}
 		if try(ctx, newPlugger(t, Options{Wait: plugWait}), w) == nil {
-			t.Errorf("%s with a context that ended: no error", name)
+			t.Errorf("%s() with a cancelled context succeeded", name)
 		}
 	}
 	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
 }
 
-// The settings of the agent that the provider does not tell are kept, also across a crash between
-// the move and the configuration.
-func TestKeepsWhatTheAgentSet(t *testing.T) {
+// Settings of the agent that the provider does not report are kept, also across a crash between move and
+// configuration.
+func TestAgentSettingsAreKept(t *testing.T) {
 	a := newAgent(t)
 	pod, w := a.port()
 	l := plugtest.Link(t, a.vpc, LinkName(w.Ref))
@@ -205,22 +204,22 @@ func TestKeepsWhatTheAgentSet(t *testing.T) {
 	plugtest.Must(t, a.vpc.Move(l.Attrs().Index, pod, "eth0"))
 	plugtest.Plugged(t, newPlugger(t, Options{}), w)
 	if found := plugtest.Differences(t, pod, "eth0", want); len(found) > 0 {
-		t.Errorf("the interface differs from what the agent set: %q", found)
+		t.Errorf("differences from the agent's settings: %q", found)
 	}
 }
 
 // If the link cannot be moved back under its old name, Unplug removes it, and leaves the VPC's namespace as it is.
-func TestUnplugOfALinkThatCannotGoBack(t *testing.T) {
+func TestUnplugWhenLinkCannotBeMovedBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		spoil func(*agent, plug.Want)
 		now   Options
-		left  int // links in the VPC's namespace, if there is one
+		left  int // number of links in the VPC's namespace, if it exists
 	}{
-		"the VPC has no namespace any more": {spoil: func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) }},
-		"the agent made the link anew": {left: 2, spoil: func(a *agent, w plug.Want) {
+		"namespace of the VPC removed": {spoil: func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) }},
+		"link created again by the agent": {left: 2, spoil: func(a *agent, w plug.Want) {
 			plugtest.Must(a.t, plugtest.Veth(a.vpc, LinkName(w.Ref), "x0"))
 		}},
-		"the prefixes of berthd changed": {spoil: func(*agent, plug.Want) {}, now: Options{Prefixes: []string{"tenant-"}}},
+		"prefixes of berthd changed": {spoil: func(*agent, plug.Want) {}, now: Options{Prefixes: []string{"tenant-"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAgent(t)
@@ -230,7 +229,7 @@ func TestUnplugOfALinkThatCannotGoBack(t *testing.T) {
 			for range 2 {
 				plugtest.Must(t, newPlugger(t, tc.now).Unplug(plugtest.Bounded(t), w.Ref))
 				if there, in := plugtest.Links(t, a.vpc), plugtest.Links(t, pod); len(there) != tc.left || len(in) > 0 {
-					t.Errorf("left: %v in the VPC's namespace, %v in the pod", there, in)
+					t.Errorf("links in the VPC's namespace = %v, in the pod = %v", there, in)
 				}
 			}
 		})
@@ -247,16 +246,16 @@ func TestCrashBeforeTheMove(t *testing.T) {
 	list, err := newPlugger(t, Options{}).List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != 1 || list[0].PortID != plugtest.PortA || list[0].VPCNetns != a.name {
-		t.Errorf("List: %+v", list)
+		t.Errorf("List() = %+v, want port A with its namespace", list)
 	}
 	plugtest.Must(t, ns.Remove(filepath.Base(pod.Path)))
 	plugtest.Must(t, newPlugger(t, Options{}).Unplug(ctx, w.Ref))
 	if after := plugtest.Describe(t, a.vpc); after != before {
-		t.Errorf("the VPC's namespace:\n%s\nbefore:\n%s", after, before)
+		t.Errorf("the VPC's namespace after Unplug():\n%s\nbefore:\n%s", after, before)
 	}
 }
 
-// A name from the API selects only namespaces of VPCs, never those of pods or other files.
+// A name from the API selects only namespaces of VPCs, never those of pods, nor other files.
 func TestOtherNamespacesAreNotEntered(t *testing.T) {
 	pod, victim := plugtest.Space(t, "pod"), plugtest.Space(t, "victim")
 	w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
@@ -267,14 +266,14 @@ func TestOtherNamespacesAreNotEntered(t *testing.T) {
 		plugtest.Refused(t, newPlugger(t, Options{Wait: 100 * time.Millisecond}), w, plug.ErrInvalid)
 	}
 	if plugtest.Link(t, victim, LinkName(w.Ref)) == nil {
-		t.Error("a link of another namespace was taken")
+		t.Error("Plug() took a link of another namespace")
 	}
 }
 
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{{Wait: -1}, {Wait: MaxWait + 1}, {Prefixes: []string{""}}, {Prefixes: []string{"a/b"}}} {
 		if _, err := New(o); err == nil {
-			t.Errorf("New(%+v): no error", o)
+			t.Errorf("New(%+v) succeeded, want an error", o)
 		}
 	}
 }

@@ -2,8 +2,7 @@
 // veth is a port of the bridge. Its name is tap and the first 11 characters of the port ID. OVN,
 // and Neutron's OVS agent with its firewall in Open vSwitch, expect this.
 //
-// Plugger has what all kinds of ports in Open vSwitch share. Wiring has what is specific to one
-// kind.
+// Plugger contains the common parts of all kinds of ports in Open vSwitch, and Wiring those of one kind.
 package ovs
 
 import (
@@ -25,7 +24,7 @@ type Options struct {
 	// OVSDB is not closed by the Plugger. If it is nil, Plug fails, and Unplug removes links only.
 	OVSDB   *ovsdb.Client
 	Bridges []string     // allowed bridges; empty: br-int
-	Turns   *plug.Turns  // shared by all Pluggers of the node, which share link names; nil: none share
+	Turns   *plug.Turns  // shared by all Pluggers of the node, as they share link names; nil: not shared
 	Sysctls string       // the sysctl folder; empty: /proc/sys
 	Logger  *slog.Logger // nil: log nothing
 }

@@ -42,7 +42,7 @@ func TestContract(t *testing.T) {
 	t.Run("bridge", func(t *testing.T) { plugtest.Run(t, openForMachines, "plug.bridge.") })
 }
 
-// openForMachines is open for ports with the bridge binding.
+// openForMachines is like open, for ports with the bridge binding.
 func openForMachines(t *testing.T) plugtest.Fixture {
 	f := open(t)
 	want := f.Want
@@ -56,7 +56,7 @@ func openForMachines(t *testing.T) plugtest.Fixture {
 
 // Check and Plug keep the changes of a VM runtime. If the node's end is gone, Plug does not replace
 // the interface that the runtime took over.
-func TestInterfaceOfAMachine(t *testing.T) {
+func TestInterfaceOfVirtualMachine(t *testing.T) {
 	f, pod, ctx := openForMachines(t), plugtest.Space(t, "pod"), plugtest.Bounded(t)
 	w, before := f.Want(plugtest.One, plugtest.PortA, pod), f.State()
 	plugtest.Plugged(t, f.Plugger(), w)
@@ -68,7 +68,7 @@ func TestInterfaceOfAMachine(t *testing.T) {
 		plugtest.Must(t, f.Plugger().Check(ctx, w))
 		plugtest.Plugged(t, f.Plugger(), w)
 		if got := plugtest.Describe(t, pod); got != taken {
-			t.Errorf("the pod has\n%s\nafter its machine's runtime left it with\n%s", got, taken)
+			t.Errorf("the pod's links:\n%s\nwant, as the VM runtime left them:\n%s", got, taken)
 		}
 	}
 	plugtest.Must(t, pod.NL.LinkDel(plugtest.Link(t, pod, "eth0-nic")))
@@ -76,12 +76,12 @@ func TestInterfaceOfAMachine(t *testing.T) {
 	plugtest.Refused(t, f.Plugger(), w, plug.ErrInterfaceExists, "recreate the pod")
 	plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref))
 	if got := f.State(); got != before {
-		t.Errorf("left: %s\nbefore: %s", got, before)
+		t.Errorf("state at the end: %s\nwant, as at the start: %s", got, before)
 	}
 }
 
-// Concurrent calls, also about the same port, leave the result of the last call for each port.
-func TestManyAtOnce(t *testing.T) {
+// Concurrent calls, also about the same port, result in the state of the last call for each port.
+func TestConcurrentCalls(t *testing.T) {
 	f := open(t)
 	p, ctx, before := f.Plugger(), plugtest.Bounded(t), f.State()
 	var wants []plug.Want
@@ -105,16 +105,15 @@ func TestManyAtOnce(t *testing.T) {
 	list, err := p.List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != len(wants) {
-		t.Errorf("List: %d ports, want %d", len(list), len(wants))
+		t.Errorf("List() = %d ports, want %d", len(list), len(wants))
 	}
 	each(func(w plug.Want) error { return p.Unplug(ctx, w.Ref) })
 	if after := f.State(); after != before {
-		t.Errorf("left behind:\n%s", after)
+		t.Errorf("state after all ports were unplugged:\n%s", after)
 	}
 }
 
-// Without OVSDB, Plug creates nothing. Unplug removes the links and fails, so that it is called
-// again.
+// Without OVSDB, Plug creates nothing. Unplug removes the links and fails, so that it is called again.
 func TestWithoutOVSDB(t *testing.T) {
 	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
 	p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
@@ -126,22 +125,22 @@ func TestWithoutOVSDB(t *testing.T) {
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := p.Unplug(short, w.Ref); !errors.Is(err, plug.ErrUnreachable) {
-		t.Errorf("Unplug: %v, want %v", err, plug.ErrUnreachable)
+		t.Errorf("Unplug() error = %v, want %v", err, plug.ErrUnreachable)
 	}
 	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
-		t.Errorf("links are left: %v", got)
+		t.Errorf("links after Unplug() = %v, want none", got)
 	}
 	if _, err := p.Plug(short, w); !errors.Is(err, plug.ErrUnreachable) {
-		t.Errorf("Plug: %v, want %v", err, plug.ErrUnreachable)
+		t.Errorf("Plug() error = %v, want %v", err, plug.ErrUnreachable)
 	}
 	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
-		t.Errorf("links were made: %v", got)
+		t.Errorf("links after the failed Plug() = %v, want none", got)
 	}
 }
 
 // If OVSDB is no longer configured, Plug fails and Unplug removes the links. The row is removed
 // once OVSDB is configured again.
-func TestOVSDBConfiguredNoMore(t *testing.T) {
+func TestOVSDBNoLongerConfigured(t *testing.T) {
 	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
 	var logged bytes.Buffer
 	open := func(o ovs.Options) plug.Plugger {
@@ -157,35 +156,35 @@ func TestOVSDBConfiguredNoMore(t *testing.T) {
 	list, err := without.List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != 1 || list[0].PortID != w.PortID {
-		t.Errorf("List: %+v", list)
+		t.Errorf("List() = %+v, want the port", list)
 	}
 	_, err = without.Plug(ctx, w)
 	for what, err := range map[string]error{"Plug": err, "Await": without.Await(ctx, w), "Check": without.Check(ctx, w)} {
 		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "runs without --ovsdb") {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s() error = %v, want ErrInvalid about --ovsdb", what, err)
 		}
 	}
 	for range 2 {
 		plugtest.Must(t, without.Unplug(ctx, w.Ref))
 	}
 	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
-		t.Errorf("links are left: %v", got)
+		t.Errorf("links after Unplug() = %v, want none", got)
 	}
 	if !strings.Contains(logged.String(), w.PortID) {
-		t.Errorf("logged: %s", &logged)
+		t.Errorf("log = %s, want the port ID", &logged)
 	}
 	list, err = with.List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != 1 || list[0].Link != "" {
-		t.Fatalf("with OVSDB again, List: %+v", list)
+		t.Fatalf("List() with OVSDB again = %+v, want one port without a link", list)
 	}
 	plugtest.Must(t, with.Remove(ctx, list[0]))
 	if rows := server.Interfaces(); len(rows) > 0 {
-		t.Errorf("rows are left: %v", rows)
+		t.Errorf("rows after Remove() = %v, want none", rows)
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidPortsAreRejected(t *testing.T) {
 	f := open(t)
 	w, p, ctx := f.Want(plugtest.One, plugtest.PortA, plugtest.Space(t, "pod")), f.Plugger(), plugtest.Bounded(t)
 	for field, spoil := range map[string]func(*plug.Want){
@@ -198,17 +197,17 @@ func TestRefusals(t *testing.T) {
 		_, err := p.Plug(ctx, bad)
 		for _, err := range []error{err, p.Check(ctx, bad), p.Await(ctx, bad)} {
 			if !errors.Is(err, plug.ErrInvalid) || !strings.HasPrefix(err.Error(), field+":") {
-				t.Errorf("%s: %v", field, err)
+				t.Errorf("error = %[2]v, want ErrInvalid for field %[1]s", field, err)
 			}
 		}
 	}
 	if err := p.Remove(ctx, plug.Found{HalfMade: true, Link: "eth0"}); !errors.Is(err, plug.ErrInvalid) {
-		t.Errorf("Remove of a link that List cannot have found: %v", err)
+		t.Errorf("Remove() of a link that List cannot have found: error = %v, want ErrInvalid", err)
 	}
 }
 
-// An unprivileged container has the sysctl folder outside /proc/sys.
-func TestFolderOfSettings(t *testing.T) {
+// In an unprivileged container, the sysctl folder is outside of /proc/sys.
+func TestSysctlFolder(t *testing.T) {
 	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
 	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
 	dir, read := plugtest.Settings(t, "eth0", ovs.LinkName(w.Ref))
@@ -217,7 +216,7 @@ func TestFolderOfSettings(t *testing.T) {
 	t.Cleanup(p.Close)
 	plugtest.Plugged(t, p, w)
 	if got := read("eth0", "accept_ra") + read(ovs.LinkName(w.Ref), "disable_ipv6"); got != "01" {
-		t.Errorf("written there are %q, want 0 and 1", got)
+		t.Errorf("accept_ra and disable_ipv6 in the configured folder = %q, want 0 and 1", got)
 	}
 }
 

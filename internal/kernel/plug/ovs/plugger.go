@@ -59,7 +59,7 @@ func NewWired(o Options, w Wiring) (*Plugger, error) {
 	return &Plugger{wiring: w, node: node, db: o.OVSDB, turns: o.Turns, bridges: o.Bridges, log: o.Logger}, nil
 }
 
-// Close releases the handles of the node's namespace. Ports stay plugged.
+// Close closes the handles of the node's namespace. Ports stay plugged.
 func (p *Plugger) Close() { p.node.Close() }
 
 // accept validates a port.

@@ -66,7 +66,7 @@ func (c *Client) Ready(ctx context.Context, p Port) (*Bridge, error) {
 	return s.bridge, err
 }
 
-// attach returns the operations that make a link a port of its bridge; none if it is one.
+// attach returns the operations that make a link a port of its bridge; none if it already is one.
 func attach(s state, p Port) ([]lib.Operation, error) {
 	if s.bridge == nil {
 		return nil, fmt.Errorf("%w: %s", plug.ErrNoBridge, p.Bridge)
@@ -99,7 +99,7 @@ func attach(s state, p Port) ([]lib.Operation, error) {
 	), nil
 }
 
-// setIDs changes these external IDs only, because other programs may write others at any time.
+// setIDs changes only these external IDs, because other programs may write others at any time.
 func setIDs(uuid string, ids map[string]string) lib.Operation {
 	keys := lib.OvsSet{}
 	for _, k := range slices.Sorted(maps.Keys(ids)) {
@@ -111,11 +111,11 @@ func setIDs(uuid string, ids map[string]string) lib.Operation {
 	}}
 }
 
-// mayHave returns nil if an Interface belongs to this port, or an error that names its owner.
+// mayHave returns nil if an Interface belongs to this port, or an error with its owner.
 func (p Port) mayHave(i Interface) error {
 	id, attachment := i.IDs[IfaceID], i.IDs[AttachmentID]
 	switch {
-	case i.Name != p.Link: // it has the port's iface-id, which OVN allows once on a node
+	case i.Name != p.Link: // it has the port's iface-id, which must be unique on a node for OVN
 		return fmt.Errorf("%w: interface %s of Open vSwitch has %s %s", plug.ErrPortInUse, i.Name, IfaceID, id)
 	case attachment == "":
 		return fmt.Errorf("%w: interface %s of Open vSwitch was not created by Berth", plug.ErrNameTaken, i.Name)

@@ -13,8 +13,8 @@ import (
 // relook is the polling interval of a wait, in case the library misses a change.
 const relook = time.Second
 
-// Await waits until Open vSwitch has opened a link and, if ovn is set, until OVN's controller has
-// installed its flows. Errors: plug.ErrNotReady, which names what was missing when ctx ended.
+// Await waits until Open vSwitch has opened a link and, if ovn is set, until OVN's controller has installed its flows.
+// Errors: plug.ErrNotReady, which says what was missing when ctx ended.
 func (c *Client) Await(ctx context.Context, p Port, ovn bool) error {
 	for missing := ""; ; {
 		next := c.next(p.Link) // before the query, so that no change is missed
@@ -40,7 +40,7 @@ func (c *Client) Await(ctx context.Context, p Port, ovn bool) error {
 	}
 }
 
-// lacks returns what a port needs to work, by its Interface; "" if it works.
+// lacks returns what the port still needs to work, given its Interface; "" if it works.
 func lacks(results []lib.OperationResult, p Port, ovn bool) string {
 	if len(results) != 1 || len(results[0].Rows) == 0 {
 		return fmt.Sprintf("Open vSwitch has no interface %s", p.Link)

@@ -105,14 +105,14 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.failure != nil { // of the call that is connecting
+		if c.failure != nil { // closed when the connecting call ends
 			err = c.failure
 		}
 		return nil, fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
 	}
 	defer done()
 	var conn client.Client
-	var last error // of an attempt: it tells more than the end of ctx
+	var last error // the error of an attempt says more than ctx's
 	err = retry.Until(ctx, clock.Real{}, retry.Policy{First: 50 * time.Millisecond, Most: 2 * time.Second}, func(ctx context.Context) (err error) {
 		if conn, err = c.current(); err != nil {
 			return retry.Stop(err)
@@ -122,7 +122,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 		conn, err = c.dial(ctx)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to tell about the server
+		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to know whether the server works
 			c.failure, last = err, err
 		}
 		return err
@@ -148,7 +148,7 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 		return nil, err
 	}
 	rows := conn.Cache()
-	if rows == nil { // the connection was lost at once, and the library dropped the cache
+	if rows == nil { // the connection was lost immediately, and the library dropped the cache
 		conn.Close()
 		return nil, errLost
 	}
@@ -178,8 +178,8 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	return conn, nil
 }
 
-// watch drops a connection that is lost. The library reports a loss only to those who listen at
-// that moment, and does not report a server that hangs, so watch also probes the server.
+// watch drops a lost connection. The library reports a loss only to current listeners, and does not report a server
+// that hangs, so watch also probes the server.
 func (c *Client) watch(ctx context.Context, conn client.Client) {
 	ask := time.NewTicker(probe)
 	defer ask.Stop()
@@ -203,9 +203,9 @@ func (c *Client) watch(ctx context.Context, conn client.Client) {
 	}
 }
 
-// transact runs one transaction. If the connection is lost, it retries queries on a new one. It
-// does not retry changes, which may have been made, and returns plug.ErrUnreachable. If the server
-// rejects the transaction, the error has its message.
+// transact runs one transaction. If the connection is lost, it retries queries on a new one. It does not retry changes,
+// which may have been applied, and returns plug.ErrUnreachable. If the server rejects the transaction, the error
+// contains the server's message.
 func (c *Client) transact(ctx context.Context, ops ...lib.Operation) ([]lib.OperationResult, error) {
 	for {
 		conn, err := c.connection(ctx)
@@ -229,8 +229,8 @@ func (c *Client) transact(ctx context.Context, ops ...lib.Operation) ([]lib.Oper
 	}
 }
 
-// changes reports whether a transaction may have changed something if its reply was lost. The
-// caller has to query again then.
+// changes reports whether a transaction may have changed something if its reply was lost. The caller must then query
+// again.
 func changes(ops []lib.Operation) bool {
 	for _, op := range ops {
 		if op.Op != lib.OperationSelect {
@@ -248,7 +248,7 @@ func details(errs []lib.OperationError) string {
 	return b.String()
 }
 
-// drop forgets a lost connection.
+// drop discards a lost connection.
 func (c *Client) drop(conn client.Client) {
 	c.mu.Lock()
 	mine := c.conn == conn

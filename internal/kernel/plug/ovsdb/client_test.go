@@ -50,7 +50,7 @@ func TestAttachAndDetach(t *testing.T) {
 	var found plug.Differences
 	plugtest.Must(t, c.Check(ctx, port, &found))
 	if len(found) != 3 {
-		t.Errorf("differences: %q, want those of attached-mac, iface-status and vm-uuid", found)
+		t.Errorf("differences = %q, want those of attached-mac, iface-status and vm-uuid", found)
 	}
 	plugtest.Must(t, c.Attach(ctx, port))
 	want[port.Link]["ovn-installed"] = "true"
@@ -66,19 +66,18 @@ func TestAttachAndDetach(t *testing.T) {
 	}
 }
 
-// Rows of other ports and attachments are recognized by the full port ID and the attachment, and
-// stay.
-func TestOthersRows(t *testing.T) {
+// Rows of other ports and attachments are recognized by the full port ID and the attachment, and are kept.
+func TestRowsOfOtherOwnersAreKept(t *testing.T) {
 	for name, tc := range map[string]struct {
 		link string
 		ids  map[string]string
 		err  error
 		says string
 	}{
-		"a port with the same first 11 characters": {port.Link, map[string]string{"iface-id": plugtest.PortA2, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrNameTaken, plugtest.PortA2},
-		"the port of another attachment":           {port.Link, map[string]string{"iface-id": plugtest.PortA, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrPortInUse, "bthbbbbbbbbbbbb"},
-		"a link that was not created by Berth":     {port.Link, map[string]string{"iface-id": plugtest.PortA}, plug.ErrNameTaken, "not created by Berth"},
-		"the port by another link":                 {"vnet7", map[string]string{"iface-id": plugtest.PortA}, plug.ErrPortInUse, "vnet7"},
+		"port with the same first 11 characters": {port.Link, map[string]string{"iface-id": plugtest.PortA2, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrNameTaken, plugtest.PortA2},
+		"port of another attachment":             {port.Link, map[string]string{"iface-id": plugtest.PortA, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrPortInUse, "bthbbbbbbbbbbbb"},
+		"link of other software":                 {port.Link, map[string]string{"iface-id": plugtest.PortA}, plug.ErrNameTaken, "not created by Berth"},
+		"port with another link":                 {"vnet7", map[string]string{"iface-id": plugtest.PortA}, plug.ErrPortInUse, "vnet7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := plugtest.NewServer(t)
@@ -86,25 +85,25 @@ func TestOthersRows(t *testing.T) {
 			server.AddInterface(tc.link, tc.ids)
 			before := server.Interfaces()
 			if err := c.Attach(ctx, port); !errors.Is(err, tc.err) || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("Attach: %v, want %v that names %s", err, tc.err, tc.says)
+				t.Errorf("Attach() error = %v, want %v with %q", err, tc.err, tc.says)
 			}
 			plugtest.Must(t, c.Detach(ctx, port))
 			if diff := cmp.Diff(before, server.Interfaces()); diff != "" {
-				t.Errorf("changed: %s", diff)
+				t.Errorf("Attach() changed rows: %s", diff)
 			}
 		})
 	}
 }
 
-func TestAttachWithoutTheBridge(t *testing.T) {
+func TestAttachWithoutBridge(t *testing.T) {
 	server := plugtest.NewServer(t)
 	other := port
 	other.Bridge = "br-none"
 	if err := server.Client().Attach(bounded(t), other); !errors.Is(err, plug.ErrNoBridge) {
-		t.Errorf("Attach: %v, want %v", err, plug.ErrNoBridge)
+		t.Errorf("Attach() error = %v, want %v", err, plug.ErrNoBridge)
 	}
 	if got := server.Interfaces(); len(got) != 0 {
-		t.Errorf("left behind: %v", got)
+		t.Errorf("interfaces after the failed Attach() = %v, want none", got)
 	}
 }
 
@@ -121,7 +120,7 @@ func TestAttachMovesFromAnotherBridge(t *testing.T) {
 	plugtest.Must(t, c.Attach(ctx, old))
 	plugtest.Must(t, c.Attach(ctx, port))
 	if got := server.Interfaces(); len(got) != 1 || got[port.Link]["iface-id"] != plugtest.PortA {
-		t.Errorf("interfaces of br-int: %v", got)
+		t.Errorf("interfaces of br-int = %v, want that of port A", got)
 	}
 }
 
@@ -135,21 +134,21 @@ func TestAwait(t *testing.T) {
 	server.Set(port.Link, lib.Row{"error": lib.OvsSet{GoSet: []any{"could not open network device"}}})
 	server.Set(port.Link, lib.Row{"error": lib.OvsSet{}, "ofport": 5})
 	if err := c.Await(ctx, port, false); err != nil {
-		t.Errorf("without OVN: %v", err)
+		t.Errorf("Await() without OVN: %v", err)
 	}
 	select {
 	case err := <-ready:
-		t.Fatalf("before ovn-installed: %v", err)
+		t.Fatalf("Await() returned before ovn-installed was set: %v", err)
 	default:
 	}
 	server.SetID(port.Link, "ovn-installed", "true")
 	if err := <-ready; err != nil {
-		t.Errorf("after ovn-installed: %v", err)
+		t.Errorf("Await() after ovn-installed was set: %v", err)
 	}
 }
 
-// The error after a timeout has the message of Open vSwitch.
-func TestAwaitTellsWhatIsMissing(t *testing.T) {
+// The error after a timeout contains the message of Open vSwitch.
+func TestAwaitReportsWhatIsMissing(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
 	plugtest.Must(t, c.Attach(ctx, port))
@@ -173,7 +172,7 @@ func TestAwaitTellsWhatIsMissing(t *testing.T) {
 // machine may time out before the query.
 func endsWith(t *testing.T, c *ovsdb.Client, says string) {
 	t.Helper()
-	plugtest.Within(t, "Await ends with "+says, func() bool {
+	plugtest.Within(t, "Await() error contains "+says, func() bool {
 		short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
 		err := c.Await(short, port, true)
@@ -181,9 +180,9 @@ func endsWith(t *testing.T, c *ovsdb.Client, says string) {
 	})
 }
 
-// Calls wait for a server that is down. They use a server that comes back without its data, also if
-// they began to wait before.
-func TestServerComesAndGoes(t *testing.T) {
+// Calls wait for a server that is down. They use a server that comes back without its data, also if they started to
+// wait before.
+func TestServerOutage(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
 	plugtest.Must(t, c.Attach(ctx, port))
@@ -193,33 +192,33 @@ func TestServerComesAndGoes(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	if err := c.Attach(short, port); !errors.Is(err, plug.ErrUnreachable) {
-		t.Errorf("without a server: %v, want %v", err, plug.ErrUnreachable)
+		t.Errorf("Attach() without a server: error = %v, want %v", err, plug.ErrUnreachable)
 	}
 	server.Start()
 	plugtest.Within(t, "Attach on the new server", func() bool { return c.Attach(ctx, port) == nil })
 	server.Set(port.Link, lib.Row{"ofport": 1})
 	server.SetID(port.Link, "ovn-installed", "true")
 	if err := <-waiting; err != nil {
-		t.Errorf("Await across the loss: %v", err)
+		t.Errorf("Await() across the loss of the connection: %v", err)
 	}
 	c.Close()
 	if err := c.Attach(ctx, port); !errors.Is(err, plug.ErrUnreachable) {
-		t.Errorf("after Close: %v, want %v", err, plug.ErrUnreachable)
+		t.Errorf("Attach() after Close(): error = %v, want %v", err, plug.ErrUnreachable)
 	}
 }
 
-// The error of a call that ends without a server is why the server refused, not that the call ended.
-func TestRefusalIsReported(t *testing.T) {
+// If a call ends while there is no server, its error is the refused connection and not the end of the call.
+func TestRefusedConnectionIsReported(t *testing.T) {
 	server := plugtest.NewServer(t)
 	server.Stop()
 	ctx, cancel := context.WithCancel(bounded(t))
 	defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
 	if err := server.Client().Attach(ctx, port); !errors.Is(err, plug.ErrUnreachable) || errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want %v and not %v", err, plug.ErrUnreachable, context.Canceled)
+		t.Errorf("Attach() error = %v, want %v and not %v", err, plug.ErrUnreachable, context.Canceled)
 	}
 }
 
-// Watch reports changes to Berth's rows by other programs, but not what OVN writes into them.
+// Watch reports changes to Berth's rows by other programs, but not values that OVN writes into them.
 func TestWatch(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c := server.Client()
@@ -231,14 +230,14 @@ func TestWatch(t *testing.T) {
 		select {
 		case got := <-changes:
 			if len(got) != 1 || got[0] != want {
-				t.Errorf("%s: got changes %v, want %v", what, got, want)
+				t.Errorf("%s: changes = %v, want %v", what, got, want)
 			}
 		case <-ctx.Done():
 			t.Fatalf("%s: no change reported", what)
 		}
 	}
 	mine, anything := ovsdb.Change{Attachment: port.Attachment, PortID: port.PortID}, ovsdb.Change{}
-	expect("at first", anything)
+	expect("at the start", anything)
 	plugtest.Must(t, c.Attach(ctx, port))
 	server.SetID(port.Link, "ovn-installed", "true")
 	server.Set(port.Link, lib.Row{"ofport": 7})
@@ -251,7 +250,7 @@ func TestWatch(t *testing.T) {
 	expect("after a loss of the connection", anything)
 	plugtest.Must(t, c.Attach(ctx, port))
 	plugtest.Must(t, c.Detach(ctx, port))
-	expect("after the row went", mine)
+	expect("after the row was removed", mine)
 	cancel()
 	<-done
 }
@@ -259,7 +258,7 @@ func TestWatch(t *testing.T) {
 func TestEndpoints(t *testing.T) {
 	for _, e := range []string{"", "unix:", "unix:relative", "ssl:1.2.3.4:6640", "/run/openvswitch/db.sock", "tcp:"} {
 		if _, err := ovsdb.New(e, nil); err == nil {
-			t.Errorf("New(%q): no error", e)
+			t.Errorf("New(%q) succeeded, want an error", e)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package ovsdb manages the rows of Open vSwitch's database that make a link on the node a port of
-// the integration bridge, and waits for what Open vSwitch and OVN write into these rows.
+// Package ovsdb manages the rows of Open vSwitch's database that make a link on the node a port of the integration
+// bridge, and waits for the values that Open vSwitch and OVN write into these rows.
 //
 // Decisions are based on queries. The library's cache lags behind the client's own transactions, so
 // it is used for waiting only.

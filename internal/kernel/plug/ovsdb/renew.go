@@ -10,10 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// Renew makes Open vSwitch release a link that is gone, before a new link with the same name is
-// created: Open vSwitch would keep the old one open and miss the new one. It waits for the release.
-// It returns at once if Open vSwitch had not opened the link. Errors: plug.ErrUnreachable,
-// plug.ErrNotReady.
+// Renew makes Open vSwitch release a removed link, before a new link with the same name is created: Open vSwitch would
+// keep the old one open and miss the new one. It waits for the release, and returns immediately if Open vSwitch had not
+// opened the link. Errors: plug.ErrUnreachable, plug.ErrNotReady.
 func (c *Client) Renew(ctx context.Context, p Port) error {
 	results, err := c.transact(ctx, selectIn("Interface", named(p.Link), "_uuid", "name", "external_ids", "ofport"))
 	if err != nil {
@@ -77,5 +76,5 @@ func (c *Client) caughtUp(ctx context.Context) error {
 	return nil
 }
 
-// lookAtConfig is the polling interval for cur_cfg, which rarely lags by more.
+// lookAtConfig is the polling interval for cur_cfg, which rarely lags longer.
 const lookAtConfig = 20 * time.Millisecond

@@ -14,7 +14,7 @@ import (
 // Interface is a row of table Interface.
 type Interface struct {
 	UUID string
-	Name string            // of the link
+	Name string            // name of the link
 	IDs  map[string]string // external IDs
 }
 
@@ -30,8 +30,8 @@ type portRow struct{ uuid, name string }
 
 // state is the observed state of a link and a port.
 type state struct {
-	interfaces []Interface // with the name of the link or the iface-id of the port
-	ports      []portRow   // with the name of the link
+	interfaces []Interface // rows with the name of the link or the iface-id of the port
+	ports      []portRow   // rows with the name of the link
 	bridge     *Bridge     // the integration bridge; nil: missing
 }
 

@@ -67,7 +67,7 @@ func (c *Client) Watch(ctx context.Context, f func([]Change)) {
 		}
 		clear(w.pending)
 		connected := c.conn != nil
-		if !connected { // report them after the next connection
+		if !connected { // reported after the next connection
 			for _, change := range list {
 				w.pending[change] = true
 			}

@@ -1,5 +1,5 @@
-// Package plugfake plugs ports in memory, for tests of the users of a plug.Plugger. Node has the
-// plugged ports, and Node.Open returns a Plugger of all kinds for one daemon.
+// Package plugfake plugs ports in memory, for tests of users of plug.Plugger. Node has the plugged ports, and Node.Open
+// returns a Plugger of all kinds for one daemon.
 package plugfake
 
 import (
@@ -16,14 +16,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// Node is the set of ports that are plugged on a node. It outlives daemons and is safe for
-// concurrent use, except for its exported fields: set them while no call that reads them is
-// running.
+// Node is the set of ports plugged on a node. It outlives daemons and is safe for concurrent use, except for its
+// exported fields, which must not be set during a call that reads them.
 type Node struct {
 	Fail error // returned by Plug
-	// Expect waits until Arrived is closed, Await until Active is closed; nil: they return at once.
+	// Expect waits until Arrived is closed, Await until Active is closed; nil: they return immediately.
 	Arrived, Active chan struct{}
-	Latency         time.Duration // of Plug and Unplug
+	Latency         time.Duration // latency of Plug and Unplug
 	// Changed is called after a port was plugged or unplugged; nil: not called.
 	Changed func(port string, plugged bool)
 
@@ -64,8 +63,7 @@ func (n *Node) Clashes() []string {
 	return slices.Clone(n.clashes)
 }
 
-// Open returns the Plugger of one daemon. do runs an effect, or returns an error instead; nil: it
-// always runs.
+// Open returns the Plugger of one daemon. do runs an effect, or returns an error instead; nil: it always runs.
 func (n *Node) Open(do func(effect func()) error) plug.Plugger {
 	if do == nil {
 		do = func(effect func()) error { effect(); return nil }

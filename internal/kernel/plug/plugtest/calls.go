@@ -26,21 +26,21 @@ var Waits = map[string]func(context.Context, plug.Plugger, plug.Want) error{
 	"Plug":   func(ctx context.Context, p plug.Plugger, w plug.Want) error { _, err := p.Plug(ctx, w); return err },
 }
 
-// Differences are those of a link of a pod from a port's interface.
+// Differences returns the differences of a pod's link from a port's interface.
 func Differences(t testing.TB, pod *podif.Namespace, name string, i plug.Interface) (found plug.Differences) {
 	t.Helper()
 	Must(t, pod.Check(name, i, &found))
 	return found
 }
 
-// Refused expects that Plug fails with an error that has some texts.
+// Refused asserts that Plug fails with an error that contains some texts.
 func Refused(t testing.TB, p plug.Plugger, w plug.Want, want error, says ...string) {
 	t.Helper()
 	_, err := p.Plug(Bounded(t), w)
 	expect(t, "Plug", err, errors.Is(err, want), want, says)
 }
 
-// Differs expects that Check returns a Mismatch that has some texts.
+// Differs asserts that Check returns a Mismatch that contains some texts.
 func Differs(t testing.TB, p plug.Plugger, w plug.Want, says ...string) {
 	t.Helper()
 	err := p.Check(Bounded(t), w)
@@ -54,7 +54,7 @@ func expect(t testing.TB, call string, err error, ok bool, want any, says []stri
 		ok = ok && strings.Contains(err.Error(), s)
 	}
 	if !ok {
-		t.Errorf("%s: %v, want %v that says %q", call, err, want, says)
+		t.Errorf("%s() error = %v, want %v with %q", call, err, want, says)
 	}
 }
 
@@ -62,11 +62,11 @@ func expect(t testing.TB, call string, err error, ok bool, want any, says []stri
 func Dies(t testing.TB, point string, p plug.Plugger, w plug.Want) {
 	t.Helper()
 	if !Crash(t, point+"=error", func() error { _, err := p.Plug(Bounded(t), w); return err }) {
-		t.Fatalf("Plug does not pass %s", point)
+		t.Fatalf("Plug() does not reach failpoint %s", point)
 	}
 }
 
-// Crash interrupts a call at a failpoint, and reports whether the call passed it.
+// Crash interrupts a call at a failpoint, and reports whether the call reached it.
 func Crash(t testing.TB, spec string, call func() error) bool {
 	t.Helper()
 	restore, err := failpoint.Set(spec)

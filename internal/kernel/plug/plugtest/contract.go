@@ -18,19 +18,18 @@ import (
 
 // Fixture is a node that can plug ports of one kind.
 type Fixture struct {
-	// Plugger opens a Plugger without the state of earlier ones, as after a restart.
+	// Plugger opens a Plugger without state of earlier ones, as after a restart.
 	Plugger func() plug.Plugger
-	// Want returns a port for a pod, after creating what else the port needs, such as an agent's
-	// link.
+	// Want returns a port for a pod, after creating other things that the port needs, such as an agent's link.
 	Want func(attachment, portID string, pod *podif.Namespace) plug.Want
-	// State describes what ports leave outside of pods, as comparable text.
+	// State describes the state that ports leave outside of pods, as comparable text.
 	State func() string
 	// Keeps reports that the links belong to another program: Unplug returns them to it, and they
 	// disappear with the pod.
 	Keeps bool
 }
 
-// Bounded returns a context that ends calls that hang.
+// Bounded returns a context that bounds calls that hang.
 func Bounded(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
@@ -65,10 +64,10 @@ func Run(t *testing.T, open func(t *testing.T) Fixture, points ...string) {
 			continue
 		}
 		t.Run("Crash/"+name, func(t *testing.T) {
-			for hit := 1; ; hit++ { // each time that the call passes the failpoint
+			for hit := 1; ; hit++ { // each time that the call reaches the failpoint
 				passed := crash(t, open(t), fmt.Sprintf("%s=error@%d", name, hit))
 				if !passed && hit == 1 {
-					t.Error("neither Plug nor Unplug passes the failpoint")
+					t.Error("neither Plug() nor Unplug() reaches the failpoint")
 				}
 				if !passed || t.Failed() {
 					return
@@ -91,7 +90,7 @@ func plugIsIdempotent(t *testing.T, f Fixture) {
 				first = d
 			}
 			if d.HostIfName != first.HostIfName || d.HostMAC.String() != first.HostMAC.String() || d.MTU != first.MTU {
-				t.Errorf("Plug again: %+v, at first %+v", d, first)
+				t.Errorf("repeated Plug() = %+v, want %+v as at first", d, first)
 			}
 		}
 	}
@@ -103,13 +102,13 @@ func unplugIsIdempotent(t *testing.T, f Fixture) {
 	w := f.Want(One, PortA, pod)
 	before, p := f.State(), f.Plugger()
 	Must(t, p.Unplug(ctx, w.Ref)) // unknown port
-	same(t, f, before, "Unplug of what was never plugged")
+	same(t, f, before, "Unplug() of a port that was never plugged")
 	Plugged(t, p, w)
 	for range 2 {
 		Must(t, p.Unplug(ctx, w.Ref))
-		same(t, f, before, "Plug and Unplug")
+		same(t, f, before, "Plug() and Unplug()")
 		if got := Links(t, pod); len(got) > 0 {
-			t.Errorf("left in the pod: %v", got)
+			t.Errorf("links in the pod after Unplug() = %v, want none", got)
 		}
 		rulesOfPod(t, pod)
 	}
@@ -125,7 +124,7 @@ func rulesOfPod(t *testing.T, pod *podif.Namespace) {
 		Must(t, err)
 		for _, r := range rules {
 			if r.Priority == rtnl.LaterMetric {
-				t.Errorf("left in the pod: %s", r)
+				t.Errorf("rule left in the pod: %s", r)
 			}
 		}
 	}
@@ -134,7 +133,7 @@ func rulesOfPod(t *testing.T, pod *podif.Namespace) {
 func same(t *testing.T, f Fixture, before, what string) {
 	t.Helper()
 	if now := f.State(); now != before {
-		t.Errorf("after %s:\n%s\nbefore:\n%s", what, now, before)
+		t.Errorf("state after %s:\n%s\nbefore:\n%s", what, now, before)
 	}
 }
 
@@ -149,7 +148,7 @@ func unplugAfterThePod(t *testing.T, f Fixture) {
 		Must(t, p.Unplug(ctx, w.Ref))
 	}
 	if !f.Keeps {
-		same(t, f, before, "the pod's end and Unplug")
+		same(t, f, before, "the pod's deletion and Unplug()")
 	}
 	Refused(t, p, w, rtnl.ErrNoNetns)
 	Must(t, p.Unplug(ctx, w.Ref))
@@ -173,9 +172,9 @@ func unplugOfOthers(t *testing.T, f Fixture) {
 			Refused(t, p, o, foreign.err)
 		}
 		Must(t, p.Unplug(ctx, o.Ref))
-		o.Pod = w.Pod // and in the pod that has the port
+		o.Pod = w.Pod // also in the pod that has the port
 		Must(t, p.Unplug(ctx, o.Ref))
-		same(t, f, plugged, "calls about another's port")
+		same(t, f, plugged, "calls about the port of another attachment")
 		Must(t, p.Check(ctx, w))
 	}
 	Must(t, p.Unplug(ctx, w.Ref))
@@ -189,9 +188,9 @@ func othersInterface(t *testing.T, f Fixture) {
 	Refused(t, p, w, plug.ErrInterfaceExists)
 	Must(t, p.Unplug(ctx, w.Ref))
 	if l := Link(t, pod, w.Pod.IfName); l == nil {
-		t.Error("Unplug removed another's interface")
+		t.Error("Unplug() removed an interface of another owner")
 	}
-	same(t, f, before, "a refused Plug and Unplug")
+	same(t, f, before, "a rejected Plug() and Unplug()")
 }
 
 func elsewhere(t *testing.T, f Fixture) {
@@ -200,7 +199,7 @@ func elsewhere(t *testing.T, f Fixture) {
 	w.Pod.NetnsID = ID(t, other)
 	Refused(t, p, w, rtnl.ErrNoNetns)
 	if got := Links(t, pod); len(got) > 0 {
-		t.Errorf("made in the wrong namespace: %v", got)
+		t.Errorf("links in the wrong namespace = %v, want none", got)
 	}
 	Must(t, p.Unplug(ctx, w.Ref))
 }
@@ -224,7 +223,7 @@ func checkNames(t *testing.T, f Fixture) {
 		{"has MTU 1300", func() error { return pod.NL.LinkSetMTU(l, 1300) }},
 		{"has MAC address", func() error { return pod.NL.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 9}) }},
 	}
-	if w.Binding == "" { // a machine has the addresses itself
+	if w.Binding == "" { // the addresses belong to the virtual machine
 		cases = append(cases, spoiled{"rule for packets from " + w.Interface.Addresses[0].Addr().String(), func() error { return pod.Forget(l.Attrs().Index) }})
 	}
 	for _, tc := range cases {
@@ -235,9 +234,8 @@ func checkNames(t *testing.T, f Fixture) {
 	Must(t, p.Unplug(ctx, w.Ref))
 }
 
-// crash interrupts Plug or Unplug at a failpoint and continues with a new Plugger in each possible
-// way: with the same call, with the opposite call, and without a record. passed reports whether
-// either call reached the failpoint.
+// crash interrupts Plug or Unplug at a failpoint, and continues with a new Plugger in each possible way: with the same
+// call, with the opposite call, and without a record. passed reports whether either call reached the failpoint.
 func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	t.Helper()
 	ctx := Bounded(t)
@@ -252,12 +250,12 @@ func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	Plugged(t, f.Plugger(), w) // interrupted Plug, repeated
 	hit = armed(unplug) || hit
 	Must(t, unplug()) // interrupted Unplug, repeated
-	same(t, f, before, "a crash in Unplug, and Unplug")
+	same(t, f, before, "a crash in Unplug(), and Unplug()")
 	armed(doPlug)
 	Must(t, unplug()) // interrupted Plug, undone
-	same(t, f, before, "a crash in Plug, and Unplug")
+	same(t, f, before, "a crash in Plug(), and Unplug()")
 	if got := Links(t, pod); len(got) > 0 {
-		t.Errorf("left in the pod: %v", got)
+		t.Errorf("links in the pod = %v, want none", got)
 	}
 	armed(doPlug)
 	swept(t, f, before) // interrupted Plug without a record
@@ -270,7 +268,7 @@ func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	Must(t, ns.Remove(filepath.Base(pod.Path)))
 	Must(t, unplug()) // interrupted Plug, pod deleted
 	if !f.Keeps {
-		same(t, f, before, "a crash in Plug, the pod's end, and Unplug")
+		same(t, f, before, "a crash in Plug(), the pod's deletion, and Unplug()")
 	}
 	return hit
 }
@@ -283,11 +281,11 @@ func swept(t *testing.T, f Fixture, before string) {
 	Must(t, err)
 	for _, found := range list {
 		if !found.HalfMade && (found.PortID != PortA || found.Attachment != One) {
-			t.Errorf("List found %+v", found)
+			t.Errorf("List() found %+v, want port A of attachment One", found)
 		}
 		Must(t, p.Remove(ctx, found))
 	}
 	if !f.Keeps {
-		same(t, f, before, "a crash in Plug, and Remove of all that List found")
+		same(t, f, before, "a crash in Plug(), and Remove() of everything that List() found")
 	}
 }

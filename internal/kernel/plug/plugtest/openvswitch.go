@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// programs returns a runner for Open vSwitch's and OVN's programs in a node's namespace, with files
-// in a temporary folder. They end with the test. If one is not installed, the test is skipped.
+// programs returns a runner for Open vSwitch's and OVN's programs in a node's namespace, with files in a temporary
+// folder. The programs end with the test. If one is not installed, the test is skipped.
 func programs(t *testing.T, node *podif.Namespace, group string, names ...string) *openvswitch.Runner {
 	t.Helper()
 	found, err := openvswitch.Find(group, names...)
@@ -34,8 +34,8 @@ func programs(t *testing.T, node *podif.Namespace, group string, names ...string
 	return r
 }
 
-// NewOpenVSwitch runs ovsdb-server and ovs-vswitchd in a node's namespace, with br-int switched in
-// user space. If they are not installed, the test is skipped.
+// NewOpenVSwitch runs ovsdb-server and ovs-vswitchd in a node's namespace, with br-int in the user space datapath. If
+// they are not installed, the test is skipped.
 func NewOpenVSwitch(t *testing.T, node *podif.Namespace) *Server {
 	t.Helper()
 	return openVSwitch(t, node, programs(t, node, "ovs", "ovsdb-tool", "ovsdb-server", "ovs-vswitchd"))
@@ -77,7 +77,7 @@ func NewOVN(t *testing.T, node *podif.Namespace) *OVN {
 		Must(t, r.Serve(Bounded(t), db, r.In(db+".db"), r.Schema("ovn-nbctl", "ovn/ovn-"+db+".ovsschema")))
 	}
 	o.nbctl("init")
-	Must(t, r.Once(Bounded(t), "ovn-sbctl", "--no-leader-only", "--db=unix:"+r.In("sb.sock"), "init")) // otherwise both programs below add the first row
+	Must(t, r.Once(Bounded(t), "ovn-sbctl", "--no-leader-only", "--db=unix:"+r.In("sb.sock"), "init")) // otherwise both programs below would add the first row
 	_, err := r.Start("ovn-northd", "ovn-northd", "--ovnnb-db=unix:"+r.In("nb.sock"), "--ovnsb-db=unix:"+r.In("sb.sock"))
 	Must(t, err)
 	_, err = r.Start("ovn-controller", "ovn-controller", o.Endpoint)

@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Packets plugs two pods into a real Open vSwitch and tests their connections, and then does the
-// same with a real OVN.
+// Packets plugs ports into two pods with a real Open vSwitch and tests their connections, and then repeats that with a
+// real OVN.
 func Packets(t *testing.T, kind plug.Kind, open func(node *podif.Namespace, s *Server) plug.Plugger) {
 	t.Run("OpenVSwitch", func(t *testing.T) {
 		node := Space(t, "node")
@@ -60,21 +60,21 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 	list, err := p.List(ctx)
 	Must(t, err)
 	if len(list) != 2 || list[0].PortID != PortA || list[1].PortID != PortB || list[1].Attachment != Two {
-		t.Errorf("List: %+v", list)
+		t.Errorf("List() = %+v, want ports A and B", list)
 	}
 	for _, w := range wants {
 		Must(t, p.Unplug(ctx, w.Ref))
 	}
 	if got := server.Interfaces(); len(got) != 0 {
-		t.Errorf("left in OVSDB: %v", got)
+		t.Errorf("interfaces in OVSDB at the end = %v, want none", got)
 	}
 	if after := Describe(t, node); after != before {
-		t.Errorf("left on the node:\n%s\nbefore:\n%s", after, before)
+		t.Errorf("state of the node at the end:\n%s\nwant, as at the start:\n%s", after, before)
 	}
 }
 
-// Transfer sends more than one packet by TCP to the namespace at path from, from an address in the
-// namespace at path to. Missing checksums would make it fail.
+// Transfer sends more than one packet over TCP from the namespace at path from to an address in the namespace at path
+// to. It fails if checksums are missing.
 func Transfer(t *testing.T, from, to string, addr netip.Addr) {
 	t.Helper()
 	l, err := ns.Listen(to, netip.AddrPortFrom(addr, 0))
@@ -91,7 +91,7 @@ func Transfer(t *testing.T, from, to string, addr netip.Addr) {
 	}()
 	c, err := ns.Dial(Bounded(t), from, "tcp", l.Addr().(*net.TCPAddr).AddrPort(), netip.Addr{})
 	if err != nil {
-		t.Errorf("to %s: %v", addr, err)
+		t.Errorf("connect to %s: %v", addr, err)
 		return
 	}
 	defer c.Close()
@@ -100,12 +100,12 @@ func Transfer(t *testing.T, from, to string, addr netip.Addr) {
 	}
 	got, err := io.ReadAll(c)
 	if err != nil || string(got) != text {
-		t.Errorf("from %s: %d bytes, %v", addr, len(got), err)
+		t.Errorf("received from %s: %d bytes (error: %v), want the text that was sent", addr, len(got), err)
 	}
 }
 
-// nodeIsOutOfReach sends packets from a pod to an address of the node, with the MAC address of each
-// link of the pod's port on the node.
+// nodeIsOutOfReach sends packets from a pod to an address of the node, with the MAC address of each of the port's links
+// on the node, and asserts that the node does not receive them.
 func nodeIsOutOfReach(t *testing.T, node, pod *podif.Namespace, w plug.Want) {
 	t.Helper()
 	lo, err := node.NL.LinkByName("lo")
@@ -141,7 +141,7 @@ func nodeIsOutOfReach(t *testing.T, node, pod *podif.Namespace, w plug.Want) {
 	}
 	Must(t, server.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
 	if n, from, err := server.ReadFrom(make([]byte, 100)); err == nil {
-		t.Errorf("the node got %d bytes from %s, a pod of the VPC", n, from)
+		t.Errorf("the node received %d bytes from %s, a pod of the VPC", n, from)
 	}
 	Must(t, node.NL.AddrDel(lo, &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(address))}))
 }

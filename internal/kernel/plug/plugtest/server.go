@@ -24,7 +24,7 @@ import (
 )
 
 //go:embed schema.json
-var schemaJSON []byte // of ovs-vswitchd 3.1, with the relevant columns only
+var schemaJSON []byte // schema of ovs-vswitchd 3.1, reduced to the relevant columns
 
 type (
 	rootRow struct {
@@ -161,7 +161,7 @@ func (s *Server) Transact(ops ...lib.Operation) []lib.OperationResult {
 	results, err := s.other.Transact(ctx, ops...)
 	Must(s.t, err)
 	if _, err := lib.CheckOperationResults(results, ops); err != nil {
-		s.t.Fatalf("%v: %v", err, results)
+		s.t.Fatalf("OVSDB transaction: %v: %v", err, results)
 	}
 	return results
 }
@@ -218,7 +218,7 @@ func (s *Server) Interfaces() map[string]map[string]string {
 			continue
 		}
 		if !ifaces[i["_uuid"].(lib.UUID)] {
-			s.t.Errorf("interface %s is of no port of br-int", name)
+			s.t.Errorf("interface %s belongs to no port of br-int", name)
 		}
 		list[name] = map[string]string{}
 		if m, ok := i["external_ids"].(lib.OvsMap); ok {
@@ -243,7 +243,7 @@ func uuids(v any) []lib.UUID {
 	return list
 }
 
-// Named is the condition that selects rows by name.
+// Named returns the condition that selects rows by name.
 func Named(name string) []lib.Condition {
 	return []lib.Condition{lib.NewCondition("name", lib.ConditionEqual, name)}
 }

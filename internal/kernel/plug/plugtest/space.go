@@ -1,6 +1,5 @@
-// Package plugtest has the shared parts of the tests of packages that plug ports: network
-// namespaces, an OVSDB server that enforces the schema, the real Open vSwitch if it is installed,
-// and the contract tests of plug.Plugger.
+// Package plugtest provides the common parts of the tests of packages that plug ports: network namespaces, an OVSDB
+// server that enforces the schema, the real Open vSwitch if it is installed, and the contract tests of plug.Plugger.
 package plugtest
 
 import (
@@ -27,7 +26,7 @@ func Space(t testing.TB, role string) *podif.Namespace {
 	return NamedSpace(t, nstest.Unique(role))
 }
 
-// NamedSpace is Space with a given name.
+// NamedSpace is like Space, with a given name.
 func NamedSpace(t testing.TB, name string) *podif.Namespace {
 	t.Helper()
 	s, err := podif.Open(nstest.New(t, name))
@@ -101,8 +100,7 @@ func Veth(s *podif.Namespace, name, peer string) error {
 	return s.NL.LinkAdd(v)
 }
 
-// Describe lists the links of a namespace, one on each line, without properties that change by
-// themselves.
+// Describe lists the links of a namespace, one on each line, without properties that change on their own.
 func Describe(t testing.TB, s *podif.Namespace) string {
 	t.Helper()
 	list, err := rtnl.Whole(s.NL.LinkList)
@@ -140,7 +138,7 @@ func Want(kind plug.Kind, attachment, portID string, pod *podif.Namespace, t tes
 	}
 }
 
-// Within polls until another process has made a condition true.
+// Within polls until a condition of another process is true.
 func Within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	nstest.Within(t, what, ok)

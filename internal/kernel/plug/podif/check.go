@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Check notes how a link of the pod differs from a port's interface.
+// Check adds the differences of a link in the pod from a port's interface.
 func (s *Namespace) Check(name string, i plug.Interface, found *plug.Differences) error {
 	link, err := s.Link(name)
 	if err != nil {
@@ -56,12 +56,12 @@ func (d differences) describe(name string, found *plug.Differences) {
 		found.Add("the pod lacks its rule for packets from %s", a)
 	}
 	for _, p := range d.addresses.Extra {
-		found.Add("%s has address %s, which the port does not have any more", name, p)
+		found.Add("%s has address %s, which the port no longer has", name, p)
 	}
 	for _, a := range d.rules.Extra {
 		if slices.ContainsFunc(d.addresses.Extra, func(p netip.Prefix) bool { return p.Addr() == a }) {
 			continue
 		}
-		found.Add("the pod has a rule for packets from %s, which the port does not have any more", a)
+		found.Add("the pod has a rule for packets from %s, which the port no longer has", a)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Configure makes a link of the pod a port's interface, and removes what an earlier call gave it and
-// i no longer has. Errors: plug.ErrDefaultRoute.
+// Configure turns a link of the pod into a port's interface, and removes configuration of an earlier call that i no
+// longer contains. Errors: plug.ErrDefaultRoute.
 func (s *Namespace) Configure(name string, i plug.Interface) error {
 	link, err := s.NL.LinkByName(name)
 	if err != nil {
@@ -49,8 +49,8 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 	return nil
 }
 
-// removeStale removes what an earlier Configure gave a link and that it is no longer to have. It comes before the
-// rest: with the first address of a subnet the kernel removes the others of the subnet, and their routes.
+// removeStale removes the configuration of an earlier Configure that is no longer desired. It runs first, because with
+// the first address of a subnet the kernel also removes the other addresses of the subnet, and their routes.
 func (s *Namespace) removeStale(l *netlink.LinkAttrs, i plug.Interface) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		from, err := rtnl.SourceRules(l.Index, family, s.NL)
@@ -79,7 +79,7 @@ func (s *Namespace) removeStale(l *netlink.LinkAttrs, i plug.Interface) error {
 	return nil
 }
 
-// shape sets what a link has without addresses: MAC, MTU, up.
+// shape sets the properties of a link other than addresses: MAC address, MTU and state up.
 func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
 	if _, err := linkOf(l.Name, i).Set(s.NL, l); err != nil {
 		return fmt.Errorf("in %s: %w", s.Path, err)
@@ -98,7 +98,7 @@ func (s *Namespace) shape(l *netlink.LinkAttrs, i plug.Interface) error {
 	return nil
 }
 
-// Silence keeps the pod's own namespace from sending by a link that is a machine's.
+// Silence prevents the pod's own namespace from sending on a link that belongs to a virtual machine.
 func (s *Namespace) Silence(name string) error {
 	err := rtnl.SetIPv6(s.NS, s.Sysctls, name, "disable_ipv6", "1")
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
@@ -107,7 +107,7 @@ func (s *Namespace) Silence(name string) error {
 	return nil
 }
 
-// ignoreAdvertisements has a link ignore router advertisements of the VPC's subnet: a second default route would
+// ignoreAdvertisements makes a link ignore router advertisements of the VPC's subnet: a second default route would
 // split the pod's traffic, and the VPC drops packets from an address that it did not assign.
 func (s *Namespace) ignoreAdvertisements(name string) error {
 	err := rtnl.SetIPv6(s.NS, s.Sysctls, name, "accept_ra", "0")
@@ -117,8 +117,8 @@ func (s *Namespace) ignoreAdvertisements(name string) error {
 	return nil
 }
 
-// setRoute adds a route to the interface's own table, which packets from its addresses look up, and to the main
-// table, where routes of other interfaces that were there before are preferred. first prefers this one.
+// setRoute adds a route to the interface's own table, which is looked up for packets from its addresses, and to the
+// main table, where existing routes of other interfaces are preferred. With first, this one is preferred.
 func (s *Namespace) setRoute(r netlink.Route, first bool) error {
 	own := r
 	own.Table = rtnl.SourceTable(r.LinkIndex)
@@ -162,7 +162,7 @@ func (s *Namespace) mainRoutes(family int) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// Forget removes what the kernel keeps when a link of the pod is removed: the rules that look up its table.
+// Forget removes state that the kernel keeps when a link of the pod is removed: the rules that look up its table.
 func (s *Namespace) Forget(index int) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		from, err := rtnl.SourceRules(index, family, s.NL)

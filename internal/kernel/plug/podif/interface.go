@@ -12,13 +12,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// What a port's interface should have, what it has, and how the two differ. Configure and Check follow from it.
+// Desired and observed state of a port's interface, and their differences. Configure and Check are based on them.
 
 func linkOf(name string, i plug.Interface) rtnl.Link {
 	return rtnl.Link{Name: name, MAC: i.MAC, MTU: i.MTU, Where: " in the pod"}
 }
 
-// address is added without the kernel's own route of its subnet, as another interface may have that route, and
+// address is added without the kernel's own route to its subnet, as another interface may have that route, and
 // without duplicate address detection, as a VPC has no duplicates.
 func address(p netip.Prefix) *netlink.Addr {
 	a := &netlink.Addr{IPNet: rtnl.IPNet(p), Flags: unix.IFA_F_NOPREFIXROUTE}
@@ -28,7 +28,7 @@ func address(p netip.Prefix) *netlink.Addr {
 	return a
 }
 
-// routesOf lists the routes of an interface, on-link ones first, as they lead to the gateways of others.
+// routesOf lists the routes of an interface, on-link ones first, as the others need them to reach their gateways.
 func routesOf(index int, i plug.Interface) []netlink.Route {
 	var on, by []netlink.Route
 	route := func(dst netip.Prefix) netlink.Route {
@@ -78,8 +78,8 @@ func routesOf(index int, i plug.Interface) []netlink.Route {
 	return append(on, by...)
 }
 
-// sourceFor is the source address of packets that are sent by way of a neighbour: one of the neighbour's subnet
-// (near), or else the first of its family.
+// sourceFor is the source address of packets sent through a neighbour: one in the neighbour's subnet (near), or else
+// the first of its family.
 func sourceFor(i plug.Interface, neighbour netip.Addr) (src netip.Addr, near bool) {
 	for _, p := range i.Addresses {
 		if p.Addr().Is4() != neighbour.Is4() {
@@ -97,12 +97,12 @@ func sourceFor(i plug.Interface, neighbour netip.Addr) (src netip.Addr, near boo
 
 const mainTable = unix.RT_TABLE_MAIN
 
-// differences are those of one family. Extra ones are what an earlier Configure gave the link, and not what a
-// pod added itself: each address from Configure has a source rule.
+// differences are the differences in one family. Extra objects come from an earlier Configure, not from the pod
+// itself: each address from Configure has a source rule.
 type differences struct {
 	addresses rtnl.Diff[netip.Prefix]
 	routes    rtnl.Diff[netlink.Route]
-	rules     rtnl.Diff[netip.Addr] // the addresses that source rules are for
+	rules     rtnl.Diff[netip.Addr] // addresses of the source rules
 }
 
 // differences compares a link with an interface in one family. from are the addresses that have source rules.
@@ -150,7 +150,7 @@ func (s *Namespace) differences(l *netlink.LinkAttrs, i plug.Interface, family i
 	return d, nil
 }
 
-// tables are those that have the routes of a link.
+// tables are the tables with the routes of a link.
 func tables(index int) []int { return []int{mainTable, rtnl.SourceTable(index)} }
 
 func (s *Namespace) addressKind(l *netlink.LinkAttrs) rtnl.Kind[netip.Prefix, netip.Prefix] {

@@ -13,8 +13,8 @@ import (
 )
 
 // Move moves the link with an index to another namespace and renames it, in one request, so that it never has another
-// name there. The link loses its addresses and routes, and goes down. Errors: unix.EEXIST, if the name is taken
-// there; the link then stays.
+// name there. The link loses its addresses and routes, and goes down. Errors: unix.EEXIST, if the name exists there;
+// the link then stays.
 func (s *Namespace) Move(index int, to *Namespace, name string) error {
 	l, err := s.NL.LinkByIndex(index)
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *Namespace) Move(index int, to *Namespace, name string) error {
 		return nil
 	}
 	err = fmt.Errorf("move %s from %s to %s as %s: %w", old.Name, s.Path, to.Path, name, err)
-	// The kernel moves the link before it renames it, and does not move it back if the name was taken in between.
+	// The kernel moves the link before it renames it, and does not move it back if the name came into use in between.
 	if _, gone := s.NL.LinkByIndex(index); !rtnl.IsNoLink(gone) {
 		return err
 	}

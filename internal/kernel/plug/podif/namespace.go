@@ -1,6 +1,6 @@
 // Package podif sets up a port's link in a pod: it moves the link into the pod's network namespace and back, and sets
-// its name, MAC address, MTU, addresses, routes, and rules by which packets from its addresses leave by it. It keeps
-// what the pod added itself.
+// its name, MAC address, MTU, addresses, routes, and rules that select it for packets from its addresses. It keeps
+// configuration that the pod added itself.
 package podif
 
 import (
@@ -19,11 +19,11 @@ type Namespace struct {
 	NS   netns.NsHandle
 	NL   *netlink.Handle
 
-	Sysctls string // the folder of the kernel's settings; empty: /proc/sys
+	Sysctls string // the sysctl folder; empty: /proc/sys
 }
 
-// OpenPod opens a pod's namespace; node is the node's own, which it must not be. Errors:
-// rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+// OpenPod opens a pod's namespace, which must not be the node's own. Errors: rtnl.ErrNoNetns,
+// rtnl.ErrNotNetns.
 func OpenPod(pod plug.Pod, node rtnl.NetnsID) (*Namespace, error) {
 	ns, err := rtnl.OpenPodNetns(pod.Netns, pod.NetnsID, node)
 	if err != nil {
@@ -32,7 +32,7 @@ func OpenPod(pod plug.Pod, node rtnl.NetnsID) (*Namespace, error) {
 	return open(pod.Netns, ns)
 }
 
-// Open opens a namespace that is no pod's. Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
+// Open opens a namespace that is not a pod's. Errors: rtnl.ErrNoNetns, rtnl.ErrNotNetns.
 func Open(path string) (*Namespace, error) {
 	ns, err := rtnl.OpenNetns(path)
 	if err != nil {
@@ -56,7 +56,7 @@ func (s *Namespace) Close() {
 	_ = s.NS.Close()
 }
 
-// Link looks a link up by name; it is nil when missing.
+// Link looks a link up by name. It returns nil if the link is missing.
 func (s *Namespace) Link(name string) (netlink.Link, error) {
 	l, err := s.NL.LinkByName(name)
 	if rtnl.IsNoLink(err) {
@@ -68,7 +68,7 @@ func (s *Namespace) Link(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// Peer finds the pod's end of a veth whose other end is on the node, whatever its name; nil if it is not in the
+// Peer finds the pod's end of a veth whose other end is on the node, under any name; nil if it is not in the
 // namespace.
 func (s *Namespace) Peer(host *netlink.LinkAttrs) (netlink.Link, error) {
 	l, err := s.NL.LinkByIndex(host.ParentIndex)
@@ -84,7 +84,7 @@ func (s *Namespace) Peer(host *netlink.LinkAttrs) (netlink.Link, error) {
 	return l, nil
 }
 
-// Marked finds the veth that has the mark of a port, whatever its name; nil if there is none.
+// Marked finds the veth with the alias of a port, under any name; nil if there is none.
 func (s *Namespace) Marked(r plug.Ref) (netlink.Link, error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
 	if err != nil {

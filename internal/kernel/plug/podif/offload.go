@@ -11,9 +11,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// FillChecksums makes the kernel compute the checksums of packets that a link sends (ethtool(8), "tx off"). Otherwise
-// it leaves them to a network card, and a switch in user space, such as Open vSwitch with datapath_type netdev,
-// forwards packets without.
+// FillChecksums makes the kernel compute the checksums of packets that a link sends (ethtool(8), "tx off"). By default
+// it leaves them to a network card, and a user space switch, such as Open vSwitch with datapath_type netdev, forwards
+// packets without checksums.
 func FillChecksums(ns netns.NsHandle, link string) error {
 	err := rtnl.InNetns(ns, func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -36,7 +36,7 @@ func FillChecksums(ns netns.NsHandle, link string) error {
 		return nil
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // it always computes them
+		return nil // the kernel always computes them
 	}
 	if err != nil {
 		return fmt.Errorf("turn off checksum offload on %s: %w", link, err)

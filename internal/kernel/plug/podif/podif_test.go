@@ -22,7 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// subnet is a network of the VPC: a namespace with a bridge, whose address is the gateway.
+// subnet is a network of the VPC: a namespace with a bridge whose address is the gateway.
 type subnet struct {
 	t      *testing.T
 	router *podif.Namespace
@@ -80,9 +80,9 @@ func newRouter(t *testing.T) *podif.Namespace {
 	return router
 }
 
-// A pod with ports of two subnets, two of them in one subnet: replies leave by the interface that has the address,
-// for all clients, and the pod's own connections leave by the first.
-func TestSeveralInterfaces(t *testing.T) {
+// A pod has ports in two subnets, two of them in the same one. Replies leave by the interface that has the address,
+// for all clients, and the pod's own connections leave by the first interface.
+func TestInterfacesInSeveralSubnets(t *testing.T) {
 	router := newRouter(t)
 	a := addSubnet(t, router, "a", "10.1.0.1/24", "2001:db8:1::1/64")
 	b := addSubnet(t, router, "b", "10.2.0.1/24", "2001:db8:2::1/64")
@@ -96,7 +96,7 @@ func TestSeveralInterfaces(t *testing.T) {
 	a.join(pod, "eth0")
 	b.join(pod, "eth1")
 	a.join(pod, "eth2")
-	for _, name := range []string{"eth1", "eth0", "eth2"} { // in any order
+	for _, name := range []string{"eth1", "eth0", "eth2"} { // the order does not matter
 		plugtest.Must(t, pod.Configure(name, nics[name]))
 	}
 	a.join(inA, "eth0")
@@ -108,18 +108,18 @@ func TestSeveralInterfaces(t *testing.T) {
 	for name, i := range nics {
 		plugtest.Must(t, pod.Configure(name, i)) // changes nothing
 		if found := plugtest.Differences(t, pod, name, i); len(found) > 0 {
-			t.Errorf("%s: %q", name, found)
+			t.Errorf("differences of %s = %q, want none", name, found)
 		}
 	}
 	if again := routing(t, pod); again != state {
-		t.Errorf("Configure again changed\n%s\nto\n%s", state, again)
+		t.Errorf("second Configure() changed routes and rules from\n%s\nto\n%s", state, again)
 	}
-	// As a VPC does: what leaves by an interface with another's address is dropped.
+	// As in a VPC, packets that leave by an interface without their source address are dropped.
 	for _, from := range []*podif.Namespace{inA, inB} {
 		for _, i := range nics {
 			for _, p := range i.Addresses {
 				if err := talk(pod, p.Addr(), from, netip.Addr{}); err != nil {
-					t.Errorf("from %s to %s: %v", from.Path, p.Addr(), err)
+					t.Errorf("connect from %s to %s: %v", from.Path, p.Addr(), err)
 				}
 			}
 		}
@@ -127,10 +127,10 @@ func TestSeveralInterfaces(t *testing.T) {
 	for dst, by := range map[string]string{"192.0.2.1": "10.1.0.10", "10.2.0.20": "10.2.0.10", "2001:db8:99::1": "2001:db8:1::10"} {
 		routes, err := pod.NL.RouteGet(net.ParseIP(dst))
 		if err != nil || len(routes) != 1 || !routes[0].Src.Equal(net.ParseIP(by)) {
-			t.Errorf("to %s: %v, %v, want from %s", dst, routes, err, by)
+			t.Errorf("route to %s = %v, %v, want source %s", dst, routes, err, by)
 		}
 	}
-	// Answers leave by the interface that has the address.
+	// Replies leave by the interface that has the address.
 	for _, i := range nics {
 		for _, p := range i.Addresses {
 			dst := "192.0.2.1"
@@ -139,28 +139,28 @@ func TestSeveralInterfaces(t *testing.T) {
 			}
 			routes, err := pod.NL.RouteGetWithOptions(net.ParseIP(dst), &netlink.RouteGetOptions{SrcAddr: p.Addr().AsSlice()})
 			if err != nil || len(routes) != 1 {
-				t.Errorf("from %s: %v, %v", p, routes, err)
+				t.Errorf("route for packets from %s = %v, %v, want one", p, routes, err)
 				continue
 			}
 			l, err := pod.NL.LinkByIndex(routes[0].LinkIndex)
 			if err != nil || l.Attrs().HardwareAddr.String() != i.MAC.String() {
-				t.Errorf("from %s: leaves by %v, %v", p, l, err)
+				t.Errorf("link for packets from %s = %v, %v, want the one with the address", p, l, err)
 			}
 		}
 	}
-	// A further interface goes with all that it had.
+	// A removed interface leaves nothing behind.
 	l := plugtest.Link(t, pod, "eth2")
 	plugtest.Must(t, pod.Forget(l.Attrs().Index))
 	plugtest.Must(t, pod.NL.LinkDel(l))
 	if rest := routing(t, pod); strings.Contains(rest, "10.1.0.11") || strings.Contains(rest, "1::11") {
-		t.Errorf("left of eth2:\n%s", rest)
+		t.Errorf("routes or rules of eth2 left:\n%s", rest)
 	}
 	if err := talk(pod, netip.MustParseAddr("10.1.0.10"), inB, netip.Addr{}); err != nil {
 		t.Error(err)
 	}
 }
 
-// talk opens a TCP connection from one namespace to an address of another.
+// talk opens a TCP connection from one namespace to an address in another.
 func talk(server *podif.Namespace, addr netip.Addr, client *podif.Namespace, from netip.Addr) error {
 	l, err := ns.Listen(server.Path, netip.AddrPortFrom(addr, 0))
 	if err != nil {
@@ -176,7 +176,7 @@ func talk(server *podif.Namespace, addr netip.Addr, client *podif.Namespace, fro
 	return c.Close()
 }
 
-// routing is the pod's routes and rules as text.
+// routing returns the pod's routes and rules as text.
 func routing(t *testing.T, s *podif.Namespace) string {
 	t.Helper()
 	var b strings.Builder
@@ -198,8 +198,8 @@ func routing(t *testing.T, s *podif.Namespace) string {
 }
 
 // Configure changes addresses, routes and prefix lengths in place. The result is the same as for a new interface, and
-// keeps what the pod added itself.
-func TestInterfaceThatChanges(t *testing.T) {
+// configuration that the pod added itself is kept.
+func TestChangedInterface(t *testing.T) {
 	router := newRouter(t)
 	a := addSubnet(t, router, "a", "10.1.0.1/24", "2001:db8:1::1/64")
 	gateways := []string{"10.1.0.1", "2001:db8:1::1"}
@@ -227,7 +227,7 @@ func TestInterfaceThatChanges(t *testing.T) {
 		before := plugtest.Differences(t, pod, "eth0", is)
 		plugtest.Must(t, pod.Configure("eth0", is))
 		if after := plugtest.Differences(t, pod, "eth0", is); len(before) == 0 || len(after) > 0 {
-			t.Errorf("from %v to %v: before %q, after %q", was.Addresses, is.Addresses, before, after)
+			t.Errorf("change from %v to %v: differences before = %q, after = %q", was.Addresses, is.Addresses, before, after)
 		}
 		list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return pod.NL.AddrList(l, unix.AF_INET) })
 		plugtest.Must(t, err)
@@ -244,11 +244,11 @@ func TestInterfaceThatChanges(t *testing.T) {
 		slices.Sort(got)
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
-			t.Errorf("it has %v, want %v", got, want)
+			t.Errorf("addresses = %v, want %v", got, want)
 		}
 		for _, r := range was.Routes {
 			if len(is.Routes) == 0 && strings.Contains(routing(t, pod), r.Dst.String()) {
-				t.Errorf("the route to %s is left:\n%s", r.Dst, routing(t, pod))
+				t.Errorf("the route to %s was not removed:\n%s", r.Dst, routing(t, pod))
 			}
 		}
 	}
@@ -263,7 +263,7 @@ func TestDefaultRouteOfAnotherInterface(t *testing.T) {
 	plugtest.Must(t, pod.Configure("eth0", nic(1, true, []string{"10.1.0.1"}, "10.1.0.10/24")))
 	err := pod.Configure("eth1", nic(2, true, []string{"10.1.0.1"}, "10.1.0.11/24"))
 	if !errors.Is(err, plug.ErrDefaultRoute) || !strings.Contains(err.Error(), "eth0") {
-		t.Errorf("a second default interface: %v, want %v that names eth0", err, plug.ErrDefaultRoute)
+		t.Errorf("Configure() of a second default interface: error = %v, want %v with eth0", err, plug.ErrDefaultRoute)
 	}
 }
 
@@ -271,12 +271,12 @@ func TestDefaultRouteOfAnotherInterface(t *testing.T) {
 // sandbox with IPv6 turned off.
 func TestUnusualNetworks(t *testing.T) {
 	for name, i := range map[string]plug.Interface{
-		"gateway elsewhere":  nic(1, true, []string{"10.9.0.1", "2001:db8:9::1"}, "10.1.0.10/24", "2001:db8:1::10/64"),
-		"gateway link-local": nic(1, true, []string{"fe80::1"}, "2001:db8:1::10/64"),
-		"no subnet":          nic(1, true, []string{"169.254.1.1", "fe80::1"}, "10.1.0.10/32", "2001:db8:1::10/128"),
-		"no gateway":         nic(1, true, nil, "10.1.0.10/24"),
-		"two of a family":    nic(1, true, []string{"10.1.0.1"}, "10.1.0.10/24", "10.1.0.11/24", "10.3.0.10/24"),
-		"nothing":            nic(1, false, nil),
+		"gateway outside of the subnets": nic(1, true, []string{"10.9.0.1", "2001:db8:9::1"}, "10.1.0.10/24", "2001:db8:1::10/64"),
+		"link-local gateway":             nic(1, true, []string{"fe80::1"}, "2001:db8:1::10/64"),
+		"no subnet":                      nic(1, true, []string{"169.254.1.1", "fe80::1"}, "10.1.0.10/32", "2001:db8:1::10/128"),
+		"no gateway":                     nic(1, true, nil, "10.1.0.10/24"),
+		"two addresses of a family":      nic(1, true, []string{"10.1.0.1"}, "10.1.0.10/24", "10.1.0.11/24", "10.3.0.10/24"),
+		"nothing":                        nic(1, false, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			router := newRouter(t)
@@ -290,7 +290,7 @@ func TestUnusualNetworks(t *testing.T) {
 			for range 2 {
 				plugtest.Must(t, pod.Configure("eth0", i))
 				if found := plugtest.Differences(t, pod, "eth0", i); len(found) > 0 {
-					t.Errorf("%q", found)
+					t.Errorf("differences = %q, want none", found)
 				}
 			}
 		})
@@ -304,7 +304,7 @@ func prefixOf(i plug.Interface, v4, v6 string) netip.Prefix {
 	return netip.MustParsePrefix(v6)
 }
 
-// Router advertisements of the VPC's routers change nothing in the pod.
+// Router advertisements of the VPC's routers have no effect in the pod.
 func TestAdvertisementsAreIgnored(t *testing.T) {
 	router := newRouter(t)
 	pod := plugtest.Space(t, "pod")
@@ -313,31 +313,31 @@ func TestAdvertisementsAreIgnored(t *testing.T) {
 	plugtest.Must(t, ns.Do(pod.Path, func() error {
 		now, right, err := rtnl.Sysctl{Path: "net/ipv6/conf/eth0/accept_ra", Value: "0"}.Look("")
 		if !right {
-			t.Errorf("accept_ra of eth0 is %s, want 0", now)
+			t.Errorf("accept_ra of eth0 = %s, want 0", now)
 		}
 		return err
 	}))
 }
 
-// A link is moved and renamed at once, and stays if the name is taken.
+// A link is moved and renamed in one step, and stays if the name is taken.
 func TestMove(t *testing.T) {
 	from, to := plugtest.Space(t, "from"), plugtest.Space(t, "to")
 	plugtest.Must(t, plugtest.Veth(from, "veth1", "peer1"))
 	plugtest.Must(t, plugtest.Veth(to, "taken", "x"))
 	index := plugtest.Link(t, from, "veth1").Attrs().Index
 	if err := from.Move(index, to, "taken"); !errors.Is(err, unix.EEXIST) {
-		t.Errorf("to a name that is taken: %v", err)
+		t.Errorf("Move() to a name in use: error = %v, want EEXIST", err)
 	}
 	if plugtest.Link(t, from, "veth1") == nil || len(plugtest.Links(t, to)) != 2 {
-		t.Fatal("the link went all the same")
+		t.Fatal("the failed Move() moved the link")
 	}
 	plugtest.Must(t, from.Move(index, to, "eth0"))
 	if plugtest.Link(t, to, "eth0") == nil || plugtest.Link(t, from, "veth1") != nil {
-		t.Error("the link did not move")
+		t.Error("Move() did not move the link")
 	}
 }
 
-// FillChecksums makes the kernel compute checksums.
+// FillChecksums is idempotent, and fails for a missing link.
 func TestFillChecksums(t *testing.T) {
 	s := plugtest.Space(t, "pod")
 	plugtest.Must(t, plugtest.Veth(s, "eth0", "x"))
@@ -345,6 +345,6 @@ func TestFillChecksums(t *testing.T) {
 		plugtest.Must(t, podif.FillChecksums(s.NS, "eth0"))
 	}
 	if err := podif.FillChecksums(s.NS, "none"); err == nil {
-		t.Error("of a link that is not there: no error")
+		t.Error("FillChecksums() of a missing link succeeded, want an error")
 	}
 }

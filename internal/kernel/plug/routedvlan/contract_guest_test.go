@@ -55,9 +55,9 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// A branch that is associated again has another VLAN. Plug replaces the link and removes everything
-// about the old VLAN from the node, also after a crash at any failpoint.
-func TestAssociatedAnew(t *testing.T) {
+// After it is associated again, a branch has another VLAN. Plug replaces the link and removes all state of the old VLAN
+// from the node, also after a crash at any failpoint.
+func TestBranchAssociatedAgain(t *testing.T) {
 	w := newWorld(t)
 	w.families = ipfamily.Dual
 	pod := plugtest.Space(t, "pod")
@@ -84,21 +84,21 @@ func TestAssociatedAnew(t *testing.T) {
 		for _, in := range []string{"ip rule", "ip route show table all", "ip -6 rule", "ip -6 route show table all", "nft list ruleset"} {
 			program, args, _ := strings.Cut(in, " ")
 			if text := w.run(w.node, program, args); strings.Contains(text, "19107") || strings.Contains(text, "24583") {
-				t.Errorf("after %q, %s has what was VLAN 7's:\n%s", point, in, text)
+				t.Errorf("after %q, %s still has state of VLAN 7:\n%s", point, in, text)
 			}
 		}
 		if err := w.plugger().Check(plugtest.Bounded(t), old); err == nil {
-			t.Error("Check finds the port as it was")
+			t.Error("Check() succeeds for the old VLAN")
 		}
 	}
 	plugtest.Must(t, w.plugger().Unplug(plugtest.Bounded(t), now.Ref))
 	if got := w.state(); got != before {
-		t.Errorf("left:\n%s\nbefore:\n%s", got, before)
+		t.Errorf("state after Unplug():\n%s\nbefore:\n%s", got, before)
 	}
 }
 
 // If the port has no MTU, as with EC2, all links get the MTU of the trunk, and Plug returns it.
-func TestMTUOfTheTrunk(t *testing.T) {
+func TestMTUOfTrunk(t *testing.T) {
 	w := newWorld(t)
 	plugtest.Must(t, w.node.NL.LinkSetMTU(plugtest.Link(t, w.node, "ens6"), 9001))
 	want := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
@@ -107,12 +107,12 @@ func TestMTUOfTheTrunk(t *testing.T) {
 	plugtest.Must(t, err)
 	want.Interface.MTU = done.MTU
 	if err := w.plugger().Check(plugtest.Bounded(t), want); err != nil || done.MTU != 9001 {
-		t.Errorf("the MTU is %d, want 9001; Check: %v", done.MTU, err)
+		t.Errorf("MTU = %d, want 9001; Check() error = %v", done.MTU, err)
 	}
 }
 
 // Check finds changes to the VLAN link, and Plug reverts them.
-func TestLinkOfTheVLAN(t *testing.T) {
+func TestVLANLinkChangesAreReverted(t *testing.T) {
 	w := newWorld(t)
 	want := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
 	plugged := func() {
@@ -135,7 +135,7 @@ func TestLinkOfTheVLAN(t *testing.T) {
 
 // The kernel's rule for local addresses moves behind the rules of strict branches while there is
 // one. At each moment, one of the two positions has it. Rules of other software stay.
-func TestRuleOfLocalAddresses(t *testing.T) {
+func TestLocalAddressRulePosition(t *testing.T) {
 	for _, f := range ipfamily.Dual.Families() {
 		t.Run(f.String(), func(t *testing.T) { ruleOfLocalAddresses(t, f) })
 	}
@@ -158,7 +158,7 @@ func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 			}
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("local addresses are looked up by the rules %v, want %v", got, want)
+			t.Errorf("priorities of rules for local addresses = %v, want %v", got, want)
 		}
 	}
 	set := func(want plug.Want) {
@@ -174,7 +174,7 @@ func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 	local("0:")
 	set(strict)
 	local("20:")
-	w.run(w.node, "ip", ip+" rule add priority 0 lookup local") // as other software may when it sets the network up again
+	w.run(w.node, "ip", ip+" rule add priority 0 lookup local") // as other software may do when it reconfigures the network
 	plugtest.Differs(t, w.plugger(), strict, "policy rule 0")
 	set(strict)
 	local("20:")
@@ -182,6 +182,6 @@ func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 	local("20:")
 	unplug(strict.Ref)
 	if after := w.run(w.node, "ip", "rule") + w.run(w.node, "ip", "-6 rule"); after != before {
-		t.Errorf("rules are\n%swere\n%s", after, before)
+		t.Errorf("rules at the end:\n%swant, as at the start:\n%s", after, before)
 	}
 }

@@ -17,9 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// The table inet berth-branches has two maps from link names to the chains of branches: one for the
-// incoming and one for the outgoing link. The cost for a packet so does not grow with the number of
-// branches.
+// The table inet berth-branches has two maps from link names to the chains of branches: one for the incoming and one for
+// the outgoing link. So the cost for a packet does not grow with the number of branches.
 
 // filter manages the chains of branches in the node's namespace.
 type filter struct {
@@ -78,7 +77,7 @@ const (
 
 func chainName(kind string, r plug.Ref) string { return kind + r.Short() }
 
-// chains are the chains of a branch.
+// chains returns the chains of a branch.
 func (f *filter) chains(b branch) []chain {
 	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
 	in, out := chain{fromVLAN + short, b.vlan, entering, b.onlyPod()}, chain{fromPod + short, b.pod, entering, nil}
@@ -108,8 +107,8 @@ func setZone(n uint16) nft.Exprs {
 // linkMulticast are link-local multicast addresses (RFC 4291, section 2.7).
 var linkMulticast = netip.MustParsePrefix("ff02::/16")
 
-// neighbourHops is the hop limit of neighbour discovery messages. It proves that no router
-// forwarded them (RFC 4861, section 7.1).
+// neighbourHops is the hop limit of neighbour discovery messages. It proves that no router forwarded them (RFC 4861,
+// section 7.1).
 const neighbourHops = 255
 
 // hopLimit loads the hop limit of an IPv6 packet (RFC 8200, section 3).

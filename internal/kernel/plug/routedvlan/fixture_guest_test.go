@@ -33,7 +33,7 @@ var (
 	gateway6   = netip.MustParseAddr("fe80:ec2::1")
 )
 
-// plan has the addresses of one IP family.
+// plan is the addressing of one IP family.
 type plan struct {
 	node, router netip.Prefix // addresses of their primary links
 	outside      netip.Addr   // outside the VPC
@@ -77,9 +77,9 @@ func (p plan) podAt(vlan int) netip.Addr { return p.pod(vlan, 12).Addr() }
 type world struct {
 	t            *testing.T
 	node, router *podif.Namespace
-	families     ipfamily.Set // of ports; empty: IPv4
+	families     ipfamily.Set // IP families of ports; empty: IPv4
 	shift        uint
-	patience     time.Duration // how long to wait for an answer that may not arrive
+	patience     time.Duration // limit for a reply that may not arrive
 }
 
 func newWorld(t *testing.T) *world {
@@ -111,7 +111,7 @@ func (w *world) plugger() plug.Plugger {
 	return p
 }
 
-// want is a port in the subnet of a VLAN.
+// want returns a port in the subnet of a VLAN.
 func (w *world) want(vlan int, mode plug.Enforcing, attachment, portID string, pod *podif.Namespace) plug.Want {
 	w.t.Helper()
 	want := plugtest.Want(plug.RoutedVLAN, attachment, portID, pod, w.t)
@@ -217,7 +217,7 @@ func (w *world) config(external bool) datapath.Config {
 	}}
 }
 
-// serve answers on port 80 of a namespace with the caller's source address.
+// serve answers connections to port 80 of a namespace with the caller's source address.
 func (w *world) serve(in *podif.Namespace) {
 	w.t.Helper()
 	l, err := ns.Listen(in.Path, netip.MustParseAddrPort("[::]:80"))
@@ -238,10 +238,10 @@ func (w *world) serve(in *podif.Namespace) {
 // web is the address of such a server.
 func web(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 80) }
 
-// nothing means that there was no answer.
+// nothing means that there was no reply.
 const nothing = "nothing"
 
-// ask returns the source address that a server sees, or nothing.
+// ask returns the source address at a server, or nothing.
 func (w *world) ask(from *podif.Namespace, to netip.AddrPort) string {
 	w.t.Helper()
 	return w.askFrom(from, netip.Addr{}, to)
@@ -255,15 +255,14 @@ func (w *world) service(p plan, from, to netip.AddrPort) {
 	w.run(w.node, "nft", fmt.Sprintf("add rule %s services pre %s daddr %s tcp dport %d dnat to %s", p.nft, p.nft, from.Addr(), from.Port(), to))
 }
 
-// masquerade gives packets to an address the node's source address, as kube-proxy does for node
-// ports.
+// masquerade translates the source of packets to an address to the node's, as kube-proxy does for node ports.
 func (w *world) masquerade(p plan, to netip.Addr) {
 	w.t.Helper()
 	w.run(w.node, "nft", "add chain "+p.nft+" services post { type nat hook postrouting priority srcnat ; }")
 	w.run(w.node, "nft", fmt.Sprintf("add rule %s services post %s daddr %s masquerade", p.nft, p.nft, to))
 }
 
-// askFrom is ask with a source address.
+// askFrom is like ask, with a source address.
 func (w *world) askFrom(from *podif.Namespace, source netip.Addr, to netip.AddrPort) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), w.patience)

@@ -39,13 +39,13 @@ func (w *world) two(mode plug.Enforcing) (a, b *podif.Namespace) {
 	return a, b
 }
 
-// soon bounds the wait for an answer that must not arrive. A shorter time only weakens the test.
+// soon bounds the wait for a reply that must not arrive. A shorter time only weakens the test.
 const soon = 300 * time.Millisecond
 
-// patience bounds the wait for an expected answer.
+// patience bounds the wait for an expected reply.
 const patience = 5 * time.Second
 
-// Source addresses that a server may see.
+// Possible source addresses at a server.
 const (
 	asPodA = "pod A"
 	asPodB = "pod B"
@@ -53,7 +53,7 @@ const (
 	asVPC  = "a machine of the VPC"
 )
 
-// sees compares the source address that a server sees.
+// sees asserts the source address at a server.
 func (w *world) sees(p plan, what, got, want string) {
 	w.t.Helper()
 	for name, a := range map[string]netip.Addr{asPodA: p.podAt(7), asPodB: p.podAt(8), asNode: p.node.Addr(), asVPC: p.inVPC} {
@@ -62,7 +62,7 @@ func (w *world) sees(p plan, what, got, want string) {
 		}
 	}
 	if got != want {
-		w.t.Errorf("%s %s: the caller is seen as %s, want %s", p.nft, what, got, want)
+		w.t.Errorf("%s %s: source = %s, want %s", p.nft, what, got, want)
 	}
 }
 
@@ -76,9 +76,8 @@ type packetsCase struct {
 	outside  string // source address of pod A outside, for IPv4; IPv6 is not translated
 }
 
-// The path and the source address of packets of pods with branches, while the security groups of
-// pod B are open and closed. The VPC enforces security groups, so packets that stay on the node
-// bypass them.
+// Path and source address of packets of pods with branches, while the security groups of pod B are open and closed. The
+// VPC enforces security groups, so packets that stay on the node bypass them.
 func TestPackets(t *testing.T) {
 	for _, tc := range harness.Sample(t, 5, []packetsCase{
 		{mode: plug.Standard, external: true, rp: "0", outside: asPodA},
@@ -119,22 +118,22 @@ func (w *world) open(mode plug.Enforcing, p plan, a, b *podif.Namespace, outside
 	w.sees(p, "pod A, pod B", w.ask(a, podB), asPodA)
 	w.sees(p, "pod B, pod A", w.ask(b, podA), asPodB)
 	w.sees(p, "pod A, itself", w.ask(a, podA), asPodA)
-	w.sees(p, "pod A, a service that is pod B", w.ask(a, web(p.service(1))), asPodA)
+	w.sees(p, "pod A, a Service for pod B", w.ask(a, web(p.service(1))), asPodA)
 	w.sees(p, "pod A, a machine of the VPC", w.ask(a, vpc), asPodA)
 	w.sees(p, "pod A, a machine outside", w.ask(a, web(p.outside)), outside)
 	w.sees(p, "the node, pod A", w.ask(w.node, podA), asNode)
 	w.sees(p, "the VPC, pod A", w.askFrom(w.router, p.inVPC, podA), asVPC)
 	if mode == plug.Standard {
-		w.sees(p, "the VPC, a node port that is pod A, as it is", w.askFrom(w.router, p.inVPC, netip.AddrPortFrom(node, 30081)), asVPC)
+		w.sees(p, "the VPC, a node port for pod A, not masqueraded", w.askFrom(w.router, p.inVPC, netip.AddrPortFrom(node, 30081)), asVPC)
 	}
 	w.masquerade(p, p.inVPC)
 	w.masquerade(p, podA.Addr())
-	// Connections of a pod to its own address stay on the node, whatever its groups allow.
+	// Connections of a pod to its own address stay on the node, regardless of its groups.
 	w.run(w.router, "nft", fmt.Sprintf("insert rule inet vpc sources iifname v7 %s daddr %s drop", p.nft, podA.Addr()))
-	w.sees(p, "pod A, a service that is itself", w.ask(a, web(p.service(2))), asNode)
-	w.sees(p, "pod A, a node port that is a machine of the VPC", w.ask(a, netip.AddrPortFrom(node, 30080)), asPodA)
+	w.sees(p, "pod A, a Service for pod A", w.ask(a, web(p.service(2))), asNode)
+	w.sees(p, "pod A, a node port for a machine of the VPC", w.ask(a, netip.AddrPortFrom(node, 30080)), asPodA)
 	if mode == plug.Strict {
-		w.sees(p, "the VPC, a node port that is pod A, masqueraded", w.askFrom(w.router, p.inVPC, netip.AddrPortFrom(node, 30081)), asNode)
+		w.sees(p, "the VPC, a node port for pod A, masqueraded", w.askFrom(w.router, p.inVPC, netip.AddrPortFrom(node, 30081)), asNode)
 	}
 }
 
@@ -147,15 +146,15 @@ func (w *world) shut(mode plug.Enforcing, p plan, a, b *podif.Namespace) {
 	}
 	w.run(w.router, "nft", "add rule inet vpc groups oifname v8 meta nfproto "+map[string]string{"ip": "ipv4", "ip6": "ipv6"}[p.nft]+" drop")
 	w.patience = soon
-	w.sees(p, "pod A, pod B whose groups are shut", w.ask(a, web(p.podAt(8))), byPodA)
-	w.sees(p, "pod A, a service that is pod B, whose groups are shut", w.ask(a, web(p.service(1))), byPodA)
-	w.sees(p, "the node, pod B whose groups are shut", w.ask(w.node, web(p.podAt(8))), byNode)
-	w.sees(p, "pod B, pod A", w.ask(b, web(p.podAt(7))), byNode) // the groups drop answers, too; packets to pod A are masqueraded now
+	w.sees(p, "pod A, pod B with closed groups", w.ask(a, web(p.podAt(8))), byPodA)
+	w.sees(p, "pod A, a Service for pod B with closed groups", w.ask(a, web(p.service(1))), byPodA)
+	w.sees(p, "the node, pod B with closed groups", w.ask(w.node, web(p.podAt(8))), byNode)
+	w.sees(p, "pod B, pod A", w.ask(b, web(p.podAt(7))), byNode) // the groups drop replies too; packets to pod A are masqueraded here
 }
 
-// If any part of the isolation of a strict branch is removed, its pod still reaches nobody past the
-// security groups and nobody reaches it. Plug restores the part.
-func TestNothingGoesPastTheGroups(t *testing.T) {
+// If any part of the isolation of a strict branch is removed, still no packet from or to its pod bypasses the security
+// groups. Plug restores the part.
+func TestNothingBypassesSecurityGroups(t *testing.T) {
 	for _, f := range ipfamily.Dual.Families() {
 		t.Run(f.String(), func(t *testing.T) {
 			w := newWorld(t)
@@ -184,10 +183,10 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 	takes := map[string][]string{
 		nothing:                                    {"true"},
 		"the pod's rule":                           {ip + "rule del priority 13 iif bth" + wantA.Short()},
-		"all rules of pods":                        all,
-		"the rule past the others":                 {ip + "rule del priority 12"},
-		"the rule of what comes":                   {ip + "rule del priority 14"},
-		"the rule of sources":                      {ip + "rule del priority 15"},
+		"all pods' rules":                          all,
+		"the rule that skips the others":           {ip + "rule del priority 12"},
+		"the rule for packets from VLANs":          {ip + "rule del priority 14"},
+		"the rule for source validation":           {ip + "rule del priority 15"},
 		"the pod's routes":                         {ip + "route flush table " + table},
 		"the routes to pods":                       {ip + "route flush table 19064"},
 		"the filters":                              {"nft delete table inet berth-branches"},
@@ -204,13 +203,13 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 			to   netip.AddrPort
 		}{{a, podB}, {b, podA}, {w.node, podA}} {
 			if got := w.ask(call.from, call.to); got != nothing {
-				t.Errorf("%s without %s: %s is reached past its groups by %s", p.nft, what, call.to, got)
+				t.Errorf("%s without %s: %s was reached past its groups, from %s", p.nft, what, call.to, got)
 			}
 		}
 		pl := w.plugger()
 		for _, want := range []plug.Want{wantA, w.want(8, plug.Strict, plugtest.Two, plugtest.PortB, b)} {
 			if err := pl.Check(plugtest.Bounded(t), want); (err == nil) != (what == nothing) && want.VLAN == 7 {
-				t.Errorf("%s without %s: Check: %v", p.nft, what, err)
+				t.Errorf("%s without %s: Check() error = %v", p.nft, what, err)
 			}
 			plugtest.Plugged(t, pl, want)
 		}
@@ -218,14 +217,13 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 	w.patience = patience
 	w.run(w.router, "nft", "flush chain inet vpc groups")
 	w.run(w.router, "nft", "flush chain inet vpc out")
-	w.sees(p, "pod A, pod B with the groups open", w.ask(a, podB), asPodA)
+	w.sees(p, "pod A, pod B with open groups", w.ask(a, podB), asPodA)
 }
 
-// Packets without connection tracking state, such as unsolicited answers, leave a strict branch by
-// its VLAN, because that path needs no translation. In mode standard they would leave the VPC
-// untranslated with IPv4. The node itself receives them from a standard branch, which NodeLocal
-// DNSCache needs.
-func TestUntracked(t *testing.T) {
+// Packets without connection tracking state, such as unsolicited replies, leave a strict branch by its VLAN, because that
+// path needs no translation. In mode standard, IPv4 packets would leave the VPC untranslated. The node itself receives
+// them from a standard branch, which NodeLocal DNSCache needs.
+func TestUntrackedPackets(t *testing.T) {
 	type untracked struct {
 		mode            plug.Enforcing
 		family          ipfamily.Family
@@ -254,11 +252,11 @@ func TestUntracked(t *testing.T) {
 			_, err = c.WriteTo(tc.reply, &net.IPAddr{IP: p.outside.AsSlice()})
 			return err
 		}))
-		if got := w.ask(a, web(p.outside)); got == nothing { // an answer proves that the packets before it have arrived, too
-			t.Errorf("%s: nobody outside answers", tc.mode)
+		if got := w.ask(a, web(p.outside)); got == nothing { // a reply proves that earlier packets have arrived too
+			t.Errorf("%s: no reply from outside", tc.mode)
 		}
 		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", tc.want)) {
-			t.Errorf("%s %s: the VPC did not get %d packets:\n%s", tc.mode, p.nft, tc.want, text)
+			t.Errorf("%s %s: the VPC did not receive exactly %d packets:\n%s", tc.mode, p.nft, tc.want, text)
 		}
 		local := asPodA
 		if tc.mode == plug.Strict {
@@ -284,9 +282,8 @@ func TestUntracked(t *testing.T) {
 	}
 }
 
-// A pod can send with its own address only, and packets for other addresses in its VLAN are
-// dropped.
-func TestSpoofedSourcesOfBranchesAreDropped(t *testing.T) {
+// A pod can send with its own address only, and packets for other addresses in its VLAN are dropped.
+func TestSpoofedSourcesAreDroppedForBranches(t *testing.T) {
 	type link struct {
 		mode   plug.Enforcing
 		family ipfamily.Family
@@ -296,7 +293,7 @@ func TestSpoofedSourcesOfBranchesAreDropped(t *testing.T) {
 	}) {
 		w := newWorld(t)
 		w.families = ipfamily.Dual
-		w.live(false, "0") // turn off the kernel's own check of sources (rp_filter)
+		w.live(false, "0") // turn off the kernel's own source validation (rp_filter)
 		a, _ := w.two(tc.mode)
 		w.patience = soon
 		w.onlyItsOwn(tc.mode, plans[tc.family], a)
@@ -308,20 +305,20 @@ func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
 	podA, podB, stranger, beyond := p.podAt(7), p.podAt(8), p.pod(8, 99).Addr(), p.service(9)
 	host := func(a netip.Addr) string { return rtnl.HostPrefix(a).String() }
 	w.run(a, "ip", "addr add "+host(stranger)+" dev lo")
-	w.run(w.router, "nft", "add rule inet vpc sources iifname v7 counter") // after the drop of other sources
+	w.run(w.router, "nft", "add rule inet vpc sources iifname v7 counter") // behind the rule that drops other sources
 	for _, to := range []netip.Addr{p.node.Addr(), podB, p.inVPC} {
 		if got := w.askFrom(a, stranger, web(to)); got != nothing {
-			t.Errorf("%s: %s answers %s, which is not the pod's", mode, to, got)
+			t.Errorf("%s: %s replied to %s, which is not the pod's address", mode, to, got)
 		}
 	}
 	if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf(`iifname "v7" %s saddr != %s counter packets 0`, p.nft, podA)) {
-		t.Errorf("%s: the VPC got what is not the pod's:\n%s", mode, text)
+		t.Errorf("%s: the VPC received packets with another source than the pod's:\n%s", mode, text)
 	}
 	if got := w.ask(a, web(p.metadata)); got != nothing {
-		t.Errorf("%s: the metadata service answers %s", mode, got)
+		t.Errorf("%s: the metadata service replied to %s", mode, got)
 	}
-	// Send packets for pod B and for the node in pod A's VLAN. Answers may be lost on their way, so
-	// count the packets that pass the filters.
+	// Send packets for pod B and for the node in pod A's VLAN. Replies may be lost on the way, so count the packets that
+	// pass the filters.
 	w.run(w.node, "nft", "add table inet seen")
 	for _, hook := range []string{"forward", "input"} {
 		w.run(w.node, "nft", "add chain inet seen "+hook+" { type filter hook "+hook+" priority raw ; }")
@@ -332,17 +329,17 @@ func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
 	w.run(w.node, "ip", "addr add "+host(beyond)+" dev lo")
 	for _, to := range []netip.Addr{podB, beyond} {
 		if got := w.askFrom(w.router, p.inVPC, web(to)); got != nothing {
-			t.Errorf("%s: by another's VLAN %s sees %s", mode, to, got)
+			t.Errorf("%s: %s was reached through the VLAN of another pod, from %s", mode, to, got)
 		}
 	}
 	if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 2 {
-		t.Errorf("%s: the node takes what is for others by a pod's VLAN:\n%s", mode, text)
+		t.Errorf("%s: the node accepted packets for other addresses from a pod's VLAN:\n%s", mode, text)
 	}
 }
 
-// The node accepts neighbour solicitations and advertisements from a VLAN, and no other link-local
-// messages: no router advertisements, redirects or pings.
-func TestMessagesOfTheLink(t *testing.T) {
+// The node accepts neighbour solicitations and advertisements from a VLAN, but no other link-local messages: no router
+// advertisements, redirects or pings.
+func TestLinkLocalMessages(t *testing.T) {
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 		w := newWorld(t)
 		w.families = ipfamily.Dual
@@ -378,17 +375,17 @@ func TestMessagesOfTheLink(t *testing.T) {
 			return nil
 		}))
 		w.run(w.node, "ip", "-6 neigh flush dev "+link)
-		if got := w.ask(a, web(plans[ipfamily.IPv6].inVPC)); got == nothing { // for which the node resolves the router
-			t.Errorf("%s: the pod gets no answer", mode)
+		if got := w.ask(a, web(plans[ipfamily.IPv6].inVPC)); got == nothing { // the node must resolve the router for this
+			t.Errorf("%s: the pod got no reply", mode)
 		}
 		if text := w.run(w.router, "nft", "list chain inet vpc sent"); !strings.Contains(text, "counter packets 3 ") {
-			t.Errorf("%s: the router did not send all:\n%s", mode, text)
+			t.Errorf("%s: the router did not send all messages:\n%s", mode, text)
 		}
 		if text := w.run(w.node, "nft", "list table inet seen"); strings.Count(text, "counter packets 0 ") != 1 || !strings.Contains(text, "nd-redirect } counter packets 0 ") {
-			t.Errorf("%s: the node takes messages of the link, or no answers:\n%s", mode, text)
+			t.Errorf("%s: the node accepted link-local messages, or no neighbour advertisements:\n%s", mode, text)
 		}
 		if text := w.run(w.node, "ip", "-6 route show default"); strings.Contains(text, link) {
-			t.Errorf("%s: the VLAN's router became the node's:\n%s", mode, text)
+			t.Errorf("%s: the node has a default route by the VLAN's router:\n%s", mode, text)
 		}
 	}
 }

@@ -1,7 +1,6 @@
-// Package routedvlan plugs ports that are VLANs on a link of the node, as package vlan does, but
-// keeps the VLAN link on the node, which routes between it and the pod. Pods so have the features
-// of pods with ENI addresses (Services, node ports, host ports, the kubelet's probes), and a pod's
-// first interface can be an EC2 branch interface.
+// Package routedvlan plugs ports that are VLANs on a link of the node, like package vlan, but keeps the VLAN link on the
+// node, which routes between it and the pod. So pods have the features of pods with ENI addresses (Services, node ports,
+// host ports, the kubelet's probes), and a pod's first interface can be an EC2 branch interface.
 //
 //	pod's interface = bth… (veth) ~ the node's routing ~ vl… (VLAN on the trunk)
 //
@@ -15,9 +14,8 @@
 //
 // Standard: the pod is routed like other pods of the node, with its VLAN in place of their ENI.
 //
-// Only the rules that select the routing table of a pod grow with the number of pods, as policy
-// routing has no other way to select it. Packets of other pods are not compared with the rules of
-// mode strict.
+// Only the rules that select the routing table of a pod grow with the number of pods, as policy routing has no other way
+// to select it. Packets of other pods are not matched against the rules of mode strict.
 //
 //	routes.go   routing tables and neighbours
 //	rules.go    policy rules, and the position of the kernel's rule for local addresses
@@ -51,7 +49,7 @@ var _ = failpoint.Register("plug.routed.vlan.after", "plug.routed.link.after", "
 type Options struct {
 	Netns     string        // path of the node's network namespace; empty: that of the calling thread
 	VLANs     *vlan.Plugger // manages the VLAN links, in the same namespace
-	MarkShift uint          // how far the data path shifts its marks left (datapath.VPC)
+	MarkShift uint          // left shift of the data path's marks (datapath.VPC)
 	Sysctls   string        // the sysctl folder; empty: /proc/sys
 }
 
@@ -157,7 +155,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
 }
 
-// branch is a port as the node routes it.
+// branch is a port from the viewpoint of the node's routing.
 type branch struct {
 	pod       string // name of the veth on the node
 	vlan      string // name of the VLAN link
@@ -228,8 +226,7 @@ func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Lin
 	return nil
 }
 
-// Await implements plug.Plugger. It returns at once: a VLAN works as soon as the provider has
-// announced it.
+// Await implements plug.Plugger. It returns immediately, as a VLAN works as soon as the provider has announced it.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
 // Unplug implements plug.Plugger. It removes the VLAN link last, because List finds ports by it.
@@ -237,7 +234,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
 	}
-	r.Kind = plug.RoutedVLAN // names depend on it
+	r.Kind = plug.RoutedVLAN // names depend on the kind
 	return p.turns.During(ctx, LinkName(r), func() error { return r.Unplugged(p.unplug(ctx, r)) })
 }
 
@@ -266,8 +263,8 @@ func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
 	return p.vlans.RemoveFromNode(ctx, r)
 }
 
-// ofOthers reports whether a link with the port's name on the node belongs to another attachment or
-// port. Then the rules and filters with that name do, too.
+// ofOthers reports whether a link with the port's name on the node belongs to another attachment or port. Then the rules
+// and filters with that name do as well.
 func (p *Plugger) ofOthers(r plug.Ref) (bool, error) {
 	for _, name := range []string{r.VLANLink(), LinkName(r)} {
 		l, err := p.node.Find(name)

@@ -28,8 +28,8 @@ func branchFor(mode plug.Enforcing, id int) branch {
 // families are the IP families of policy rules.
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// Marks use the six bits of the ENI's number only, also when shifted. The rules of strict branches
-// precede all others, so that no other rule takes their packets.
+// Marks use only the six bits of the ENI's number, also when shifted. The rules of strict branches precede all others,
+// so that no other rule matches their packets first.
 func TestRules(t *testing.T) {
 	for _, shift := range []uint{0, 8, 24} {
 		p := &rules{marks: marks(shift)}
@@ -37,13 +37,13 @@ func TestRules(t *testing.T) {
 			for _, family := range families {
 				for _, r := range append(p.shared(family, mode), p.own(branchFor(mode, 7), family)...) {
 					if r.Family != family {
-						t.Errorf("%s is of family %d, want %d", r, r.Family, family)
+						t.Errorf("rule %s has family %d, want %d", r, r.Family, family)
 					}
 					if r.Mask != nil && *r.Mask&^(datapath.MarkUplink<<shift) != 0 {
-						t.Errorf("%s looks at the bits %#x", r, *r.Mask)
+						t.Errorf("rule %s has mask %#x, want bits of the ENI's number only", r, *r.Mask)
 					}
 					if mode == plug.Strict && r.Priority > datapath.RuleLocal {
-						t.Errorf("%s is behind local addresses", r)
+						t.Errorf("rule %s is behind the rule for local addresses", r)
 					}
 				}
 			}
@@ -51,8 +51,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// Rules with different selectors or actions differ, whoever created them.
-func TestSame(t *testing.T) {
+// Rules with different selectors or actions differ, also from rules of other software.
+func TestRuleKeys(t *testing.T) {
 	p := &rules{}
 	const family = unix.AF_INET
 	all := append(append(p.shared(family, plug.Strict), p.shared(family, plug.Standard)...), localRule(family, 0))
@@ -66,17 +66,17 @@ func TestSame(t *testing.T) {
 	all = append(all, foreign)
 	for i, a := range all {
 		for j, b := range all {
-			// The rules for a VLAN link are the same for every VLAN.
+			// Rules for a VLAN link do not depend on the VLAN ID.
 			alike := i == j || a.IifName == "vl0123456789a" && b.IifName == "vl0123456789a"
 			if (keyOf(a) == keyOf(b)) != alike {
-				t.Errorf("%s %s and %s %s: same is %v", a, a.IifName, b, b.IifName, !alike)
+				t.Errorf("rules %s (iif %q) and %s (iif %q): same key = %v", a, a.IifName, b, b.IifName, !alike)
 			}
 		}
 	}
 }
 
 // modesOf derives the modes from the rules of branches.
-func TestPresent(t *testing.T) {
+func TestModesOf(t *testing.T) {
 	p := &rules{}
 	for _, family := range families {
 		strict, standard := p.own(branchFor(plug.Strict, 7), family), p.own(branchFor(plug.Standard, 8), family)
@@ -89,7 +89,7 @@ func TestPresent(t *testing.T) {
 			"map[standard:true strict:true]": slices.Concat(strict, standard),
 		} {
 			if got := fmt.Sprint(modesOf(have)); got != want {
-				t.Errorf("family %d: got %s, want %s", family, got, want)
+				t.Errorf("modesOf() for family %d = %s, want %s", family, got, want)
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func TestTables(t *testing.T) {
 	for id := 1; id <= 4094; id++ {
 		table := branchFor(plug.Strict, id).ownTable()
 		if seen[table] {
-			t.Errorf("table %d of VLAN %d is taken", table, id)
+			t.Errorf("table %d of VLAN %d is used twice", table, id)
 		}
 		seen[table] = true
 	}
@@ -119,7 +119,7 @@ func TestTags(t *testing.T) {
 	alone.hops, alone6.hops = alone.hops[:1], alone6.hops[1:]
 	for what, b := range map[string]branch{
 		"strict": branchFor(plug.Strict, 7), "VLAN 8": branchFor(plug.Strict, 8), "standard": branchFor(plug.Standard, 7),
-		"another address": other, "another IPv6 address": other6, "IPv4 alone": alone, "IPv6 alone": alone6,
+		"another address": other, "another IPv6 address": other6, "IPv4 only": alone, "IPv6 alone": alone6,
 	} {
 		all := ""
 		for _, c := range (&filter{}).chains(b) {
@@ -130,7 +130,7 @@ func TestTags(t *testing.T) {
 			all += content.Tag + " "
 		}
 		if seen[all] != "" {
-			t.Errorf("%s and %s have the tags %s", seen[all], what, all)
+			t.Errorf("%s and %s have the same tags %s", seen[all], what, all)
 		}
 		seen[all] = what
 	}

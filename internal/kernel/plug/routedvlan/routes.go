@@ -59,8 +59,8 @@ func (t *routes) kind() rtnl.Kind[netlink.Route, rtnl.Route] {
 	}
 }
 
-// set adds the pod as a neighbour and sets the routes. It removes routes to the pod in tables of
-// an earlier VLAN: the next branch with that VLAN would reach the pod past its security groups.
+// set adds the pod as a neighbour and sets the routes. It removes routes to the pod in tables of an earlier VLAN, as the
+// next branch with that VLAN would reach the pod past its security groups.
 func (t *routes) set(b branch, e ends, mac net.HardwareAddr) error {
 	for _, h := range b.hops {
 		if err := t.nl.NeighSet(rtnl.PermanentNeighbour(e.pod, h.addr, mac)); err != nil {
@@ -71,7 +71,7 @@ func (t *routes) set(b branch, e ends, mac net.HardwareAddr) error {
 	if err != nil {
 		return err
 	}
-	// Routes that are there are replaced too: they may differ in what does not identify them, such as their protocol.
+	// Existing routes are replaced too, as they may differ in attributes outside of their key, such as the protocol.
 	if _, err := t.kind().Set(rtnl.Diff[netlink.Route]{Missing: b.routes(e)}); err != nil {
 		return err
 	}
@@ -79,8 +79,8 @@ func (t *routes) set(b branch, e ends, mac net.HardwareAddr) error {
 	return err
 }
 
-// differences compares the routes of a branch with those by its links. Extra ones are stale routes to the pod: those
-// in tables other than the branch's.
+// differences compares the routes of a branch with the observed ones on its links. Extra ones are stale routes to the
+// pod, in tables other than the branch's.
 func (t *routes) differences(b branch, e ends) (d rtnl.Diff[netlink.Route], err error) {
 	var have []netlink.Route
 	for _, h := range b.hops {

@@ -18,15 +18,15 @@ import (
 // Policy rules belong to one IP family. A branch has rules for the families of its addresses. Calls
 // about the rules of all branches cover both families.
 
-// rules manages the policy rules of branches in the node's namespace. One call at a time changes
-// them, because branches share some.
+// rules manages the policy rules of branches in the node's namespace. Changes are serialized, because branches share
+// some rules.
 type rules struct {
 	nl    *netlink.Handle
 	marks marks
 	turn  plug.Turns
 }
 
-// marks is how far the data path shifts its marks left.
+// marks is the left shift of the data path's marks.
 type marks uint
 
 // of shifts a value of the bits datapath.MarkUplink.
@@ -113,8 +113,8 @@ func modesOf(have []netlink.Rule) map[plug.Enforcing]bool {
 	return of
 }
 
-// ruleKey identifies a rule: it sends the same packets to the same place, and is Berth's or not. Listed rules do not
-// include the action "prohibit", but such rules have no table.
+// ruleKey identifies a rule by the packets that it selects, its action, and whether it is Berth's. Listed rules lack the
+// action "prohibit", but such rules have no table.
 type ruleKey struct {
 	rtnl.Rule
 	berths bool
@@ -169,8 +169,8 @@ func (s *rules) clear(ctx context.Context, r plug.Ref) error {
 	return nil
 }
 
-// change calls do with the rules of a family while no other call changes them. Then it removes
-// shared rules that no branch needs any more.
+// change calls do with the rules of a family while no other call changes them. Then it removes shared rules that no
+// branch needs.
 func (s *rules) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
 	done, err := s.turn.Take(ctx, "the rules")
 	if err != nil {
@@ -197,8 +197,7 @@ func (s *rules) removeOthers(have []netlink.Rule, r plug.Ref, want []netlink.Rul
 	return err
 }
 
-// removeShared removes shared rules that no branch needs any more. It first restores the kernel's
-// rule for local addresses.
+// removeShared removes shared rules that no branch needs. It first restores the kernel's rule for local addresses.
 func (s *rules) removeShared(family int, have []netlink.Rule) error {
 	of := modesOf(have)
 	if !of[plug.Strict] && has(have, localRule(family, datapath.RuleLocal)) {
@@ -231,7 +230,7 @@ func (s *rules) list(family int) ([]netlink.Rule, error) {
 	return list, nil
 }
 
-// ensure adds rules that are missing, in order.
+// ensure adds missing rules, in order.
 func (s *rules) ensure(have []netlink.Rule, want ...netlink.Rule) error {
 	_, err := s.kind().Set(s.kind().Compare(want, have))
 	return err

@@ -44,9 +44,8 @@ func (b branch) sysctls() (list []rtnl.Sysctl) {
 	return list
 }
 
-// own6 adds a link-local address to the VLAN link, which the node uses to resolve the MAC address
-// of the router. The kernel's own link-local address is unusable for some seconds, and does not
-// return once removed.
+// own6 adds a link-local address to the VLAN link, with which the node resolves the router's MAC address. The kernel's
+// own link-local address is unusable for some seconds, and is not restored after a removal.
 func (n *settings) own6(b branch, vlan *netlink.Vlan) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
@@ -57,7 +56,7 @@ func (n *settings) own6(b branch, vlan *netlink.Vlan) error {
 	return nil
 }
 
-// own6 is that address. It is unique in the VPC, so it needs no duplicate address detection.
+// own6 is the link-local address. It is unique in the VPC, so it needs no duplicate address detection.
 func own6(vlan *netlink.Vlan) *netlink.Addr {
 	return &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(rtnl.LinkLocal(vlan.HardwareAddr), 64)), Flags: unix.IFA_F_NODAD}
 }

@@ -37,7 +37,7 @@ func TestSettings(t *testing.T) {
 		plugged()
 		settings := branchOf(want).sysctls()
 		if len(settings) != tc.settings {
-			t.Errorf("%s %s: the settings are %v, want %d", tc.mode, tc.families, settings, tc.settings)
+			t.Errorf("%s %s: sysctls = %v, want %d", tc.mode, tc.families, settings, tc.settings)
 		}
 		for _, s := range settings {
 			other := map[string]string{"0": "1", "1": "0"}[s.Value]
@@ -45,29 +45,29 @@ func TestSettings(t *testing.T) {
 			plugtest.Differs(t, p, want, "sysctl "+s.String()+" is "+other)
 			plugged()
 			if now := w.value(s); now != s.Value {
-				t.Errorf("%s is %s after Plug", s.Path, now)
+				t.Errorf("sysctl %s = %s after Plug(), want the desired value", s.Path, now)
 			}
 		}
 	}
 }
 
-// The VLAN link has its own link-local address at once, so that the node finds the router. Plug
-// restores the address.
-func TestOwnAddressOfTheVLAN(t *testing.T) {
+// The VLAN link has its own link-local address immediately, so that the node can resolve the router. Plug restores the
+// address.
+func TestVLANLinkLocalAddress(t *testing.T) {
 	w := newWorld(t)
 	w.families = ipfamily.Dual
 	want, p := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod")), w.plugger()
 	for range 2 {
 		plugtest.Plugged(t, p, want)
 		if text := w.run(w.node, "ip", "-6 addr show dev "+want.VLANLink()); !strings.Contains(text, "fe80::8ff:ffff:fe00:107/64 scope link") || strings.Contains(text, "tentative") {
-			t.Errorf("the VLAN's link has\n%s", text)
+			t.Errorf("addresses of the VLAN link:\n%s\nwant its own link-local address, not tentative", text)
 		}
 		w.run(w.node, "ip", "-6 addr flush dev "+want.VLANLink())
 		plugtest.Differs(t, p, want, "lacks its own address fe80::8ff:ffff:fe00:107/64")
 	}
 }
 
-// value is a sysctl of the node.
+// value reads a sysctl of the node.
 func (w *world) value(s rtnl.Sysctl) (now string) {
 	w.t.Helper()
 	plugtest.Must(w.t, ns.Do(w.node.Path, func() (err error) {

@@ -15,9 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// ensureTap creates the tap device, or returns the existing one, and configures it. It sets the
-// alias before the final name, so that a device with the name but without the alias is never
-// Berth's.
+// ensureTap creates the tap device, or returns the existing one, and configures it. It sets the alias before the final
+// name, so that a device with the name but without the alias is never Berth's.
 func ensureTap(pod *podif.Namespace, w plug.Want) (netlink.Link, error) {
 	l, err := pod.Link(w.Pod.IfName)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// redirect sends all frames that enter by one link out by another, as Kata Containers' tcfilter
-// does. It replaces any other filters, because the link belongs to this port alone.
+// redirect sends all frames that come in by one link out by another, like Kata Containers' tcfilter. It replaces any
+// other filters, because the link belongs to this port only.
 func redirect(pod *podif.Namespace, from, to netlink.Link) error {
 	ok, err := redirects(pod, from, to)
 	if err != nil || ok {

@@ -1,12 +1,11 @@
-// Package tap puts a tap device for a VM runtime into a pod, in place of the pod's interface. It
-// forwards frames between the device and the port that another Plugger has put into the pod:
+// Package tap puts a tap device for a VM runtime into a pod, in place of the pod's interface. It forwards frames between
+// the device and the port that another Plugger has put into the pod:
 //
 //	tap device, with the interface's name = nic and 11 characters of the port's (plug.Ref.Short), as plugged
 //
-// The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the machine
-// its MAC address, which is the port's. The machine has the port's addresses, the pod's namespace
-// has none. The device is persistent, also while berthd is not running. Filters forward frames
-// before the pod's network stack sees them (as Kata Containers' tcfilter does), so frames for the
+// The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the machine its MAC address,
+// which is the port's. The machine has the port's addresses; the pod's namespace has none. The device is persistent,
+// also while berthd is not running. Filters forward frames before the pod's network stack sees them, so frames for the
 // MAC addresses of the links themselves are not lost.
 package tap
 
@@ -48,7 +47,7 @@ func New(inner plug.Plugger, sysctls string) (*Plugger, error) {
 func portLink(r plug.Ref) string      { return "nic" + r.Short() }
 func temporaryName(r plug.Ref) string { return "new" + r.Short() } // the tap device until it has its alias
 
-// inner is what the wrapped Plugger plugs: a link without addresses.
+// inner is the port for the wrapped Plugger: a link without addresses.
 func inner(w plug.Want) plug.Want {
 	w.Binding = ""
 	w.Pod.IfName = portLink(w.Ref)
@@ -175,10 +174,10 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 			return r.Unplugged(err)
 		}
 	}
-	return p.Plugger.Unplug(ctx, r) // returns the error of opening the namespace, if it is one
+	return p.Plugger.Unplug(ctx, r) // the error of opening the namespace, if any
 }
 
-// removeTap removes the device that connect created. Its filters go with it.
+// removeTap removes the device that connect created, and thereby its filters.
 func removeTap(pod *podif.Namespace, r plug.Ref) error {
 	links, err := rtnl.Whole(pod.NL.LinkList)
 	if err != nil {

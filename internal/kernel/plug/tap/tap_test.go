@@ -47,10 +47,9 @@ func TestContract(t *testing.T) {
 	t.Run("container", func(t *testing.T) { plugtest.Run(t, open("")) })
 }
 
-// Frames that a machine sends to the tap device leave the port's link unchanged. Frames for the
-// machine's MAC address and broadcasts reach the machine. Plugging again, as a restarted daemon
-// does, interrupts neither.
-func TestFramesOfAMachine(t *testing.T) {
+// Frames that a machine sends to the tap device leave the port's link unchanged. Frames for the machine's MAC address and
+// broadcasts reach the machine. Plugging again, like a restarted daemon, interrupts neither.
+func TestVirtualMachineFrames(t *testing.T) {
 	for _, multiQueue := range []bool{false, true} {
 		t.Run(fmt.Sprintf("MultiQueue=%t", multiQueue), func(t *testing.T) {
 			node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
@@ -79,28 +78,28 @@ func TestFramesOfAMachine(t *testing.T) {
 			}
 			plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref)) // while the machine is running
 			if got := plugtest.Links(t, pod); len(got) > 0 {
-				t.Errorf("left in the pod: %v", got)
+				t.Errorf("links in the pod after Unplug() = %v, want none", got)
 			}
 		})
 	}
 }
 
-// The pod's namespace sends no packets by the links of a machine. The VPC would drop them, or
-// attribute them to the machine.
-func TestNothingButTheMachineSends(t *testing.T) {
+// The pod's namespace sends no packets on the links of a machine. The VPC would drop them, or attribute them to the
+// machine.
+func TestOnlyTheVirtualMachineSends(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	f := open(plug.BindingTap)(t)
 	plugtest.Plugged(t, f.Plugger(), f.Want(plugtest.One, plugtest.PortA, pod))
 	for _, name := range []string{"eth0", "nic3f2a9c10-76"} {
 		addrs, err := pod.NL.AddrList(plugtest.Link(t, pod, name), netlink.FAMILY_ALL)
 		if plugtest.Must(t, err); len(addrs) > 0 {
-			t.Errorf("%s has %v", name, addrs)
+			t.Errorf("addresses of %s = %v, want none", name, addrs)
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := pod.NL.RouteList(nil, family)
 		if plugtest.Must(t, err); len(routes) > 0 {
-			t.Errorf("the pod has routes: %v", routes)
+			t.Errorf("routes of the pod = %v, want none", routes)
 		}
 	}
 }
@@ -110,7 +109,7 @@ func frame(to, from []byte, text string) []byte {
 	return append(append(append(bytes.Clone(to), from...), 0x88, 0xb5), fmt.Sprintf("%-60s", text)...)
 }
 
-// meet repeats send until the frame arrives, because links need a moment to carry frames.
+// meet repeats send until the frame arrives, because links need a moment before they carry frames.
 func meet(t *testing.T, where string, fd int, want []byte, send func(), or ...int) {
 	t.Helper()
 	end := time.Now().Add(time.Minute)
@@ -144,7 +143,7 @@ func openTap(t *testing.T, pod *podif.Namespace, name string, multiQueue bool) i
 	}
 	req.SetUint16(flags)
 	var fd int
-	plugtest.Must(t, rtnl.InNetns(pod.NS, func() (err error) { // which the file belongs to from its opening on
+	plugtest.Must(t, rtnl.InNetns(pod.NS, func() (err error) { // the file belongs to the namespace in which it was opened
 		if fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0); err != nil {
 			return err
 		}
@@ -174,8 +173,8 @@ func openLink(t *testing.T, node *podif.Namespace, name string) int {
 	return fd
 }
 
-// The device has the desired owner. Plug replaces it when the owner of the port's device changes.
-func TestOwnerOfTheDevice(t *testing.T) {
+// The device has the desired owner. If the owner changes, Plug replaces the device.
+func TestTapDeviceOwner(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	f := open(plug.BindingTap)(t)
 	w := f.Want(plugtest.One, plugtest.PortA, pod)
@@ -184,12 +183,12 @@ func TestOwnerOfTheDevice(t *testing.T) {
 		plugtest.Plugged(t, f.Plugger(), w)
 		l, ok := plugtest.Link(t, pod, "eth0").(*netlink.Tuntap)
 		if !ok || l.Owner != want.Owner || l.Group != want.Group || l.Flags&netlink.TUNTAP_MULTI_QUEUE != 0 != want.MultiQueue {
-			t.Errorf("the device: %+v, want a tap device like %+v", l, want)
+			t.Errorf("device = %+v, want a tap device like %+v", l, want)
 		}
 	}
 }
 
-func TestCheckOfAMachinesLinks(t *testing.T) {
+func TestCheckOfVirtualMachineLinks(t *testing.T) {
 	for says, spoil := range map[string]func(t *testing.T, pod *podif.Namespace) error{
 		"does not redirect frames": func(t *testing.T, pod *podif.Namespace) error {
 			q, err := pod.NL.QdiscList(plugtest.Link(t, pod, "nic3f2a9c10-76"))

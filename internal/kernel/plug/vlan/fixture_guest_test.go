@@ -55,8 +55,8 @@ func (w *world) fixture(binding plug.Binding) plugtest.Fixture {
 	}
 }
 
-// subnet adds a VLAN at the router, with the router's addresses: the gateways of plugtest.Want in
-// VLAN 7, and others in other VLANs.
+// subnet adds a VLAN at the router, with the router's addresses: in VLAN 7 the gateways of plugtest.Want, and others in
+// other VLANs.
 func (w *world) subnet(vlan int) {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -76,7 +76,7 @@ func (w *world) prefixes(vlan, host int) []netip.Prefix {
 	}
 }
 
-// want is a port in a VLAN's subnet.
+// want returns a port in a VLAN's subnet.
 func (w *world) want(vlan int, attachment, portID string, pod *podif.Namespace) plug.Want {
 	want := wantOn(w.t, vlan, attachment, portID, pod)
 	want.Interface.MAC = net.HardwareAddr{0x0a, 0xff, 0xff, 0, 1, byte(vlan)}

@@ -46,8 +46,8 @@ func look(s *podif.Namespace, r plug.Ref) (in inside, err error) {
 	return in, nil
 }
 
-// place is where the link of a port belongs: in a pod under the name of the interface, or on the
-// node (onNode) under the name of the port.
+// place is the location of a port's link: in a pod under the name of the interface, or on the node (onNode) under the
+// name of the port.
 type place struct {
 	*podif.Namespace
 	name string
@@ -102,14 +102,13 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netl
 	return l, nil
 }
 
-// temporaryName is the name of a link until it has its alias. Kernels such as Debian's 6.1 refuse to
-// create a link in another namespace under a name that is in use on the node, such as eth0
-// (rtnl_newlink).
+// temporaryName is the name of a link until it has its alias. Kernels such as Debian's 6.1 refuse to create a link in
+// another namespace under a name that is in use on the node, such as eth0 (rtnl_newlink).
 func temporaryName(r plug.Ref) string { return r.VLANLink() }
 
-// create creates the VLAN link in its place, in the link group of ports, and labels it. If the
-// kernel refuses because the VLAN has a link already, that link may be disappearing with its
-// namespace: create retries briefly, unless it finds another owner.
+// create creates the VLAN link in its place, in the link group of ports, and labels it. If the kernel refuses because the
+// VLAN already has a link, that link may be disappearing with its namespace: create retries briefly, unless the link has
+// another owner.
 func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
 	switch there, err := at.Link(at.name); {
 	case err != nil:
@@ -148,9 +147,8 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 	}
 }
 
-// findOwner finds the owner of a VLAN. again reports that the VLAN may be free soon, because its link
-// is being created or removed, or was a leftover of the same port. Errors: plug.ErrNameTaken,
-// plug.ErrPortInUse.
+// findOwner finds the owner of a VLAN. again reports that the VLAN may be free soon, because its link is being created or
+// removed, or was left by the same port. Errors: plug.ErrNameTaken, plug.ErrPortInUse.
 func (p *Plugger) findOwner(ctx context.Context, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
 	again = true
 	err = fmt.Errorf("%w: VLAN %d of the trunk %s has a link in a network namespace outside %s", plug.ErrNameTaken, w.VLAN, trunk.Name, p.spaces.dir)
@@ -160,7 +158,7 @@ func (p *Plugger) findOwner(ctx context.Context, w plug.Want, trunk *netlink.Lin
 			return true, failed
 		}
 		again, err = checkOwner(s, l, w, trunk)
-		if err == nil { // a leftover of this port in an earlier namespace of its attachment
+		if err == nil { // left by this port in an earlier namespace of its attachment
 			return false, clean(s, w.Ref)
 		}
 		return false, nil
@@ -219,8 +217,8 @@ func mark(w plug.Want, at place) (*netlink.Vlan, error) {
 	return v, failpoint.Hit("plug.vlan.mark.after")
 }
 
-// name renames a labelled link. It sets the link down first, as a link that is up cannot be
-// renamed: it comes up together with its trunk.
+// name renames a labelled link. It sets the link down first, because a link that is up cannot be renamed; the link comes
+// up together with its trunk.
 func name(w plug.Want, at place, l *netlink.Vlan) error {
 	if err := at.NL.LinkSetDown(rtnl.LinkRef(l.Index)); err != nil {
 		return fmt.Errorf("set %s down in %s: %w", l.Name, at.Path, err)

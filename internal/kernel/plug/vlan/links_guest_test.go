@@ -28,17 +28,17 @@ import (
 // soon bounds waits that are expected to time out.
 const soon = 300 * time.Millisecond
 
-// wants compares a namespace's VLANs with the expected ones.
+// wants asserts the VLANs of a namespace.
 func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
 	t.Helper()
 	if got := vlans(t, s); !maps.Equal(got, want) {
-		t.Errorf("%s has the VLANs %v, want %v", s.Path, got, want)
+		t.Errorf("VLANs of %s = %v, want %v", s.Path, got, want)
 	}
 }
 
-// A branch that is associated again has another VLAN or trunk. Plug replaces the link, also after a
-// crash at any failpoint.
-func TestAssociatedAnew(t *testing.T) {
+// After it is associated again, a branch has another VLAN or trunk. Plug replaces the link, also after a crash at any
+// failpoint.
+func TestBranchAssociatedAgain(t *testing.T) {
 	w := newWorld(t)
 	other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
 	wire(t, w.node, w.router, "ens7", other)
@@ -62,7 +62,7 @@ func TestAssociatedAnew(t *testing.T) {
 				}
 				plugtest.Plugged(t, w.plugger(Options{}), want)
 				if got := vlans(t, pod); len(got) != 1 {
-					t.Errorf("after %q the pod has the VLANs %v", point, got)
+					t.Errorf("after %q: VLANs of the pod = %v, want one", point, got)
 				}
 				plugtest.Differs(t, w.plugger(Options{}), old, says)
 			}
@@ -72,8 +72,7 @@ func TestAssociatedAnew(t *testing.T) {
 	}
 }
 
-// Two branches swap their VLANs: the first Plug fails and releases its old VLAN, so the second one
-// succeeds.
+// Two branches swap their VLANs: the first Plug fails but releases its old VLAN, so the second one succeeds.
 func TestSwappedVLANs(t *testing.T) {
 	w := newWorld(t)
 	p := w.plugger(Options{})
@@ -89,8 +88,8 @@ func TestSwappedVLANs(t *testing.T) {
 	wants(t, b, map[string]int{"eth0": 7})
 }
 
-// The error of a VLAN that is in use names the owner, if it is known.
-func TestVLANThatIsTaken(t *testing.T) {
+// If a VLAN is in use, the error names its owner if known.
+func TestVLANInUse(t *testing.T) {
 	for says, take := range map[string]func(w *world, by *podif.Namespace){
 		"is ens6.7 in the node's own network namespace, which was not created by Berth": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
 		", which was not created by Berth":                                              func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
@@ -123,9 +122,8 @@ func (w *world) foreign(in *podif.Namespace, name string) {
 	plugtest.Must(w.t, w.node.NL.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}))
 }
 
-// The kernel removes the links of a deleted namespace asynchronously. The VLAN's next port waits
-// for that.
-func TestVLANOfANamespaceThatGoes(t *testing.T) {
+// The kernel removes the links of a deleted namespace asynchronously. Plug of the VLAN's next port waits for that.
+func TestVLANOfDeletedNamespace(t *testing.T) {
 	w, next := newWorld(t), plugtest.Space(t, "pod")
 	for n := range 5 {
 		name := fmt.Sprintf("btplug-%d-goes-%d", os.Getpid(), n)
@@ -141,8 +139,8 @@ func TestVLANOfANamespaceThatGoes(t *testing.T) {
 	}
 }
 
-// Plug removes a leftover of the same port in another namespace.
-func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
+// Plug removes a link of the same port in another namespace.
+func TestLinkInAnotherNamespaceIsRemoved(t *testing.T) {
 	w, was, is := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
 	plugtest.Plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, was))
 	plugtest.Plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, is))
@@ -160,7 +158,7 @@ func TestList(t *testing.T) {
 	plugtest.Dies(t, "plug.vlan.made.after", p, wantOn(t, 6, plugtest.One, plugtest.PortA2, half))
 	w.foreign(strangers, "net1")
 	moved := plugtest.Link(t, two, "eth0")
-	plugtest.Must(t, errors.Join(two.NL.LinkSetDown(moved), two.NL.LinkSetName(moved, "eth7"), two.NL.LinkSetNsFd(moved, int(w.node.NS)))) // as only root of both can
+	plugtest.Must(t, errors.Join(two.NL.LinkSetDown(moved), two.NL.LinkSetName(moved, "eth7"), two.NL.LinkSetNsFd(moved, int(w.node.NS)))) // only root of both namespaces can do this
 	list, err := p.List(plugtest.Bounded(t))
 	plugtest.Must(t, err)
 	var got []string
@@ -173,7 +171,7 @@ func TestList(t *testing.T) {
 		"VLAN " + plugtest.One + " " + plugtest.PortB + " 9 eth0 " + filepath.Base(one.Path) + " false",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("List:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("List():\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for range 2 {
 		for _, f := range list {
@@ -189,7 +187,7 @@ func TestList(t *testing.T) {
 	plugtest.Must(t, p.Remove(plugtest.Bounded(t), gone))
 }
 
-// List skips the links of another node whose pods' namespaces are in the same folder.
+// List skips the links of another node whose pods have namespaces in the same folder.
 func TestListOfTwoNodes(t *testing.T) {
 	one, two := newWorld(t), newWorld(t)
 	p, other := one.plugger(Options{}), two.plugger(Options{})
@@ -203,14 +201,14 @@ func TestListOfTwoNodes(t *testing.T) {
 		list, err := tc.p.List(plugtest.Bounded(t))
 		plugtest.Must(t, err)
 		if len(list) != 1 || list[0].PortID != tc.port {
-			t.Errorf("found %+v, want port %s alone", list, tc.port)
+			t.Errorf("List() = %+v, want only port %s", list, tc.port)
 		}
 	}
 }
 
 // The VLANs disappear with the trunk, and Plug creates them again once it is back. While the trunk
 // is down, the VLANs are down and lack the state that the kernel flushes.
-func TestTrunkGoesAndComes(t *testing.T) {
+func TestTrunkRemovedAndRestored(t *testing.T) {
 	w, pod := newWorld(t), plugtest.Space(t, "pod")
 	p, want := w.plugger(Options{Wait: soon}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
 	plugtest.Plugged(t, p, want)
@@ -232,8 +230,8 @@ func TestTrunkGoesAndComes(t *testing.T) {
 	wants(t, pod, map[string]int{})
 }
 
-// Concurrent calls about several ports of each pod leave the result of the last call for each port.
-func TestManyAtOnce(t *testing.T) {
+// Concurrent calls about several ports of each pod result in the state of the last call for each port.
+func TestConcurrentCalls(t *testing.T) {
 	w := newWorld(t)
 	p, ctx, before := w.plugger(Options{}), plugtest.Bounded(t), plugtest.Describe(t, w.node)
 	var all []plug.Want
@@ -263,10 +261,10 @@ func TestManyAtOnce(t *testing.T) {
 	list, err := p.List(ctx)
 	plugtest.Must(t, err)
 	if len(list) != len(all) {
-		t.Errorf("List: %d ports, want %d", len(list), len(all))
+		t.Errorf("List() = %d ports, want %d", len(list), len(all))
 	}
 	each(func(want plug.Want) error { return p.Unplug(ctx, want.Ref) })
 	if list, err = p.List(ctx); err != nil || len(list) > 0 || plugtest.Describe(t, w.node) != before {
-		t.Errorf("left behind: %+v, %v\n%s", list, err, plugtest.Describe(t, w.node))
+		t.Errorf("state after all ports were unplugged: List() = %+v, %v; node:\n%s", list, err, plugtest.Describe(t, w.node))
 	}
 }

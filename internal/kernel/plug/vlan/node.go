@@ -10,9 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// The link of a port can stay on the node, which routes between it and the pod (package
-// routedvlan). It is named after the port and has the port's MAC address. Otherwise it follows the
-// rules for links in pods.
+// The link of a port can stay on the node, which routes between it and the pod (package routedvlan). It is named after
+// the port and has the port's MAC address. Otherwise the rules for links in pods apply.
 
 func (p *Plugger) onNode(r plug.Ref) place { return place{p.spaces.home(), r.VLANLink()} }
 
@@ -24,8 +23,7 @@ func linkOnNode(w plug.Want) rtnl.Link {
 // up. It waits briefly for the trunk and sets that up. Errors: plug.ErrNameTaken,
 // plug.ErrPortInUse, plug.ErrNoVLAN, plug.ErrNotReady, plug.ErrInvalid.
 //
-// It waits before it takes the turn that all ports on the node share, so that it does not delay
-// ports whose trunk exists.
+// It waits before it takes the turn that all ports on the node share, so that ports whose trunk exists are not delayed.
 func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, error) {
 	if _, err := p.trunks.await(ctx, w.Ref, p.briefly()); err != nil {
 		return nil, err

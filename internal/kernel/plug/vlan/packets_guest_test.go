@@ -31,8 +31,8 @@ func TestContract(t *testing.T) {
 	t.Run("tap", func(t *testing.T) { plugtest.Run(t, open(plug.BindingTap), "plug.vlan.made.", "plug.tap.port.") })
 }
 
-// Pods reach each other through the VPC's router, each in its own VLAN. No packet of a pod or of a
-// VLAN reaches the node's own network stack.
+// Pods reach each other through the VPC's router, each in its own VLAN. No packet from a pod or a VLAN reaches the node's
+// own network stack.
 func TestPackets(t *testing.T) {
 	w := newWorld(t)
 	w.forward()
@@ -50,13 +50,13 @@ func TestPackets(t *testing.T) {
 		plugtest.Transfer(t, pods[0].Path, pods[1].Path, addr.Addr())
 	}
 	if trunk := plugtest.Link(t, w.node, "ens6").Attrs(); trunk.MTU != 9001 {
-		t.Errorf("the trunk has MTU %d, want that of its VLANs", trunk.MTU)
+		t.Errorf("MTU of the trunk = %d, want 9001 as for its VLANs", trunk.MTU)
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		addrs, err := w.node.NL.AddrList(plugtest.Link(t, w.node, "ens6"), family)
 		plugtest.Must(t, err)
 		if len(addrs) > 0 {
-			t.Errorf("the node has %v by the trunk", addrs)
+			t.Errorf("addresses of the trunk = %v, want none", addrs)
 		}
 	}
 	w.nodeIsOutOfReach(pods[0], "eth0")
@@ -96,17 +96,17 @@ func (w *world) nodeIsOutOfReach(pod *podif.Namespace, link string) {
 	send(w.router, "v9")
 	plugtest.Must(t, server.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
 	if n, from, err := server.ReadFrom(buf); err == nil {
-		t.Errorf("the node got %q from %s", buf[:n], from)
+		t.Errorf("the node received %q from %s", buf[:n], from)
 	}
 	send(w.router, "ens6")
 	plugtest.Must(t, server.SetReadDeadline(time.Now().Add(time.Minute)))
 	if n, _, err := server.ReadFrom(buf); err != nil || string(buf[:n]) != "ens6" {
-		t.Errorf("what comes without a VLAN: %q, %v", buf[:n], err)
+		t.Errorf("untagged packet at the node = %q, %v, want one from ens6", buf[:n], err)
 	}
 }
 
-// A machine uses the port with either binding. With a tap device, that also holds after its branch
-// got another VLAN. Plug keeps the changes that a VM runtime made to the link.
+// A virtual machine uses the port with either binding. With a tap device it also does after its branch got another VLAN.
+// Plug keeps the changes that a VM runtime made to the link.
 func TestMachines(t *testing.T) {
 	for _, binding := range []plug.Binding{plug.BindingTap, plug.BindingBridge} {
 		t.Run(string(binding), func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestMachines(t *testing.T) {
 				}
 				plugtest.Plugged(t, w.plugger(Options{}), want)
 				if got := plugtest.Describe(t, pod); got != taken {
-					t.Errorf("the pod has\n%s\nand had\n%s", got, taken)
+					t.Errorf("links of the pod:\n%s\nwant, as the VM runtime left them:\n%s", got, taken)
 				}
 			}
 			if binding == plug.BindingTap {
@@ -150,7 +150,7 @@ func (w *world) another(want plug.Want, machine string) {
 	plugtest.Must(w.t, w.router.NL.LinkSetUp(l))
 	want.VLAN = 8
 	plugtest.Plugged(w.t, w.plugger(Options{}), want)
-	plugtest.Must(w.t, ns.Netlink(machine, func(h *netlink.Handle) error { // which knew the router by VLAN 7
+	plugtest.Must(w.t, ns.Netlink(machine, func(h *netlink.Handle) error { // replaces the entry of the router in VLAN 7
 		eth0, err := h.LinkByName("eth0")
 		if err != nil {
 			return err

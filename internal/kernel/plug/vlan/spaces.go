@@ -15,15 +15,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// mostSpaces limits the namespaces that are searched. It is a multiple of the pods of a node.
+// mostSpaces limits the number of namespaces that are searched. It is a multiple of the pods of a node.
 const mostSpaces = 4096
 
-// spaces opens the network namespaces in which VLAN links can be: the node's and those of pods. Calls
-// about one namespace take turns.
+// spaces opens the network namespaces that may contain VLAN links: the node's and those of pods. Calls about one
+// namespace take turns.
 type spaces struct {
 	node  *hostlink.Node
 	dir   string     // where network namespaces of pods are mounted
-	turns plug.Turns // by namespace, so that no call sees the incomplete links of another
+	turns plug.Turns // by namespace, so that no call sees incomplete links of another call
 }
 
 // each calls f for the node's namespace and for each namespace in the folder of pods, until f
@@ -117,7 +117,7 @@ func (n *spaces) vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAttr
 	return nil, nil
 }
 
-// checkOwner returns nil if a VLAN link belongs to the port itself, or an error that names its owner.
+// checkOwner returns nil if a VLAN link belongs to the port itself, or an error with its owner.
 func checkOwner(s *podif.Namespace, l *netlink.Vlan, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
 	what := fmt.Sprintf("VLAN %d of the trunk %s is %s in %s", w.VLAN, trunk.Name, l.Name, s.Path)
 	other, ok := plug.ParseMark(l.Alias)

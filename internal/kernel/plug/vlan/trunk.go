@@ -99,8 +99,8 @@ func (t *trunks) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
 // pollInterval is the polling interval for the trunk, in addition to netlink events.
 const pollInterval = 100 * time.Millisecond
 
-// await waits up to most until the node has the trunk of a port. Errors: plug.ErrInvalid;
-// plug.ErrNotReady, which names what is missing.
+// await waits up to most until the node has the trunk of a port. Errors: plug.ErrInvalid; plug.ErrNotReady, which says
+// what is missing.
 func (t *trunks) await(ctx context.Context, r plug.Ref, most time.Duration) (*netlink.LinkAttrs, error) {
 	if l, err := t.find(r); err != nil || l != nil {
 		return l, err
@@ -149,10 +149,9 @@ func waitForLink(events *nl.NetlinkSocket, mac string) {
 // mostMTU is the largest MTU of EC2 links (EC2 user guide, "Jumbo frames (9001 MTU)").
 const mostMTU = 9001
 
-// raise prepares the trunk for a VLAN, which cannot have a larger MTU than its parent and cannot be
-// up while the parent is down. The data path does not set trunks up, as they are no uplinks. raise
-// never lowers the MTU, because other VLANs may need it. The node takes no IPv6 address or route on
-// a trunk that raise sets up.
+// raise prepares the trunk for a VLAN, which cannot have a larger MTU than its parent and cannot be up while the parent is
+// down. The data path does not set trunks up, as they are not uplinks. raise never lowers the MTU, because other VLANs
+// may need it. The node gets no IPv6 address or route on a trunk that raise sets up.
 func (t *trunks) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) error {
 	done, err := t.turns.Take(ctx, "link "+trunk.Name)
 	if err != nil {

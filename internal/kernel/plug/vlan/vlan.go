@@ -42,8 +42,7 @@ var _ = failpoint.Register("plug.vlan.trunk.after", "plug.vlan.made.after", "plu
 const (
 	DefaultWait = 30 * time.Second
 	MaxWait     = time.Minute
-	// briefly is the longest that Plug waits: its caller holds the lock of the pod. Expect waits
-	// for Options.Wait.
+	// briefly is the maximum wait of Plug, whose caller holds the lock of the pod. Expect waits for Options.Wait.
 	briefly = 3 * time.Second
 )
 
@@ -51,7 +50,7 @@ const (
 type Options struct {
 	Netns   string        // path of the node's network namespace; empty: that of the calling thread
 	Dir     string        // where network namespaces of pods are mounted; empty: /run/netns
-	Wait    time.Duration // for the trunk; 0: DefaultWait, at most MaxWait
+	Wait    time.Duration // maximum wait for the trunk, up to MaxWait; 0: DefaultWait
 	Sysctls string        // the sysctl folder; empty: /proc/sys
 }
 
@@ -137,7 +136,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return done, nil
 }
 
-// briefly is how long Plug waits for a change that is about to happen.
+// briefly is the maximum wait of Plug for an imminent change.
 func (p *Plugger) briefly() time.Duration { return min(p.wait, briefly) }
 
 // make waits for the trunk for at most most, sets it up, and ensures the link of the port.
@@ -158,7 +157,7 @@ func (p *Plugger) make(ctx context.Context, w plug.Want, at place, most time.Dur
 // handedOver reports whether a VM runtime owns a link.
 func handedOver(l *netlink.Vlan) bool { return strings.HasSuffix(l.Alias, hostlink.HandedOver) }
 
-// handOver records in the alias that a link is complete and belongs to the VM runtime from now on.
+// handOver records in the alias that a link is complete and now belongs to the VM runtime.
 func handOver(pod *podif.Namespace, r plug.Ref, l *netlink.Vlan) error {
 	if err := pod.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+hostlink.HandedOver); err != nil {
 		return fmt.Errorf("set the alias of %s in %s to handed over: %w", l.Name, pod.Path, err)
@@ -166,8 +165,7 @@ func handOver(pod *podif.Namespace, r plug.Ref, l *netlink.Vlan) error {
 	return failpoint.Hit("plug.vlan.handover.after")
 }
 
-// Await implements plug.Plugger. It returns at once: a VLAN works as soon as the provider has
-// announced it.
+// Await implements plug.Plugger. It returns immediately, as a VLAN works as soon as the provider has announced it.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
 // Unplug implements plug.Plugger. The kernel has removed the link if the namespace is gone.

@@ -49,16 +49,16 @@ func newPlugger(t testing.TB, node *podif.Namespace, o Options) *Plugger {
 	return p
 }
 
-// wantOn is a port of a VLAN on the trunk.
+// wantOn returns a port in a VLAN on the trunk.
 func wantOn(t testing.TB, vlan int, attachment, portID string, pod *podif.Namespace) plug.Want {
 	w := plugtest.Want(plug.VLAN, attachment, portID, pod, t)
 	w.Bridge, w.Trunk, w.VLAN = "", trunkMAC.String(), vlan
 	return w
 }
 
-// A link that has the trunk's MAC address but cannot be a trunk is rejected with the field's name
-// and stays unchanged.
-func TestLinksThatAreNoTrunk(t *testing.T) {
+// A link that has the trunk's MAC address but cannot be a trunk is rejected with the name of the field, and stays
+// unchanged.
+func TestInvalidTrunkLinks(t *testing.T) {
 	bridge := func(node *podif.Namespace, name string, mac net.HardwareAddr) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.HardwareAddr = name, mac
@@ -99,18 +99,18 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 			for name, call := range plugtest.Waits {
 				err := call(plugtest.Bounded(t), p, w)
 				if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), `Trunk: "0a:ff:ff:00:00:01": want the MAC address of `) || !strings.Contains(err.Error(), says) {
-					t.Errorf("%s: %v", name, err)
+					t.Errorf("%s() error = %v, want ErrInvalid for Trunk with the link", name, err)
 				}
 			}
 			plugtest.Differs(t, p, w, says)
 			if after := described(t, node); after != before {
-				t.Errorf("the node has\n%s\nhad\n%s", after, before)
+				t.Errorf("links of the node after the calls:\n%s\nbefore:\n%s", after, before)
 			}
 		})
 	}
 }
 
-// described is plugtest.Describe with the MTU and state of each link.
+// described is like plugtest.Describe, with the MTU and state of each link.
 func described(t testing.TB, s *podif.Namespace) string {
 	t.Helper()
 	list, err := rtnl.Whole(s.NL.LinkList)
@@ -136,22 +136,22 @@ func TestInvalid(t *testing.T) {
 		spoil(&w)
 		for name, call := range plugtest.Waits {
 			if err := call(plugtest.Bounded(t), p, w); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), field) {
-				t.Errorf("%s with another %s: %v", name, field, err)
+				t.Errorf("%s() with invalid %s: error = %v, want ErrInvalid for the field", name, field, err)
 			}
 		}
 		if err := p.Check(plugtest.Bounded(t), w); !errors.Is(err, plug.ErrInvalid) {
-			t.Errorf("Check with another %s: %v", field, err)
+			t.Errorf("Check() with invalid %s: error = %v, want ErrInvalid", field, err)
 		}
 	}
 	w := wantOn(t, 7, plugtest.One, "short", pod)
 	if err := p.Unplug(plugtest.Bounded(t), w.Ref); !errors.Is(err, plug.ErrInvalid) {
-		t.Errorf("Unplug of a port without a name: %v", err)
+		t.Errorf("Unplug() of a port without a name: error = %v, want ErrInvalid", err)
 	}
 }
 
 // The link of an ENI appears after EC2's reply. Expect returns as soon as the link exists, and
 // ignores other links.
-func TestWaitsForTheTrunk(t *testing.T) {
+func TestExpectWaitsForTrunk(t *testing.T) {
 	node, elsewhere, pod := plugtest.Space(t, "node"), plugtest.Space(t, "elsewhere"), plugtest.Space(t, "pod")
 	w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: MaxWait})
 	there := make(chan error, 1)
@@ -160,7 +160,7 @@ func TestWaitsForTheTrunk(t *testing.T) {
 		t.Helper()
 		select {
 		case err := <-there:
-			t.Fatalf("Expect did not wait: %v", err)
+			t.Fatalf("Expect() returned before the link existed: %v", err)
 		case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
 		}
 	}
@@ -172,7 +172,7 @@ func TestWaitsForTheTrunk(t *testing.T) {
 	plugtest.Must(t, p.Expect(plugtest.Bounded(t), w))
 }
 
-func TestTrunkThatDoesNotCome(t *testing.T) {
+func TestMissingTrunk(t *testing.T) {
 	node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
 	w := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -183,7 +183,7 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 			call(ctx, newPlugger(t, node, Options{Wait: MaxWait}), w),
 		} {
 			if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), `Trunk: "0a:ff:ff:00:00:01": no link of the node has this MAC address`) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s() error = %v, want ErrNotReady for Trunk", name, err)
 			}
 		}
 	}
@@ -195,9 +195,8 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 	plugtest.Refused(t, p, w, rtnl.ErrNoNetns)
 }
 
-// Plug waits for the trunk before it takes the turn on the node, so that it does not delay other
-// ports.
-func TestWaitsBeforeItsTurn(t *testing.T) {
+// Plug waits for the trunk before it takes the turn on the node, so that other ports are not delayed.
+func TestWaitDoesNotHoldTheTurn(t *testing.T) {
 	node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
 	w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: 50 * time.Millisecond})
 	done, err := p.spaces.turn(plugtest.Bounded(t), p.spaces.home())
@@ -206,12 +205,12 @@ func TestWaitsBeforeItsTurn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(plugtest.Bounded(t), 10*time.Second)
 	defer cancel()
 	if _, err := p.MakeOnNode(ctx, w); !errors.Is(err, plug.ErrNotReady) {
-		t.Errorf("without the trunk, during another's turn: %v", err)
+		t.Errorf("MakeOnNode() without the trunk, during the turn of another call: error = %v, want ErrNotReady", err)
 	}
 }
 
 // raise sets up the trunk for its VLANs, without changes that affect other users.
-func TestTrunkIsRaised(t *testing.T) {
+func TestTrunkSetup(t *testing.T) {
 	node, elsewhere := plugtest.Space(t, "node"), plugtest.Space(t, "elsewhere")
 	l := wire(t, node, elsewhere, "ens6", trunkMAC)
 	dir, read := plugtest.Settings(t, "ens6")
@@ -225,30 +224,30 @@ func TestTrunkIsRaised(t *testing.T) {
 	for _, tc := range []struct{ mtu, want int }{{0, 1500}, {1400, 1500}, {9001, 9001}, {1500, 9001}} {
 		plugtest.Must(t, raise(tc.mtu))
 		if a := plugtest.Link(t, node, "ens6").Attrs(); a.MTU != tc.want || a.Flags&net.FlagUp == 0 {
-			t.Errorf("for a port with MTU %d the trunk has %d, %s; want %d, up", tc.mtu, a.MTU, a.Flags, tc.want)
+			t.Errorf("after raise() for MTU %d: MTU of the trunk = %d, flags = %s, want MTU %d and up", tc.mtu, a.MTU, a.Flags, tc.want)
 		}
 	}
 	if err := raise(9002); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "Interface.MTU: 9002: want at most 9001 on the trunk ens6") {
-		t.Errorf("an MTU that no trunk has: %v", err)
+		t.Errorf("raise() for MTU 9002: error = %v, want ErrInvalid for Interface.MTU", err)
 	}
 	if got := read("ens6", "disable_ipv6"); got != "1" {
-		t.Errorf("disable_ipv6 of a trunk that nobody had set up is %q, want 1", got)
+		t.Errorf("disable_ipv6 of a trunk that was down = %q, want 1", got)
 	}
 	plugtest.Must(t, os.WriteFile(filepath.Join(dir, "net/ipv6/conf/ens6/disable_ipv6"), []byte("0"), 0o600))
 	plugtest.Must(t, raise(0))
 	if got := read("ens6", "disable_ipv6"); got != "0" {
-		t.Errorf("disable_ipv6 of one that somebody had set up is %q, want 0", got)
+		t.Errorf("disable_ipv6 of a trunk that was up = %q, want 0", got)
 	}
 	plugtest.Must(t, node.NL.LinkSetDown(l))
 	trunk, err := p.trunks.find(plug.Ref{Trunk: "0A:FF:FF:00:00:01"}) // in the notation of other programs
 	plugtest.Must(t, err)
 	plugtest.Must(t, p.trunks.raise(ctx, trunk, 0))
 	if a := plugtest.Link(t, node, "ens6").Attrs(); a.Flags&net.FlagUp == 0 {
-		t.Error("the trunk stays down")
+		t.Error("raise() did not set the trunk up")
 	}
 }
 
-// The error of a kernel without VLANs says what to do.
+// On a kernel without VLANs, the error says which module to load.
 func TestKernelWithoutVLANs(t *testing.T) {
 	w, trunk := plug.Want{Ref: plug.Ref{VLAN: 7}}, &netlink.LinkAttrs{Name: "ens6"}
 	if err := explain(unix.EOPNOTSUPP, w, trunk); !errors.Is(err, plug.ErrNoVLAN) || !strings.Contains(err.Error(), "VLAN 7 of the trunk ens6") || !strings.Contains(err.Error(), "8021q") {
@@ -261,7 +260,7 @@ func TestKernelWithoutVLANs(t *testing.T) {
 
 // List finds nothing if the folder of namespaces is missing, ignores other files in it, and stops
 // when its context ends.
-func TestFolderOfNamespaces(t *testing.T) {
+func TestNamespaceFolder(t *testing.T) {
 	node, ctx := plugtest.Space(t, "node"), plugtest.Bounded(t)
 	dir := t.TempDir()
 	plugtest.Must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
@@ -271,26 +270,26 @@ func TestFolderOfNamespaces(t *testing.T) {
 	plugtest.Must(t, os.Symlink(node.Path, filepath.Join(dir, "node")))
 	for _, d := range []string{dir, filepath.Join(dir, "none")} {
 		if list, err := newPlugger(t, node, Options{Dir: d}).List(ctx); err != nil || len(list) > 0 {
-			t.Errorf("List in %s: %+v, %v", d, list, err)
+			t.Errorf("List() in %s = %+v, %v, want no ports", d, list, err)
 		}
 	}
 	seen := 0
 	p := newPlugger(t, node, Options{Dir: dir})
 	plugtest.Must(t, p.spaces.each(ctx, func(*podif.Namespace) (bool, error) { seen++; return true, nil }))
 	if seen != 1 {
-		t.Errorf("looked into %d namespaces, want the node's alone", seen)
+		t.Errorf("searched %d namespaces, want only the node's", seen)
 	}
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, err := p.List(ended); !errors.Is(err, context.Canceled) {
-		t.Errorf("List with a context that ended: %v", err)
+		t.Errorf("List() with a cancelled context: error = %v, want context.Canceled", err)
 	}
 }
 
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{{Wait: -1}, {Wait: MaxWait + 1}, {Netns: "/nowhere"}} {
 		if _, err := New(o); err == nil {
-			t.Errorf("New(%+v): no error", o)
+			t.Errorf("New(%+v) succeeded, want an error", o)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package cnierror is errors as a container runtime gets to see them: with a code of the CNI specification or
-// of Berth's own, and a reason for metrics.
+// Package cnierror defines the errors that a container runtime gets: with a code of the CNI specification or
+// of Berth, and a reason for metrics.
 package cnierror
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// CNI error codes of Berth's own (CNI specification 1.1, "Error": 100 and
-// above are the plugin's). The rest are the specification's, from the types package.
+// CNI error codes of Berth (CNI specification 1.1, "Error": codes from 100 are
+// plugin-specific). The others are the specification's, from the types package.
 const (
-	// CodeMismatch: CHECK found that kernel or record differ from the result.
+	// CodeMismatch: CHECK found that the kernel or the record differs from the result.
 	CodeMismatch uint = 100
 	// CodeKernel: the kernel rejected a step of ADD or DEL.
 	CodeKernel uint = 101
@@ -25,14 +25,14 @@ const (
 	CodeRecord uint = 102
 )
 
-// Failure is an error as the runtime gets to see it.
+// Failure is an error in the form that the runtime gets.
 type Failure struct {
-	Code    uint   // CNI's or Berth's own
+	Code    uint   // code of CNI or of Berth
 	Reason  string // a short word for metrics, such as subnet-full
-	Message string // what happened and what to do
-	Details string // what else helps, may be empty
+	Message string // what happened, and what to do
+	Details string // further details, may be empty
 	Err     error  // the underlying error, may be nil
-	// Ending: this daemon is shutting down and did nothing; the next one can serve the call.
+	// Ending: this daemon is shutting down and did nothing; its successor can serve the call.
 	Ending bool
 }
 
@@ -41,12 +41,12 @@ func New(code uint, reason, format string, args ...any) *Failure {
 	return &Failure{Code: code, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Because returns a Failure of which err is the cause and the details.
+// Because returns a Failure with err as its cause and details.
 func Because(err error, code uint, reason, message string) *Failure {
 	return &Failure{Code: code, Reason: reason, Message: message, Details: err.Error(), Err: err}
 }
 
-// Of returns the Failure in an error's chain, or makes one: an error that carries none is internal.
+// Of returns the Failure in an error's chain. An error without one becomes an internal error.
 func Of(err error) *Failure {
 	if f, ok := errors.AsType[*Failure](err); ok {
 		return f
@@ -71,8 +71,8 @@ func (f *Failure) Error() string {
 // Unwrap returns the underlying error.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// GRPCStatus carries the failure to the plugin as a status detail. The plugin repeats
-// some calls that were Unavailable.
+// GRPCStatus carries the failure to the plugin as a status detail. The plugin retries
+// some calls that fail with Unavailable.
 func (f *Failure) GRPCStatus() *status.Status {
 	code := f.grpcCode()
 	if f.Ending {
@@ -86,7 +86,7 @@ func (f *Failure) GRPCStatus() *status.Status {
 	return with
 }
 
-// grpcCode is never Unavailable, which means that no daemon is there.
+// grpcCode never returns Unavailable, which means that no daemon is running.
 func (f *Failure) grpcCode() codes.Code {
 	switch f.Code {
 	case types.ErrTryAgainLater:

@@ -1,5 +1,6 @@
-// Package egresspart makes egress a part of the daemon: pods that reach networks outside as clients of
-// Egresses, and gateways of these, which forward. Package podegress programs a pod's namespace, and speaks to the operator.
+// Package egresspart is the daemon part for egress: pods that reach external networks as clients of
+// Egresses, and the gateways that forward their packets. Package podegress programs a pod's namespace and
+// communicates with the operator.
 package egresspart
 
 import (
@@ -30,63 +31,63 @@ var _ = failpoint.Register(
 // ConditionEgress is the type of the condition that Inspect returns.
 const ConditionEgress = "EgressReady"
 
-// Egress is the egress of the node's pods. *podegress.Clients implements it. What is not
-// documented here is as in part.Part.
+// Egress is the egress of the node's pods. *podegress.Clients implements it. Methods without a
+// comment are documented in part.Part.
 type Egress interface {
 	Annotations() []string
 	CheckOptions(req attachment.Request) error
-	// Acquire returns what the pod is to have, once the operator said so: nil for one that
-	// is to have nothing, at once where that is known on the node. The error of a wait in vain, or where
-	// the pod's annotation names an Egress that it may not use, names the Egress and says why.
-	// The state of what it returns is attachment.EgressSetUp.
+	// Acquire returns the pod's desired egress once the operator has assigned it, or nil if the pod has none,
+	// without waiting if the node knows that. If the wait times out, or the pod's annotation names an
+	// Egress that it may not use, the error names the Egress and the reason.
+	// The returned state is attachment.EgressSetUp.
 	Acquire(ctx context.Context, req attachment.Request) (*attachment.Egress, error)
 	Why(key attachment.Key) *source.Exhausted
-	// Apply makes the pod's namespace as rec.Egress says, nil like one that has nothing, and
-	// removes what else of Berth's egress is there. Addresses are rec.OwnAddrs() and
-	// rec.OtherAddrs(), the interface is Key.IfName with its own MTU. It is idempotent and
-	// finishes what is half done. Errors of Apply, Check, Clear and Supported are tunnel.ErrNoFoU, those of datapath
-	// about the namespace, or others.
+	// Apply makes the pod's namespace match rec.Egress, where nil means no egress, and removes any other egress
+	// state of Berth. The addresses are rec.OwnAddrs() and rec.OtherAddrs(), the interface is Key.IfName with
+	// its own MTU. It is idempotent and completes a partial setup. The errors of Apply, Check, Clear and
+	// Supported include tunnel.ErrNoFoU and the datapath errors
+	// about the namespace.
 	Apply(ctx context.Context, rec attachment.Record) error
-	// Check returns how the kernel differs from rec.Egress, and changes nothing.
+	// Check returns an error that describes how the kernel differs from rec.Egress. It changes nothing.
 	Check(ctx context.Context, rec attachment.Record) error
-	// Clear removes all that Apply made. It is idempotent.
+	// Clear removes everything that Apply created. It is idempotent.
 	Clear(ctx context.Context, rec attachment.Record) error
-	// Supported returns why the node's kernel cannot set up clients, or nil.
+	// Supported returns an error if the node's kernel cannot set up clients.
 	Supported(ctx context.Context) error
 	DesiredChanged() <-chan struct{}
-	// Desired returns what a ready attachment should have, and whether that differs
-	// from rec.Egress in anything but the state; false while it is not known, as before the
-	// API server answered. Gateways that rec.Egress has keep their IDs.
+	// Desired returns the desired egress of a ready attachment, and whether it differs from rec.Egress in
+	// anything but the state. The result is false while the desired egress is unknown, as before the
+	// API server has responded. Gateways in rec.Egress keep their IDs.
 	Desired(rec attachment.Record) (egress *attachment.Egress, differ bool)
-	// Restore reports the ready attachments at start. Those whose egress is settled are set up as recorded.
-	// If the EgressClient of a pod of this node names another sandbox than theirs, that sandbox is gone.
+	// Restore reports the ready attachments at startup. Those whose egress is settled are set up as recorded.
+	// If the EgressClient of a pod on this node names another sandbox, the recorded sandbox is gone.
 	Restore(ready []attachment.Record)
-	// Announce reports that an attachment that is not ready yet is being set up as rec.Egress says, with
-	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
-	// follows, or Ended.
+	// Announce reports that an attachment that is not ready yet is being set up with rec.Egress and its current
+	// addresses, so that gateways learn of it in the meantime. A call of SetUp or Ended
+	// follows.
 	Announce(rec attachment.Record)
-	// Await returns once every gateway that new connections of the attachment may take serves it.
-	// The error names those that do not, when ctx ends or waiting for them is no use. The attachment is
-	// set up and the operator was told of it.
+	// Await returns once every gateway that new connections of the attachment may use serves the pod.
+	// The error names the gateways that do not, when ctx ends or waiting is pointless. The attachment must be
+	// set up and announced.
 	Await(ctx context.Context, rec attachment.Record) error
-	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Ended do
-	// not wait for the operator, who hears only what is new.
+	// SetUp reports that a ready attachment is set up with rec.Egress, which may be nil. SetUp, Failed and Ended
+	// do not wait for the operator, which is only notified of changes.
 	SetUp(rec attachment.Record)
-	// Failed reports each attempt to set up rec.Egress that failed, at an ADD, of which nothing stays then,
-	// or for a pod that runs, and that may still have what it had before, in part. The EgressClient's condition
-	// and an Event of the Pod say so of a pod that runs; the daemon does of an ADD.
+	// Failed reports a failed attempt to set up rec.Egress: at an ADD, which leaves nothing behind, or for a
+	// running pod, which may partially keep its former egress. For a running pod, the EgressClient's condition
+	// and an Event report the failure; for an ADD, the daemon does.
 	Failed(rec attachment.Record, err error)
 	Ended(rec attachment.Record)
 	Describe(snap *source.Snapshot)
 	Run(ctx context.Context) error
 }
 
-// Options are what a Part is made of.
+// Options are the settings and dependencies of a Part.
 type Options struct {
 	Egress      Egress
 	Store       *attachment.Store
 	Wait        time.Duration // part.About.Wait
-	GatewayWait time.Duration // how long an ADD waits for gateways to serve the pod, until it goes on without; 0: not at all
+	GatewayWait time.Duration // how long an ADD waits for gateways to serve the pod before it continues; 0: not at all
 	Count       func(done string, err error)
 	Clients     metric.Family // gauge of ready clients, by state
 	// InspectNetns is datapath.InspectNetns, or a test's.
@@ -94,7 +95,7 @@ type Options struct {
 	Log          *slog.Logger
 }
 
-// Part is the egress of attachments, attachment.Record.Egress. It has no state of its own.
+// Part is the egress of attachments, attachment.Record.Egress. It is stateless.
 type Part struct {
 	part.None
 	Options
@@ -102,10 +103,10 @@ type Part struct {
 
 var _ part.Part = Part{}
 
-// New returns it.
+// New returns a Part.
 func New(o Options) Part { return Part{Options: o} }
 
-var errUnconfigured = errors.New("the attachment reaches networks outside by an Egress, and this berthd is not configured to set that up")
+var errUnconfigured = errors.New("the attachment uses an Egress, but this berthd is not configured for egress")
 
 // Unconfigured returns the part of a daemon that is not configured for egress.
 func Unconfigured(log *slog.Logger) part.Part {
@@ -122,7 +123,7 @@ func (p Part) About() part.About {
 	return part.About{
 		Name: "egress", Annotations: p.Egress.Annotations(), Wait: p.Wait, AwaitLimit: p.GatewayWait,
 		NotAcquired: "no egress for the pod: ", NotPrepared: "no egress for the pod: ",
-		NotServed:         "the pod's gateways do not serve it yet: ", // of an ADD that nobody needs any more
+		NotServed:         "the pod's gateways do not serve it yet: ", // for an ADD whose caller has left
 		FollowsInterfaces: true, ChecksAtOnce: 4, Count: p.Count,
 	}
 }
@@ -141,7 +142,7 @@ func (p Part) Acquire(ctx context.Context, req attachment.Request, rec *attachme
 // Why implements part.Part.
 func (p Part) Why(key attachment.Key) *source.Exhausted { return p.Egress.Why(key) }
 
-// Prepare implements part.Part. It has gateways hear of the pod.
+// Prepare implements part.Part. It announces the pod to gateways.
 func (p Part) Prepare(_ context.Context, rec attachment.Record) error {
 	if rec.Egress != nil {
 		p.Egress.Announce(rec)
@@ -157,7 +158,7 @@ func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Reco
 	return p.apply(ctx, rec)
 }
 
-// apply sets up what a record says, and returns the record with that settled.
+// apply sets up the recorded egress, and returns the record in its settled form.
 func (p Part) apply(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if err := p.Egress.Apply(ctx, rec); err != nil {
 		p.Egress.Failed(rec, err)
@@ -167,8 +168,8 @@ func (p Part) apply(ctx context.Context, rec attachment.Record) (attachment.Reco
 	return rec, failpoint.Hit("daemon.egress.applied")
 }
 
-// Await implements part.Part, so that a pod's first packets get through. The pod starts anyway when gateways
-// take longer: what it sends again then finds its way.
+// Await implements part.Part, so that a pod's first packets get through. If gateways take too long, the pod
+// starts without them; its retransmissions get through later.
 func (p Part) Await(ctx context.Context, rec attachment.Record) error {
 	if p.GatewayWait <= 0 || rec.Egress == nil || len(rec.Egress.Egresses) == 0 {
 		return nil
@@ -184,7 +185,7 @@ func (p Part) Await(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// Check implements part.Part. What is set up in place of something else is not compared.
+// Check implements part.Part. It does not compare egress that is being changed.
 func (p Part) Check(ctx context.Context, rec attachment.Record) error {
 	if !isSettled(rec) {
 		return nil
@@ -199,21 +200,21 @@ func isSettled(rec attachment.Record) bool {
 	return rec.Egress != nil && rec.Egress.State == attachment.EgressSetUp
 }
 
-// Remove implements part.Part. It keeps no pod from being removed: all of it ends with the pod's namespace at the
-// latest, and nothing of it is the node's.
+// Remove implements part.Part. It never prevents the removal of a pod, because all egress state is in the
+// pod's namespace and ends with it.
 func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
 	if rec.Egress == nil {
 		return nil
 	}
 	switch alive, err := part.Alive(p.InspectNetns, rec.Netns); {
 	case err != nil:
-		p.Log.Warn("looking for the namespace of an egress that is to be removed", "attachment", rec.Key.String(), "err", err)
+		p.Log.Warn("looking up the network namespace of a pod whose egress is to be removed", "attachment", rec.Key.String(), "err", err)
 		return nil
 	case !alive:
 		return nil
 	}
 	if err := p.Egress.Clear(ctx, rec); err != nil {
-		p.Log.Warn("a pod's egress stays in its namespace", "attachment", rec.Key.String(), "err", err)
+		p.Log.Warn("removing a pod's egress from its namespace", "attachment", rec.Key.String(), "err", err)
 		return nil
 	}
 	return failpoint.Hit("daemon.egress.cleared")
@@ -228,7 +229,7 @@ func (p Part) Inspect(ctx context.Context) []source.Condition {
 	switch err := p.Egress.Supported(ctx); {
 	case err == nil:
 	case errors.Is(err, tunnel.ErrNoFoU):
-		c = source.Condition{Type: ConditionEgress, Reason: "NoFoU", Message: err.Error() + ": pods that are to reach networks by an Egress cannot run on this node; others are not affected"}
+		c = source.Condition{Type: ConditionEgress, Reason: "NoFoU", Message: err.Error() + ": pods that use an Egress cannot run on this node; others are not affected"}
 	default:
 		c = source.Condition{Type: ConditionEgress, Reason: "Unknown", Message: err.Error()}
 	}
@@ -247,7 +248,7 @@ func (p Part) Desired(rec attachment.Record) (what any, differs bool) {
 	return desired.Settled(), differs || rec.Egress != nil && !isSettled(rec)
 }
 
-// Change implements part.Part: the pod is the client of other Egresses, or these are others.
+// Change implements part.Part: the pod's Egresses or their settings have changed.
 func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) error {
 	rec, release, err := host.Hold(ctx, key)
 	if release == nil {
@@ -295,7 +296,7 @@ func (p Part) Describe(snap *source.Snapshot) {
 	snap.Detail = source.Details{snap.Detail, clients{p.Store, p.Clients}}
 }
 
-// clients are the ready attachments that are clients of Egresses.
+// clients returns the ready attachments that are clients of Egresses.
 type clients struct {
 	store *attachment.Store
 	gauge metric.Family
@@ -325,7 +326,7 @@ func (c clients) Metrics() (out []prometheus.Metric) {
 // Run implements part.Part.
 func (p Part) Run(ctx context.Context) error { return p.Egress.Run(ctx) }
 
-// failure is the error of something that was to be set up of egress.
+// failure returns the error of a failed setup of egress.
 func failure(rec attachment.Record, err error) error {
 	say := func(code uint, reason string) error {
 		return cnierror.Because(err, code, reason, fmt.Sprintf("setting up the pod's egress by %v", rec.EgressNames()))

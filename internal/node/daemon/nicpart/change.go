@@ -24,18 +24,18 @@ type change struct {
 func (p Part) Desired(rec attachment.Record) (what any, differs bool) {
 	nics, differs := p.NICs.Desired(rec)
 	nics = slices.Clone(nics)
-	for i := range nics { // without what the kernel reports and how far they have come
+	for i := range nics { // without fields from the kernel and without states
 		nics[i].HostLink, nics[i].HostMAC, nics[i].State, nics[i].Later = "", nil, attachment.Plugged, false
 	}
 	return nics, differs
 }
 
-// Change implements part.Part: the pod was given a NIC or gave one up, somebody deleted a port and
-// the operator had another made, or a port has other addresses. NICs that go are unplugged first, as
-// interfaces have their names. The container's lock is held, but not while NICs come to carry
-// packets, so that no DEL or CHECK waits for that.
+// Change implements part.Part: the pod gained or lost a NIC, the operator recreated a deleted port, or
+// a port has other addresses. Removed NICs are unplugged first, because their interface names may be
+// reused. The container's lock is held, but not while NICs become active, so that no DEL or CHECK waits
+// for that.
 //
-// A NIC that cannot be changed does not keep the others; the next attempt has it again. The error joins
+// A NIC that cannot be changed does not affect the others and is retried in the next attempt. The error joins
 // Failures.
 func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) error {
 	c := change{p, host, key}
@@ -55,8 +55,8 @@ func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) er
 	return errors.Join(err, missing, failed, waits, c.end(ctx, active))
 }
 
-// begin unplugs what is not desired and records what is. The record that it returns has
-// only the NICs that have to be plugged or changed; nil: there are none.
+// begin unplugs undesired NICs and records the desired ones. The returned record has
+// only the NICs that must be plugged or changed; nil means that there are none.
 func (c change) begin(ctx context.Context) (*attachment.Record, error) {
 	rec, release, err := c.host.Hold(ctx, c.key)
 	if release == nil {
@@ -76,7 +76,7 @@ func (c change) begin(ctx context.Context) (*attachment.Record, error) {
 	if put := c.record(&rec, nics); put != nil {
 		return nil, errors.Join(err, put)
 	}
-	if failed := c.host.SetUpLease(kctx, rec); failed != nil { // the own interface may be one of several now
+	if failed := c.host.SetUpLease(kctx, rec); failed != nil { // the own interface may have become one of several
 		return nil, errors.Join(err, failed)
 	}
 	settled := func(n attachment.NIC) bool { return n.State == attachment.Plugged }
@@ -86,8 +86,8 @@ func (c change) begin(ctx context.Context) (*attachment.Record, error) {
 	return &rec, err
 }
 
-// record records the NICs that an attachment should have, and reports those that are
-// plugged, if they are others than before.
+// record records the NICs that an attachment should have, and reports the plugged ones if they
+// have changed.
 func (c change) record(rec *attachment.Record, nics []attachment.NIC) error {
 	if reflect.DeepEqual(rec.NICs, nics) {
 		return nil
@@ -102,9 +102,9 @@ func (c change) record(rec *attachment.Record, nics []attachment.NIC) error {
 	return failpoint.Hit("daemon.nics.recorded")
 }
 
-// unplugUndesired unplugs the NICs of a record that are not desired any more, the last first, and
-// returns those that the record is to have: a NIC that could not be unplugged stays, and keeps its name
-// and port from others.
+// unplugUndesired unplugs the NICs of a record that are no longer desired, the last first, and
+// returns the NICs for the new record. A NIC that could not be unplugged stays in the record, so that its
+// name and port are not reused.
 func (c change) unplugUndesired(ctx context.Context, rec attachment.Record, desired []attachment.NIC) (nics []attachment.NIC, err error) {
 	var stay []attachment.NIC
 	for _, old := range slices.Backward(rec.NICs) {
@@ -112,7 +112,7 @@ func (c change) unplugUndesired(ctx context.Context, rec attachment.Record, desi
 			continue
 		}
 		if failed := c.NICs.Unplug(ctx, rec, old); failed != nil {
-			err = errors.Join(err, failure("unplugging "+name(old)+", which the pod is not to have any more", failed))
+			err = errors.Join(err, failure("unplugging "+name(old)+", which the pod no longer requests", failed))
 			stay = append(stay, old)
 			continue
 		}
@@ -128,8 +128,8 @@ func (c change) unplugUndesired(ctx context.Context, rec attachment.Record, desi
 	return append(nics, stay...), err
 }
 
-// plugAll plugs those of some NICs that the attachment still has unchanged, and records what the
-// kernel reports. The record that it returns has only those that are plugged; nil: none.
+// plugAll plugs those of the NICs that the attachment still has unchanged, and records the kernel's
+// values. The returned record has only the plugged ones; nil means none.
 func (c change) plugAll(ctx context.Context, nics []attachment.NIC) (*attachment.Record, error) {
 	if len(nics) == 0 {
 		return nil, nil
@@ -165,7 +165,7 @@ func (c change) plugAll(ctx context.Context, nics []attachment.NIC) (*attachment
 	return &rec, errors.Join(errs...)
 }
 
-// each returns those NICs of a record for which is returns nil in the time that an ADD would wait.
+// each returns the NICs of a record for which is returns nil within the waiting time of an ADD.
 func (c change) each(ctx context.Context, rec attachment.Record, what string, is func(context.Context, attachment.Record) error) (so []attachment.NIC, err error) {
 	ctx, cancel := c.host.Waiting(ctx)
 	defer cancel()
@@ -181,7 +181,7 @@ func (c change) each(ctx context.Context, rec attachment.Record, what string, is
 	return so, err
 }
 
-// end records that NICs are plugged, of those that the attachment still has unchanged.
+// end records as plugged those of the NICs that the attachment still has unchanged.
 func (c change) end(ctx context.Context, active []attachment.NIC) error {
 	if len(active) == 0 {
 		return nil

@@ -1,5 +1,5 @@
-// Package nicpart makes NICs that are ports of a VPC a part of the daemon: it sets up, compares, changes
-// and removes all NICs of an attachment. Package nics does so for one NIC, and speaks to the operator.
+// Package nicpart is the daemon part for NICs that are ports of a VPC: it sets up, compares, changes
+// and removes all NICs of an attachment. Package nics does so for one NIC and communicates with the operator.
 package nicpart
 
 import (
@@ -24,45 +24,45 @@ import (
 
 var _ = failpoint.Register("daemon.nics.acquired", "daemon.nics.plugged", "daemon.nics.active", "daemon.nics.unplugged")
 
-// NICs are the ports of the node's pods, one NIC at a time. *nics.NICs implements it. What is not
-// documented here is as in part.Part.
+// NICs are the ports of the node's pods, one NIC at a time. *nics.NICs implements it. Methods without a
+// comment are documented in part.Part.
 type NICs interface {
 	Annotations() []string
 	CheckOptions(req attachment.Request) error
-	// Acquire returns the NICs that the pod is to have, once all of them are bound to
-	// this node: none for a pod that asks for none, and then at once. The error of a wait in vain
-	// names the port, its host and its status.
+	// Acquire returns the pod's NICs once all of them are bound to this node. For a pod that requests none it
+	// returns none, without waiting. The error of a timeout names the
+	// port, its host and its status.
 	Acquire(ctx context.Context, req attachment.Request) ([]attachment.NIC, error)
 	Why(key attachment.Key) *source.Exhausted
 	// Expect is part.Part.Prepare, for all NICs of a record. It may take as long as an ADD.
 	Expect(ctx context.Context, rec attachment.Record) error
-	// Plug puts a NIC of a recorded attachment into its pod, and returns it with what
-	// the kernel reports. It is idempotent, and finishes what is half done. Errors of Plug, Unplug and Check are those
+	// Plug connects a NIC of a recorded attachment to its pod, and returns it with the kernel's values.
+	// It is idempotent and completes a partial setup. The errors of Plug, Unplug and Check are those
 	// of package plug, or *source.Exhausted.
 	Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error)
-	// Await returns once all NICs of a record carry packets.
+	// Await returns once all NICs of a record are active.
 	Await(ctx context.Context, rec attachment.Record) error
-	// Unplug removes all that Plug made, also what is half there, and in a namespace that is
-	// gone. It is idempotent.
+	// Unplug removes everything that Plug created, including a partial setup, even if the namespace no longer
+	// exists. It is idempotent.
 	Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Check returns how the kernel differs from a NIC, and changes nothing.
+	// Check returns an error that describes how the kernel differs from a NIC. It changes nothing.
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Drifted has an element when other software may have changed what is plugged; nil: never. TakeDrift
-	// returns the ports concerned since it was called last; all: it may be any.
+	// Drifted receives an element when other software may have changed plugged NICs; nil: never. TakeDrift
+	// returns the ports concerned since its last call, or all if it may be any port.
 	Drifted() <-chan struct{}
 	TakeDrift() (ports []string, all bool)
 	LinkChanged(name string, address net.HardwareAddr)
 	DesiredChanged() <-chan struct{}
-	// Desired returns all NICs that a ready attachment should have, and whether something
-	// has to be changed for that. Each is in the state of what has to be done: plugging for one that
-	// is added or replaces another, changing for one that gets other addresses. One that the pod gave
-	// up is not among them, but the attachment's own interface is never left out.
+	// Desired returns all NICs that a ready attachment should have, and whether that requires a change. The
+	// state of each is the step that it needs: plugging for a NIC that is added or replaces another, changing for
+	// one that gets other addresses. NICs that the pod no longer requests are omitted, except the
+	// attachment's own interface.
 	Desired(rec attachment.Record) (nics []attachment.NIC, differ bool)
-	// Plugged reports that a ready attachment has those of its NICs that are not being
-	// plugged, and no others: at its ADD, at start and after a change.
+	// Plugged reports the plugged NICs of a ready attachment, without those that are still being
+	// plugged: at its ADD, at startup and after a change.
 	Plugged(rec attachment.Record)
-	// Unplugged reports that no NIC of an attachment is left on the node. It is called while the record is
-	// there, so that no other attachment can have the ports yet.
+	// Unplugged reports that no NIC of an attachment is left on the node. It is called while the record still
+	// exists, so that no other attachment can have the ports yet.
 	Unplugged(rec attachment.Record)
 	Plugs(ctx context.Context) (hostLinks []string, err error)
 	Sweep(ctx context.Context, keep func(hostLink, port string) bool) error
@@ -70,7 +70,7 @@ type NICs interface {
 	Run(ctx context.Context) error
 }
 
-// Options are what a Part is made of.
+// Options are the settings and dependencies of a Part.
 type Options struct {
 	NICs
 	Store *attachment.Store
@@ -79,17 +79,17 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// Part is the NICs of attachments, attachment.Record.NICs. It has no state of its own.
+// Part is the NICs of attachments, attachment.Record.NICs. It is stateless.
 type Part struct {
-	Options // NICs implements the rest of part.Part
+	Options // NICs implements the remaining methods of part.Part
 }
 
 var _ part.Part = Part{}
 
-// New returns it.
+// New returns a Part.
 func New(o Options) Part { return Part{Options: o} }
 
-var errUnconfigured = errors.New("the attachment has NICs that are ports of a VPC, and this berthd is not configured to plug any")
+var errUnconfigured = errors.New("the attachment has NICs that are ports of a VPC, but this berthd is not configured to plug them")
 
 // Unconfigured returns the part of a daemon that is not configured for NICs.
 func Unconfigured(log *slog.Logger) part.Part {
@@ -125,14 +125,14 @@ func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
 	return p.NICs.Expect(ctx, rec)
 }
 
-// SetUp implements part.Part, for all NICs but those that a change has under way. It plugs them
-// concurrently, as a switch that learns of several ports at once sets them up together. The error is
-// that of the first NIC that failed.
+// SetUp implements part.Part for all NICs without a change in progress. It plugs them
+// concurrently, because a switch that learns of several ports at the same time sets them up together. The error
+// is that of the first NIC that failed.
 func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if len(rec.NICs) == 0 {
 		return rec, nil
 	}
-	plugged, errs := slices.Clone(rec.NICs), make([]error, len(rec.NICs)) // others read those of the store
+	plugged, errs := slices.Clone(rec.NICs), make([]error, len(rec.NICs)) // a copy, because the store's slice is shared
 	var each sync.WaitGroup
 	for i := range rec.NICs {
 		if rec.Settled(rec.NICs[i]) {
@@ -170,7 +170,7 @@ func (p Part) Await(ctx context.Context, rec attachment.Record) error {
 	return failpoint.Hit("daemon.nics.active")
 }
 
-// Remove implements part.Part: the last NIC first, and all of them although one fails.
+// Remove implements part.Part. It starts with the last NIC, and continues if one fails.
 func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
 	if len(rec.NICs) == 0 {
 		return nil
@@ -212,7 +212,7 @@ func (p Part) Check(ctx context.Context, rec attachment.Record) error {
 // Inspect implements part.Part.
 func (Part) Inspect(context.Context) []source.Condition { return nil }
 
-// Gone implements part.Part. Remove already reported it, while the record was there.
+// Gone implements part.Part. Remove has already reported it, while the record existed.
 func (Part) Gone(attachment.Record) {}
 
 // Links implements part.Part.
@@ -221,13 +221,13 @@ func (p Part) Links(ctx context.Context) ([]string, error) { return p.NICs.Plugs
 // Sweep implements part.Part.
 func (p Part) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
 	if err := p.NICs.Sweep(ctx, keep); err != nil {
-		return failure("unplugging NICs that no record has", err)
+		return failure("unplugging NICs without a record", err)
 	}
 	return nil
 }
 
-// Checks implements part.Part. One check of an Open vSwitch that does not answer holds a container's lock for
-// long, and its return is a change.
+// Checks implements part.Part. Against an unresponsive Open vSwitch, one check holds a container's lock for
+// long, so one suffices; the return of Open vSwitch is reported as drift.
 func (p Part) Checks(rec attachment.Record) (checks bool, service string) {
 	if slices.ContainsFunc(rec.NICs, func(n attachment.NIC) bool {
 		kind := plug.Kind(n.Plug.Type)
@@ -268,7 +268,7 @@ func (p Part) TakeUp(ready []attachment.Record) {
 
 func name(nic attachment.NIC) string { return "NIC " + nic.IfName + ", port " + nic.Port }
 
-// failure is the error of something that was done about NICs.
+// failure returns the Failure for an error of NICs.
 func failure(what string, err error) error {
 	say := func(code uint, reason string) error { return cnierror.Because(err, code, reason, what) }
 	if ex, ok := errors.AsType[*source.Exhausted](err); ok {

@@ -1,5 +1,5 @@
-// Package egressfake is the kernel in pods' network namespaces in memory, as far as egress is
-// about it, for tests of what sets up clients and gateways.
+// Package egressfake simulates, in memory, the egress state in pods' network namespaces, for tests
+// that set up clients and gateways.
 package egressfake
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
-// Kernel has the methods of an egress.Kernel, with their contracts. It outlives daemons and
+// Kernel implements egress.Kernel, including its contracts. It outlives daemons and
 // is safe for concurrent use.
 type Kernel struct {
 	*state
@@ -24,15 +24,15 @@ type Kernel struct {
 type state struct {
 	hasNetns func(path string) bool
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	clients  map[string]egressclient.Setup
 	forwards map[string]bool
 	tracked  map[string]egressgateway.Tracked
-	err      error // of all calls
+	err      error // error of all calls
 }
 
-// NewKernel is one without tunnels. HasNetns reports whether there is a network namespace at a
-// path; nil: there is one at each.
+// NewKernel returns a kernel without tunnels. HasNetns reports whether a network namespace exists at a
+// path; nil: at every path.
 func NewKernel(hasNetns func(path string) bool) *Kernel {
 	if hasNetns == nil {
 		hasNetns = func(string) bool { return true }
@@ -43,8 +43,8 @@ func NewKernel(hasNetns func(path string) bool) *Kernel {
 	}
 }
 
-// Open is a daemon's handle of the kernel. Do has each effect happen, or returns why it must
-// not.
+// Open returns a daemon's handle of the kernel. Do runs each effect, or returns an error if the effect must
+// not happen.
 func (k *Kernel) Open(do func(effect func()) error) *Kernel { return &Kernel{k.state, do} }
 
 func (k *Kernel) call(path string, work func() error) (err error) {
@@ -63,7 +63,7 @@ func (k *Kernel) call(path string, work func() error) (err error) {
 	return err
 }
 
-// Apply is that of egress.Kernel.
+// Apply implements egress.Kernel.
 func (k *Kernel) Apply(_ context.Context, path string, s egressclient.Setup) error {
 	return k.call(path, func() error {
 		if err := s.Validate(); err != nil {
@@ -76,7 +76,7 @@ func (k *Kernel) Apply(_ context.Context, path string, s egressclient.Setup) err
 	})
 }
 
-// Check is that of egress.Kernel.
+// Check implements egress.Kernel.
 func (k *Kernel) Check(_ context.Context, path string, s egressclient.Setup) error {
 	return k.call(path, func() error {
 		if has, ok := k.clients[path]; ok != (len(s.Egresses) > 0) || ok && !reflect.DeepEqual(has, s) {
@@ -86,35 +86,35 @@ func (k *Kernel) Check(_ context.Context, path string, s egressclient.Setup) err
 	})
 }
 
-// Forward is that of egress.Kernel.
+// Forward implements egress.Kernel.
 func (k *Kernel) Forward(path string) error {
 	return k.call(path, func() error { k.forwards[path] = true; return nil })
 }
 
-// Forwards is that of egress.Kernel.
+// Forwards implements egress.Kernel.
 func (k *Kernel) Forwards(path string) error {
 	return k.call(path, func() error {
 		if !k.forwards[path] {
-			return errors.New("it does not forward")
+			return errors.New("the namespace does not forward")
 		}
 		return nil
 	})
 }
 
-// Tracked is that of egress.Kernel.
+// Tracked implements egress.Kernel.
 func (k *Kernel) Tracked(path string) (t egressgateway.Tracked, err error) {
 	err = k.call(path, func() error { t = k.tracked[path]; return nil })
 	return t, err
 }
 
-// Supported is that of egress.Kernel.
+// Supported implements egress.Kernel.
 func (k *Kernel) Supported() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.err
 }
 
-// Clients are what is set up for clients, by the paths of namespaces that are there.
+// Clients returns the setups of clients, by the paths of existing namespaces.
 func (k *Kernel) Clients() map[string]egressclient.Setup {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -127,14 +127,14 @@ func (k *Kernel) Clients() map[string]egressclient.Setup {
 	return out
 }
 
-// Track has connection tracking say something in a namespace.
+// Track sets the connection tracking numbers of a namespace.
 func (k *Kernel) Track(path string, t egressgateway.Tracked) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.tracked[path] = t
 }
 
-// Fail has all calls fail, nil none any more.
+// Fail makes all calls fail with err; nil ends that.
 func (k *Kernel) Fail(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

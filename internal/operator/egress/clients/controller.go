@@ -34,29 +34,28 @@ var _ = failpoint.Register(
 	"operator.egressclient.status.before", "operator.egressclient.status.after",
 )
 
-// Options configure a Controller. The comments name the defaults.
+// Options configure a Controller. All fields are optional; the comments give the defaults.
 type Options struct {
-	Namespace string       // Berth's own; empty: unknown
-	May       May          // any node may give a pod any address
-	Clock     clock.Clock  // the real one
+	Namespace string       // Berth's own namespace; "" if unknown
+	May       May          // nil: any node may give a pod any address
+	Clock     clock.Clock  // the system clock
 	Logger    *slog.Logger // none
-	Metrics   *Metrics     // not registered anywhere
+	Metrics   *Metrics     // metrics that are not registered
 }
 
 const (
-	// podWorkers and egressWorkers are how many objects are reconciled at once. They
-	// mostly wait for the API server.
+	// podWorkers and egressWorkers are how many objects are reconciled concurrently. They mostly
+	// wait for the API server.
 	podWorkers    = 16
 	egressWorkers = 8
-	// betweenWrites is the shortest time between two writes of an Egress's slices, so that
-	// one write brings many clients to the gateways.
+	// betweenWrites is the minimum interval between writes of an Egress's slices, so that one write
+	// brings many clients to the gateways.
 	betweenWrites = 50 * time.Millisecond
-	// betweenCounts is likewise for the counts of clients in an Egress's status, which are
-	// for people.
+	// betweenCounts is the same for the client counts in an Egress's status, which are for humans.
 	betweenCounts = time.Second
-	// Of many pods that a change of an Egress or a namespace may affect, atOnce are
-	// reconciled at once, and then one in each apart, so that starting pods do not wait
-	// for them.
+	// If a change of an Egress or a namespace may affect many pods, atOnce of them are reconciled
+	// immediately and the others one by one, spaced by apart, so that they do not delay starting
+	// pods.
 	atOnce = 200
 	apart  = time.Millisecond
 )
@@ -70,8 +69,8 @@ type Controller struct {
 	egresses *egresses
 }
 
-// Setup adds the controllers to mgr, whose cache must have been made with Watches and
-// Index. They work while mgr leads.
+// Setup adds the controllers to mgr, whose cache must have been created with Watches and Index.
+// They run while mgr leads.
 func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
@@ -93,15 +92,15 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 			Watches(&v1alpha1.EgressClientSlice{}, queue.OnChange(c.sliceChanged)), egressWorkers, c.egresses.reconcile),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("controllers of clients of Egresses: %w", err)
+		return nil, fmt.Errorf("set up Egress client controllers: %w", err)
 	}
 	return c, nil
 }
 
-// queues are those of the two controllers.
+// queues are the workqueues of the two controllers.
 type queues struct{ pods, egresses queue.Queue }
 
-// addPods has pods reconciled, of many some later than others.
+// addPods queues pods. If there are many, some are delayed.
 func (q *queues) addPods(keys []types.NamespacedName) {
 	for i, k := range keys {
 		q.pods.AddObject(k, time.Duration(max(0, i-atOnce))*apart)
@@ -114,8 +113,8 @@ func (q *queues) addEgresses(refs []membership.Ref) {
 	}
 }
 
-// podChanged reconciles a pod of which something changed that matters, and the pods that claim
-// addresses that it has, or had.
+// podChanged queues a pod if a relevant part of it changed, and the pods that claim its current or
+// previous addresses.
 func (c *Controller) podChanged(ctx context.Context, before, after client.Object, q queue.Adder) {
 	had, _ := before.(*corev1.Pod)
 	has, _ := after.(*corev1.Pod)
@@ -139,8 +138,8 @@ func (c *Controller) podChanged(ctx context.Context, before, after client.Object
 	}
 }
 
-// clientChanged reconciles the pod of an EgressClient, and the pods that claim addresses that its
-// node reports, or reported.
+// clientChanged queues the pod of an EgressClient, and the pods that claim addresses that its node
+// reports or reported.
 func (c *Controller) clientChanged(ctx context.Context, before, after client.Object, q queue.Adder) {
 	var had, has []string
 	if o, ok := before.(*v1alpha1.EgressClient); ok {
@@ -155,7 +154,7 @@ func (c *Controller) clientChanged(ctx context.Context, before, after client.Obj
 	}
 }
 
-// either is after, or before if that is nil.
+// either returns after, or before if after is nil.
 func either(before, after client.Object) client.Object {
 	if after != nil {
 		return after
@@ -163,7 +162,7 @@ func either(before, after client.Object) client.Object {
 	return before
 }
 
-// addClaimants reconciles the pods for which nodes report some addresses.
+// addClaimants queues the pods for which nodes report these addresses.
 func (c *Controller) addClaimants(ctx context.Context, q queue.Adder, addresses []string) {
 	for _, a := range addresses {
 		list, err := objects.List[v1alpha1.EgressClientList](ctx, c.reader.client, client.MatchingFields{byAddress: a})
@@ -176,12 +175,12 @@ func (c *Controller) addClaimants(ctx context.Context, q queue.Adder, addresses 
 	}
 }
 
-// namespaceChanged reconciles the pods that a namespace matters to: its own pods that name Egresses,
-// all of its own if other Egresses may select them than before, and those of other namespaces that
-// its Egresses select, if these may do so no more, or may now. It also reconciles the Egresses
-// whose status mentions its consent.
+// namespaceChanged queues the pods affected by a change of a namespace: its own pods that name
+// Egresses; all of its own if the set of Egresses that may select them changed; and pods of other
+// namespaces if its Egresses may no longer, or may now, select them. It also queues the Egresses whose
+// status mentions the namespace's consent.
 func (c *Controller) namespaceChanged(ctx context.Context, before, after client.Object, _ queue.Adder) {
-	var had, has *membership.Namespace // nil: it did not exist, or does not any more
+	var had, has *membership.Namespace // nil if the namespace did not exist, or was deleted
 	if before != nil {
 		n := membership.ReadNamespace(before)
 		had = &n
@@ -224,7 +223,7 @@ func (c *Controller) namespaceChanged(ctx context.Context, before, after client.
 	}
 }
 
-// sliceChanged reconciles the Egress of a slice.
+// sliceChanged queues the Egress of a slice.
 func (c *Controller) sliceChanged(_ context.Context, before, after client.Object, q queue.Adder) {
 	ref := refOfSlice(either(before, after))
 	if after == nil {
@@ -233,32 +232,32 @@ func (c *Controller) sliceChanged(_ context.Context, before, after client.Object
 	q.Add(reconcile.Request{NamespacedName: types.NamespacedName(ref)})
 }
 
-// Known is how many pods are known. It takes the lock that all work needs: if it does not return,
+// Known returns how many pods are known. It takes the lock that all work needs: if it does not return,
 // the controller hangs.
 func (c *Controller) Known() int { return c.state.podCount() }
 
-// The kinds of Berth's own that the cache keeps for clients, in addition to Egresses.
+// Berth's own kinds that the cache keeps for clients, in addition to Egresses.
 var (
 	EgressClients      = watched.Of(&v1alpha1.EgressClient{}, &v1alpha1.EgressClientList{}, nil)
 	EgressClientSlices = watched.Of(&v1alpha1.EgressClientSlice{}, &v1alpha1.EgressClientSliceList{}, nil)
 )
 
-// Watches are the kinds that the cache of a manager with Setup keeps.
+// Watches returns the kinds that the cache of a manager used with Setup must watch.
 func Watches() []*watched.Kind {
 	return append([]*watched.Kind{watched.Namespaces, watched.EgressPods, egress.Egresses, EgressClients, EgressClientSlices}, egress.Makers...)
 }
 
-// The fields by which the cache finds objects.
+// Index fields of the cache.
 const (
-	byEgress  = "egress"        // pods by the Egresses that they name, EgressClients by those that they use or may not use, slices by their own
-	byAddress = "egressaddress" // pods by their addresses, EgressClients by those that their nodes report
+	byEgress  = "egress"        // pods by the Egresses they name, EgressClients by those they use or are refused, slices by their Egress
+	byAddress = "egressaddress" // pods by their addresses, EgressClients by those their nodes report
 )
 
-// annotated is a further value of byEgress, for pods that name any Egress.
+// annotated is an additional value of byEgress for pods that name any Egress.
 const annotated = "*"
 
-// Index has the cache find objects by the fields that this package reads them by. It is
-// called once for a manager, before the manager starts.
+// Index adds this package's index fields to the cache. It is called once per manager, before the
+// manager starts.
 func Index(ctx context.Context, ix client.FieldIndexer) error {
 	return watched.Index(ctx, ix,
 		watched.By(byEgress, namedBy), watched.By(byAddress, addressesOf),
@@ -267,7 +266,7 @@ func Index(ctx context.Context, ix client.FieldIndexer) error {
 	)
 }
 
-// namedBy are the Egresses that a pod's annotations name.
+// namedBy returns the Egresses that a pod's annotations name.
 func namedBy(p *corev1.Pod) (out []string) {
 	if !membership.Annotated(p.Annotations) {
 		return nil
@@ -279,7 +278,7 @@ func namedBy(p *corev1.Pod) (out []string) {
 	return append(out, annotated)
 }
 
-// usedBy are the Egresses that a pod uses, or is refused.
+// usedBy returns the Egresses that a pod uses or is refused.
 func usedBy(o *v1alpha1.EgressClient) []string {
 	all := map[string]bool{}
 	for _, r := range o.Spec.Egresses {
@@ -291,8 +290,8 @@ func usedBy(o *v1alpha1.EgressClient) []string {
 	return slices.Collect(maps.Keys(all))
 }
 
-// addressesOf are a pod's addresses by its kubelet. A pod without a sandbox has none: the kubelet
-// still reports those of the last sandbox.
+// addressesOf returns a pod's addresses as reported by its kubelet. A pod without a sandbox has none:
+// the kubelet still reports those of the last sandbox.
 func addressesOf(p *corev1.Pod) (out []string) {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse {
@@ -307,7 +306,7 @@ func addressesOf(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// canonical is an address as netip writes it, so that texts can be compared; empty: it is none.
+// canonical returns an address in netip's notation, so that texts can be compared, or "" if it is invalid.
 func canonical(address string) string {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
@@ -316,7 +315,7 @@ func canonical(address string) string {
 	return a.Unmap().String()
 }
 
-// reportedAddresses are the addresses from which a pod sends, by the daemon of its node.
+// reportedAddresses returns the pod's source addresses as reported by its node's daemon.
 func reportedAddresses(o *v1alpha1.EgressClient) (out []string) {
 	n := o.Status.Node
 	if n == nil || n.State == v1alpha1.EgressClientGone {
@@ -330,12 +329,12 @@ func reportedAddresses(o *v1alpha1.EgressClient) (out []string) {
 	return out
 }
 
-// refOfSlice is the Egress that a slice belongs to.
+// refOfSlice returns the Egress that a slice belongs to.
 func refOfSlice(o client.Object) membership.Ref {
 	return membership.Ref{Namespace: o.GetNamespace(), Name: o.GetLabels()[v1alpha1.LabelEgress]}
 }
 
-// uidOfOwner is the UID of the Egress that a slice was made for.
+// uidOfOwner returns the UID of the Egress that owns a slice.
 func uidOfOwner(o client.Object) string {
 	for _, ref := range o.GetOwnerReferences() {
 		if ref.Kind == "Egress" {

@@ -1,22 +1,21 @@
-// Package clients is the operator's side of pods that use Egresses: it decides which pods
-// are clients of which, and writes that to EgressClients for their nodes, and to
-// EgressClientSlices for the gateways.
+// Package clients is the operator's side of pods that use Egresses: it decides which pods are clients of
+// which Egresses, and publishes that in EgressClients for the nodes and EgressClientSlices for the
+// gateways.
 //
-// Pods, Namespaces, Egresses and EgressClients are read from the cache. What follows from them for
-// each pod is kept in the state, from which slices are written. An event of one pod leads to work
-// for that pod, for the pods that have or claim its addresses, and for one slice of each of its
-// Egresses.
+// Pods, Namespaces, Egresses and EgressClients are read from the cache. The resulting uses of each pod
+// are kept in the state, from which slices are written. An event of one pod causes work for that pod,
+// for the pods that have or claim its addresses, and for one slice of each of its Egresses.
 //
-//	controller.go  the controllers, and which events reconcile what, and what the cache keeps
-//	reader.go      what is true of a pod: its decision, its addresses, who else claims them
-//	state.go       what is known of all Egresses and their clients
-//	pods.go        one pod: its EgressClient
-//	egresses.go    one Egress: its slices
+//	controller.go  the controllers, their event handlers and what the cache keeps
+//	reader.go      the current view of a pod: its decision, its addresses, who else claims them
+//	state.go       in-memory state of all Egresses and their clients
+//	pods.go        reconciles the EgressClient of a pod
+//	egresses.go    reconciles the slices of an Egress
 //	status.go      conditions of Egresses and EgressClients, and metrics
 package clients
 
-// What the operator does for clients of Egresses. EgressClients and Events are in the
-// namespaces of pods, slices in those of Egresses.
+// The operator's permissions for clients of Egresses. EgressClients and Events are in the namespaces of
+// pods, slices in those of Egresses.
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=egresses,verbs=get;list;watch
 // +kubebuilder:rbac:groups=berth.dev,resources=egresses/status,verbs=patch

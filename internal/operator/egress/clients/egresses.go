@@ -21,13 +21,13 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// writer writes objects, and counts the writes.
+// writer writes objects and counts the writes.
 type writer struct {
 	client  client.Client
 	metrics *Metrics
 }
 
-// egresses writes the EgressClientSlices of Egresses, and the counts of clients in their status.
+// egresses reconciles the EgressClientSlices of Egresses and the client counts in their status.
 type egresses struct {
 	reader *reader
 	state  *state
@@ -35,8 +35,8 @@ type egresses struct {
 	writer writer
 }
 
-// reconcile takes an Egress as it is now, has the pods reconciled that a change may affect, and
-// writes the Egress's slices and counts.
+// reconcile updates the state of an Egress, queues the pods that a change may affect, and writes the
+// Egress's slices and counts.
 func (c *egresses) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	if err := c.state.fill(ctx, c.reader); err != nil {
 		return reconcile.Result{}, err
@@ -68,7 +68,7 @@ func (c *egresses) reconcile(ctx context.Context, q reconcile.Request) (reconcil
 	return reconcile.Result{RequeueAfter: queue.Sooner(next, again)}, err
 }
 
-// update takes an Egress as it is now; nil: it does not exist.
+// update updates the state of an Egress, which is nil if it does not exist.
 func (c *egresses) update(ctx context.Context, ref membership.Ref, o *v1alpha1.Egress) (*clientplan.Egress, error) {
 	now := c.state.all().Get(ref)
 	if o == nil {
@@ -81,7 +81,7 @@ func (c *egresses) update(ctx context.Context, ref membership.Ref, o *v1alpha1.E
 	if changed := clientplan.Changed(before, after, ref); len(changed) > 0 {
 		keys, err := c.reader.affected(ctx, changed, before, after)
 		if err != nil {
-			c.state.setEgress(ref, had) // so that it is a change the next time too
+			c.state.setEgress(ref, had) // so that the retry sees a change as well
 			return nil, err
 		}
 		c.queues.addPods(keys)
@@ -97,8 +97,8 @@ func (c *egresses) update(ctx context.Context, ref membership.Ref, o *v1alpha1.E
 	return now, nil
 }
 
-// writeSlices writes the slices of an Egress that are due, and deletes those of an earlier Egress of
-// the name. wait is when to come again.
+// writeSlices writes the due slices of an Egress, and deletes those of an earlier Egress of the same
+// name. wait is when to come back.
 func (c *egresses) writeSlices(ctx context.Context, ref membership.Ref, e *clientplan.Egress) (wait time.Duration, err error) {
 	writes, have, stale, wait := c.state.due(ref)
 	var errs []error
@@ -154,8 +154,8 @@ func (c *egresses) writeSlice(ctx context.Context, e *clientplan.Egress, w clien
 	return sliceVersion{o.UID, o.ResourceVersion}, nil
 }
 
-// correct reads the version of a slice from the API server, after a write that failed because the
-// slice has another version than this process knew.
+// correct reads the version of a slice from the API server after a write that failed because the slice
+// had another version than expected.
 func (c *egresses) correct(ctx context.Context, ref membership.Ref, name string, because error) error {
 	if !apierrors.IsConflict(because) && !apierrors.IsAlreadyExists(because) && !apierrors.IsNotFound(because) && !apierrors.IsInvalid(because) {
 		return nil
@@ -172,7 +172,7 @@ func (c *egresses) correct(ctx context.Context, ref membership.Ref, name string,
 	return nil
 }
 
-// deleteSlice deletes a slice, unless another has its name by now.
+// deleteSlice deletes a slice, unless another slice has its name by now.
 func (c *egresses) deleteSlice(ctx context.Context, ref membership.Ref, name string, uid types.UID) error {
 	o := &v1alpha1.EgressClientSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: name, UID: uid}}
 	err := failpoint.Around("operator.egressclient.drop", func() error { return objects.Delete(ctx, c.writer.client, o) })
@@ -180,8 +180,8 @@ func (c *egresses) deleteSlice(ctx context.Context, ref membership.Ref, name str
 	return err
 }
 
-// writeCounts writes the counts and the condition on clients to an Egress's status, if they changed.
-// wait is when to come again.
+// writeCounts writes the client counts and the condition about clients to an Egress's status if they
+// changed. wait is when to come back.
 func (c *egresses) writeCounts(ctx context.Context, o *v1alpha1.Egress, e *clientplan.Egress) (wait time.Duration, err error) {
 	if o == nil {
 		return 0, nil

@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// world is an API server and an operator. Egresses are in namespace internet, pods in
-// namespace shop, unless they say otherwise.
+// world is an API server and an operator. By default, Egresses are in namespace internet and pods in
+// namespace shop.
 type world struct {
 	t       *testing.T
 	c       *Controller
@@ -51,7 +51,7 @@ func start(t *testing.T, o Options) *world {
 	return w
 }
 
-// newWorld is one without an operator.
+// newWorld returns a world without an operator.
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, daemons: controllers.Daemons{}}
@@ -63,7 +63,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) client() client.Client { return harness.KubeClient(w.t) }
 
-// run starts an operator, each request through some transports.
+// run starts an operator whose API requests pass through these transports.
 func (w *world) run(o Options, through ...transport.WrapperFunc) {
 	w.t.Helper()
 	o.Logger = controllers.Logger(w.t.Output())
@@ -73,11 +73,11 @@ func (w *world) run(o Options, through ...transport.WrapperFunc) {
 	}, through...)
 }
 
-// operatorAccess is what operatorConfig returns, once it was asked.
+// operatorAccess caches the result of operatorConfig.
 var operatorAccess *rest.Config
 
-// operatorConfig is the access of the operator, with the roles and policies that the chart
-// gives it.
+// operatorConfig returns the operator's access to the API server, with the roles and policies of the
+// chart.
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
 	if operatorAccess != nil {
@@ -95,7 +95,7 @@ func operatorConfig(t *testing.T) *rest.Config {
 	return rest.CopyConfig(operatorAccess)
 }
 
-// daemonRole has berthd write the status of EgressClients.
+// daemonRole lets berthd write the status of EgressClients.
 const daemonRole = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -110,13 +110,13 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: test-dae
 subjects: [{kind: ServiceAccount, name: berthd, namespace: kube-system}]
 `
 
-// operator is a client with the operator's access.
+// operator returns a client with the operator's access.
 func (w *world) operator() client.Client {
 	w.t.Helper()
 	return harness.KubeClientFor(w.t, operatorConfig(w.t))
 }
 
-// controller is a client with the name of Kubernetes' own controllers, and all rights.
+// controller returns a client with the identity of kube-controller-manager and all rights.
 func (w *world) controller() client.Client {
 	w.t.Helper()
 	cfg, err := harness.ControlPlane.ConfigFor("system:kube-controller-manager", "system:masters")
@@ -131,7 +131,7 @@ func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, er
 	return Setup(mgr, o)
 }
 
-// namespace makes one, or gives one that is there these labels.
+// namespace creates a namespace, or sets the labels of an existing one.
 func (w *world) namespace(name string, labels map[string]string) {
 	w.t.Helper()
 	ns := controllers.Named[corev1.Namespace](name)
@@ -144,14 +144,14 @@ func (w *world) namespace(name string, labels map[string]string) {
 	harness.OK(w.t, w.client().Update(w.t.Context(), ns))
 }
 
-// consents has a namespace let Egresses of others select its pods.
+// consents lets Egresses of other namespaces select the pods of a namespace.
 func (w *world) consents(name, to string) {
 	w.t.Helper()
 	ns := controllers.Named[corev1.Namespace](name)
 	controllers.Merge(w.t, ns, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":%q}}}`, to)
 }
 
-// egress makes one in namespace internet.
+// egress creates an Egress in namespace internet.
 func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	w.t.Helper()
 	if len(spec.Destinations) == 0 {
@@ -162,16 +162,16 @@ func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	return o
 }
 
-// open are namespaces whose pods may name an Egress: all.
+// open allows pods of all namespaces to name an Egress.
 func open() *v1alpha1.VPCNamespaces { return &v1alpha1.VPCNamespaces{Names: []string{"*"}} }
 
-// gateways has an Egress have so many gateways that are ready.
+// gateways sets the number of ready gateways in an Egress's status.
 func (w *world) gateways(o *v1alpha1.Egress, n int) {
 	w.t.Helper()
 	controllers.MergeStatus(w.t, w.operator(), o, `{"status":{"replicas":%d,"readyGateways":%d}}`, n, n)
 }
 
-// newPod is one of namespace shop that names Egresses of namespace internet; empty: none.
+// newPod returns a pod in namespace shop that names these Egresses of namespace internet, if any.
 func newPod(name, egresses string) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": "web"}},
@@ -183,13 +183,13 @@ func newPod(name, egresses string) *corev1.Pod {
 	return p
 }
 
-// pod makes one on node-a.
+// pod creates a pod on node-a.
 func (w *world) pod(name, egresses string) *corev1.Pod {
 	w.t.Helper()
 	return w.make(newPod(name, egresses), "node-a")
 }
 
-// make makes a pod on a node.
+// make creates a pod on a node.
 func (w *world) make(p *corev1.Pod, node string) *corev1.Pod {
 	w.t.Helper()
 	as := w.client()
@@ -207,13 +207,13 @@ func (w *world) edit(p *corev1.Pod, patch string) {
 	controllers.Merge(w.t, p, "%s", patch)
 }
 
-// deletePod ends a pod as a kubelet does, or by force.
+// deletePod deletes a pod as a kubelet does, or by force.
 func (w *world) deletePod(p *corev1.Pod) {
 	w.t.Helper()
 	controllers.DeletePod(w.t, client.ObjectKeyFromObject(p))
 }
 
-// status has a pod be in a phase, with addresses.
+// status sets a pod's phase and addresses.
 func (w *world) status(p *corev1.Pod, phase corev1.PodPhase, addresses ...string) {
 	w.t.Helper()
 	o := p.DeepCopy()
@@ -228,14 +228,14 @@ func (w *world) status(p *corev1.Pod, phase corev1.PodPhase, addresses ...string
 	harness.OK(w.t, w.client().Status().Update(w.t.Context(), o))
 }
 
-// setUp has a pod's node say that it has set up all that the EgressClient asks for.
+// setUp reports, as a pod's node, that everything the EgressClient asks for is set up.
 func (w *world) setUp(p *corev1.Pod, addresses ...string) {
 	w.t.Helper()
-	o := w.await(p, "is there", controllers.If(func(o *v1alpha1.EgressClient) bool { return o.Spec.PodUID == string(p.UID) }))
+	o := w.await(p, "exists", controllers.If(func(o *v1alpha1.EgressClient) bool { return o.Spec.PodUID == string(p.UID) }))
 	w.says(o, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: "c", Addresses: addresses, Egresses: o.Spec.Egresses})
 }
 
-// says writes what the daemon of a client's node says.
+// says writes a report as the daemon of a client's node.
 func (w *world) says(o *v1alpha1.EgressClient, says v1alpha1.EgressClientNode) {
 	w.t.Helper()
 	after := o.DeepCopy()
@@ -243,14 +243,14 @@ func (w *world) says(o *v1alpha1.EgressClient, says v1alpha1.EgressClientNode) {
 	harness.OK(w.t, w.daemons.Of(w.t, o.Spec.NodeName).Status().Patch(w.t.Context(), after, client.MergeFrom(o)))
 }
 
-// object is the EgressClient of a pod; nil: there is none.
+// object returns the EgressClient of a pod, or nil.
 func (w *world) object(p *corev1.Pod) *v1alpha1.EgressClient {
 	o, err := objects.Get[v1alpha1.EgressClient](w.t.Context(), w.client(), client.ObjectKeyFromObject(p))
 	harness.OK(w.t, err)
 	return o
 }
 
-// await waits until a pod's EgressClient is as it should be.
+// await waits until is returns nil for a pod's EgressClient.
 func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient) error) *v1alpha1.EgressClient {
 	w.t.Helper()
 	return controllers.Await(w.t, client.ObjectKeyFromObject(p), what, is)
@@ -261,8 +261,8 @@ func (w *world) awaitNone(p *corev1.Pod) {
 	controllers.AwaitGone(w.t, &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
 }
 
-// uses wants an EgressClient to have these Egresses of namespace internet and no others, and refusals
-// as name and reason.
+// uses checks that an EgressClient uses exactly these Egresses of namespace internet, and has these
+// refusals, given as name and reason.
 func uses(names []string, refusals ...string) func(*v1alpha1.EgressClient) error {
 	return func(o *v1alpha1.EgressClient) error {
 		var has, refused []string
@@ -279,7 +279,7 @@ func uses(names []string, refusals ...string) func(*v1alpha1.EgressClient) error
 	}
 }
 
-// ready wants the condition Ready to have a reason, and words in its message.
+// ready checks the reason of the condition Ready, and words in its message.
 func ready(reason string, words ...string) func(*v1alpha1.EgressClient) error {
 	status := metav1.ConditionFalse
 	if reason == reasonSetUp {
@@ -294,7 +294,7 @@ func (w *world) slices(egress string) []v1alpha1.EgressClientSlice {
 	return list.Items
 }
 
-// served are the clients of an Egress that gateways serve, as pod and addresses.
+// served returns the clients that an Egress's gateways serve, as pod and addresses.
 func (w *world) served(egress string) (out []string) {
 	for _, s := range w.slices(egress) {
 		for _, c := range s.Clients {
@@ -305,20 +305,20 @@ func (w *world) served(egress string) (out []string) {
 	return out
 }
 
-// awaitServed waits until an Egress serves exactly these.
+// awaitServed waits until an Egress serves exactly these clients.
 func (w *world) awaitServed(egress string, want ...string) {
 	w.t.Helper()
 	slices.Sort(want)
 	controllers.AwaitValue(w.t, "clients of "+egress, func() []string { return w.served(egress) }, want)
 }
 
-// awaitCounts waits until the status of an Egress says so many clients.
+// awaitCounts waits until the status of an Egress has these client counts.
 func (w *world) awaitCounts(egress string, clients, refused int32, reason string, words ...string) {
 	w.t.Helper()
-	controllers.Await(w.t, client.ObjectKey{Namespace: "internet", Name: egress}, "counts its clients", func(o *v1alpha1.Egress) error {
+	controllers.Await(w.t, client.ObjectKey{Namespace: "internet", Name: egress}, "has the client counts", func(o *v1alpha1.Egress) error {
 		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionClientsReady)
 		if o.Status.Clients != clients || o.Status.RefusedClients != refused || c == nil || c.Reason != reason || !harness.Says(c.Message, words...) {
-			return fmt.Errorf("want %d clients, %d refused, %s with %q", clients, refused, reason, words)
+			return fmt.Errorf("want %d clients, %d refused, and reason %s with %q", clients, refused, reason, words)
 		}
 		return nil
 	})

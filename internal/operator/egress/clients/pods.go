@@ -26,7 +26,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// pods gives each pod that uses Egresses its EgressClient.
+// pods manages the EgressClients of pods that use Egresses.
 type pods struct {
 	reader *reader
 	state  *state
@@ -36,12 +36,12 @@ type pods struct {
 	log    *slog.Logger
 
 	mu sync.Mutex // guards written
-	// written are the resource versions of the EgressClients that this process wrote, so that it
-	// does not write again what the cache does not show yet.
+	// written are the resource versions of EgressClients written by this process, so that it does
+	// not repeat a write that the cache does not show yet.
 	written map[types.NamespacedName]string
 }
 
-// reconcile writes a pod's EgressClient, and has the slices of the pod's Egresses written.
+// reconcile writes a pod's EgressClient, and queues the Egresses whose slices change.
 func (c *pods) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	if err := c.state.fill(ctx, c.reader); err != nil {
 		return reconcile.Result{}, err
@@ -63,7 +63,7 @@ func (c *pods) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Re
 	c.queues.addEgresses(c.state.setPod(at, v.uses(now)))
 	switch {
 	case c.trails(at, o):
-		return reconcile.Result{}, nil // the event of the write comes
+		return reconcile.Result{}, nil // the event of the write follows
 	case o != nil && v.o == nil:
 		return c.removeEnded(ctx, o)
 	case p == nil:
@@ -77,7 +77,7 @@ func (c *pods) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Re
 		again = max(0, v.since.Add(clientplan.Unconfirmed).Sub(now))
 	}
 	if v.foreign {
-		again = queue.Sooner(again, time.Second) // the node may have been given the address just now
+		again = queue.Sooner(again, time.Second) // the address may have been assigned to the node a moment ago
 	}
 	if reason, _ := v.waits(); reason == reasonWaiting && len(v.decision.Egresses) > 0 {
 		again = queue.Sooner(again, max(0, v.waitsUntil().Sub(now)))
@@ -85,8 +85,7 @@ func (c *pods) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Re
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// trails reports whether an EgressClient as the cache has it (nil: it has none) is older than what was
-// written.
+// trails reports whether the cached EgressClient, or nil, is older than the one last written.
 func (c *pods) trails(key types.NamespacedName, o *v1alpha1.EgressClient) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +97,7 @@ func (c *pods) trails(key types.NamespacedName, o *v1alpha1.EgressClient) bool {
 	return false
 }
 
-// wrote takes the resource version of an EgressClient that was written.
+// wrote records the resource version of a written EgressClient.
 func (c *pods) wrote(key types.NamespacedName, version string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +124,7 @@ func (c *pods) write(ctx context.Context, v podView) error {
 	case !d.Wanted && o == nil:
 		return nil
 	case !d.Wanted:
-		if err := c.remove(ctx, o, "its pod uses no Egress any more"); err != nil {
+		if err := c.remove(ctx, o, "its pod no longer uses an Egress"); err != nil {
 			return err
 		}
 		c.recordLost(v)
@@ -148,8 +147,8 @@ func (c *pods) write(ctx context.Context, v podView) error {
 	return c.writeReady(ctx, v, o)
 }
 
-// create creates a pod's EgressClient; nil: the cache trails, or the last one of the name is still
-// being deleted.
+// create creates a pod's EgressClient. It returns nil if the cache trails, or if an earlier
+// EgressClient of the same name is still being deleted.
 func (c *pods) create(ctx context.Context, v podView) (*v1alpha1.EgressClient, error) {
 	p, yes := v.pod, true
 	o := &v1alpha1.EgressClient{
@@ -167,7 +166,7 @@ func (c *pods) create(ctx context.Context, v podView) (*v1alpha1.EgressClient, e
 	})
 	c.writer.metrics.wrote(kindClient, err)
 	if apierrors.IsAlreadyExists(err) {
-		return nil, nil // its events come
+		return nil, nil // its events follow
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create EgressClient %s/%s: %w", p.Namespace, p.Name, err)
@@ -178,8 +177,8 @@ func (c *pods) create(ctx context.Context, v podView) (*v1alpha1.EgressClient, e
 	return o, nil
 }
 
-// change writes to an EgressClient which Egresses its pod uses now, and returns it as it is then;
-// nil: it is gone.
+// change updates the Egresses in an EgressClient and returns the result, or nil if the EgressClient is
+// gone.
 func (c *pods) change(ctx context.Context, v podView) (*v1alpha1.EgressClient, error) {
 	body := map[string]any{
 		"metadata": map[string]any{"uid": v.o.UID},
@@ -197,7 +196,7 @@ func (c *pods) change(ctx context.Context, v podView) (*v1alpha1.EgressClient, e
 	return changed, nil
 }
 
-// writeReady writes an EgressClient's condition if it changed.
+// writeReady writes an EgressClient's condition Ready if it changed.
 func (c *pods) writeReady(ctx context.Context, v podView, o *v1alpha1.EgressClient) error {
 	want, has := v.ready(), o.Status.Conditions
 	after := slices.Clone(has)
@@ -211,7 +210,7 @@ func (c *pods) writeReady(ctx context.Context, v podView, o *v1alpha1.EgressClie
 		return nil
 	}
 	body := map[string]any{
-		// So that it is not another of its name: of a status the API server checks the version, not the UID.
+		// The version guards against a recreated object: for a status, the API server does not check the UID.
 		"metadata": map[string]any{"resourceVersion": o.ResourceVersion},
 		"status":   map[string]any{"conditions": after},
 	}
@@ -224,8 +223,8 @@ func (c *pods) writeReady(ctx context.Context, v podView, o *v1alpha1.EgressClie
 	return nil
 }
 
-// patch changes an EgressClient by a merge patch, which has its UID or resource version, and returns
-// it as it is then; nil: it is gone.
+// patch changes an EgressClient by a merge patch with its UID or resource version, and returns the
+// result, or nil if the EgressClient is gone.
 func (c *pods) patch(o *v1alpha1.EgressClient, point string, what map[string]any, do func(*v1alpha1.EgressClient, client.Patch) error) (*v1alpha1.EgressClient, error) {
 	body, err := json.Marshal(what)
 	if err != nil {
@@ -235,7 +234,7 @@ func (c *pods) patch(o *v1alpha1.EgressClient, point string, what map[string]any
 	err = failpoint.Around(point, func() error { return do(target, client.RawPatch(types.MergePatchType, body)) })
 	c.writer.metrics.wrote(kindClient, err)
 	if apierrors.IsNotFound(err) {
-		return nil, nil // its event comes
+		return nil, nil // its event follows
 	}
 	if err != nil {
 		return nil, err
@@ -256,8 +255,8 @@ func (c *pods) remove(ctx context.Context, o *v1alpha1.EgressClient, why string)
 	return nil
 }
 
-// recordRefusals records an Event on a pod for each refusal that is new. A refusal's message is
-// no longer than an Event's note may be (clientplan.Most).
+// recordRefusals records an Event on a pod for each new refusal. A refusal's message is no longer than
+// an Event's note may be (clientplan.Most).
 func (c *pods) recordRefusals(p *corev1.Pod, before, now []v1alpha1.EgressRefusal) {
 	for _, r := range now {
 		if !slices.Contains(before, r) {
@@ -266,8 +265,8 @@ func (c *pods) recordRefusals(p *corev1.Pod, before, now []v1alpha1.EgressRefusa
 	}
 }
 
-// recordLost records an Event on a pod for each Egress that does not select it any more because its
-// namespace, or that of the Egress, says so.
+// recordLost records an Event on a pod for each Egress that no longer selects it because of its
+// namespace's consent or a limit of the Egress's namespace.
 func (c *pods) recordLost(v podView) {
 	for _, r := range v.o.Spec.Egresses {
 		if slices.Contains(v.decision.Egresses, r) {

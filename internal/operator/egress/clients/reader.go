@@ -23,13 +23,13 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// waitsLong is how long a node may take to set a client up before the Egress reports that it waits.
+// waitsLong is how long a node may take to set up a client before the Egress reports the delay.
 const waitsLong = 30 * time.Second
 
-// May reports whether the node of a pod may give it an address, as far as is known.
+// May reports whether, as far as is known, the node of a pod may give it an address.
 type May func(ctx context.Context, p *corev1.Pod, address netip.Addr) (bool, error)
 
-// reader finds out from the cache what is true of pods.
+// reader determines the current view of pods from the cache.
 type reader struct {
 	client client.Reader // the cache
 	live   client.Reader // the API server
@@ -37,7 +37,7 @@ type reader struct {
 	clock  clock.Clock
 }
 
-// pod is one as the cache has it; nil: it is gone, or has ended.
+// pod returns a pod from the cache, or nil if it is gone or has ended.
 func (r *reader) pod(ctx context.Context, key types.NamespacedName) (*corev1.Pod, error) {
 	p, err := objects.Get[corev1.Pod](ctx, r.client, key, objects.Shared)
 	if err != nil || p == nil || ended(p) {
@@ -50,8 +50,8 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// runtimeUID is the UID by which the runtime knows a pod. A mirror pod names that of its static
-// pod.
+// runtimeUID returns the UID by which the container runtime knows a pod. For a mirror pod, this is the
+// UID of its static pod.
 func runtimeUID(p *corev1.Pod) string {
 	if uid := p.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
 		return uid
@@ -59,7 +59,7 @@ func runtimeUID(p *corev1.Pod) string {
 	return string(p.UID)
 }
 
-// namespaces are all that are known.
+// namespaces returns all namespaces in the cache.
 func (r *reader) namespaces(ctx context.Context) ([]membership.Namespace, error) {
 	list := watched.Namespaces.List().(*metav1.PartialObjectMetadataList)
 	if err := r.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
@@ -72,7 +72,7 @@ func (r *reader) namespaces(ctx context.Context) ([]membership.Namespace, error)
 	return out, nil
 }
 
-// namespace is one as it is known, with its name alone if it is not.
+// namespace returns a namespace from the cache, or one with only its name if it is not cached.
 func (r *reader) namespace(ctx context.Context, name string) membership.Namespace {
 	ns := watched.Namespace(name)
 	if err := r.client.Get(ctx, client.ObjectKey{Name: name}, ns, client.UnsafeDisableDeepCopy); err != nil {
@@ -81,8 +81,7 @@ func (r *reader) namespace(ctx context.Context, name string) membership.Namespac
 	return membership.ReadNamespace(ns)
 }
 
-// podKeys are those of pods, each once: the ones without an address, which are starting, come
-// first.
+// podKeys is a set of pod keys, ordered so that starting pods, which have no address yet, come first.
 type podKeys struct {
 	starting, others []types.NamespacedName
 	has              map[types.NamespacedName]bool
@@ -105,7 +104,7 @@ func (k *podKeys) add(o client.Object, starting bool) {
 
 func (k *podKeys) all() []types.NamespacedName { return append(k.starting, k.others...) }
 
-// addPods adds the pods that options select.
+// addPods adds the pods selected by list options.
 func (r *reader) addPods(ctx context.Context, into *podKeys, of ...client.ListOption) error {
 	list, err := objects.List[corev1.PodList](ctx, r.client, of...)
 	if err != nil {
@@ -117,7 +116,7 @@ func (r *reader) addPods(ctx context.Context, into *podKeys, of ...client.ListOp
 	return nil
 }
 
-// addClients adds the pods that use an Egress, or are refused it.
+// addClients adds the pods that use or are refused an Egress.
 func (r *reader) addClients(ctx context.Context, into *podKeys, ref membership.Ref) error {
 	list, err := objects.List[v1alpha1.EgressClientList](ctx, r.client, client.MatchingFields{byEgress: ref.String()})
 	if err != nil {
@@ -129,9 +128,8 @@ func (r *reader) addClients(ctx context.Context, into *podKeys, ref membership.R
 	return nil
 }
 
-// affected are the pods that may be affected when Egresses choose other clients than before: the pods
-// that name them, the pods of namespaces in which they may select some, and the pods that used them
-// or were refused.
+// affected returns the pods that may be affected when Egresses change their choice of clients: pods that
+// name them, pods of namespaces in which they may select some, and pods that used them or were refused.
 func (r *reader) affected(ctx context.Context, refs []membership.Ref, before, now clientplan.Egresses) ([]types.NamespacedName, error) {
 	keys := newPodKeys()
 	was, is := before.Selectors(), now.Selectors()
@@ -165,25 +163,25 @@ func (r *reader) affected(ctx context.Context, refs []membership.Ref, before, no
 	return keys.all(), nil
 }
 
-// podView is what is true of a pod at one moment.
+// podView is a snapshot of everything known about a pod.
 type podView struct {
-	pod       *corev1.Pod            // nil: it is gone, or has ended
-	o         *v1alpha1.EgressClient // of this pod; nil: there is none
+	pod       *corev1.Pod            // nil if it is gone or has ended
+	o         *v1alpha1.EgressClient // of this pod; nil if there is none
 	egresses  clientplan.Egresses
-	is        clientplan.Pod // what decides which Egresses it uses
+	is        clientplan.Pod // input of the decision
 	decision  clientplan.Decision
-	conflict  string // why its addresses are another pod's; empty: they are its own
-	elsewhere string // which of its addresses are not confirmed; empty: all are
-	foreign   bool   // its node may not give it an address that it reports, as far as is known now
-	// addresses are those at which gateways may serve it, if it uses any Egress.
+	conflict  string // why its addresses belong to another pod; "" if they are its own
+	elsewhere string // which of its addresses are not confirmed; "" if all are
+	foreign   bool   // whether its node reports an address that it may not give the pod, as far as is known
+	// addresses are the addresses at which gateways may serve the pod, if it uses any Egress.
 	addresses []string
-	// since is when its node first reported an address that its kubelet does not report yet; zero:
-	// the node reports none, or the kubelet does too.
+	// since is when its node first reported an address that its kubelet does not report yet; zero if
+	// the node reports none, or the kubelet reports them too.
 	since time.Time
 }
 
-// view finds out what is true of a pod (nil: it is gone). o is the EgressClient of its name, and may
-// be of an earlier pod.
+// view returns the view of a pod, which is nil if the pod is gone. o is the EgressClient of this name,
+// and may belong to an earlier pod.
 func (r *reader) view(ctx context.Context, p *corev1.Pod, namespace membership.Namespace, o *v1alpha1.EgressClient, all clientplan.Egresses, served isServed) (v podView, err error) {
 	v = podView{pod: p, egresses: all}
 	if p == nil {
@@ -198,7 +196,7 @@ func (r *reader) view(ctx context.Context, p *corev1.Pod, namespace membership.N
 		Namespace: namespace, Labels: p.Labels, Annotations: p.Annotations,
 		HostNetwork: p.Spec.HostNetwork, Static: static, Gateway: gateway,
 	}
-	if p.Spec.NodeName != "" { // there is no EgressClient before
+	if p.Spec.NodeName != "" { // an unscheduled pod has no EgressClient
 		v.decision = clientplan.Decide(v.is, all)
 	}
 	if o == nil || o.Spec.PodUID != runtimeUID(p) {
@@ -214,7 +212,7 @@ func (r *reader) view(ctx context.Context, p *corev1.Pod, namespace membership.N
 	return v, err
 }
 
-// uses are those of its Egresses.
+// uses returns the pod's uses of Egresses.
 func (v podView) uses(now time.Time) podUses {
 	if v.pod == nil {
 		return podUses{}
@@ -238,7 +236,7 @@ func (v podView) uses(now time.Time) podUses {
 	return e
 }
 
-// serves reports whether gateways of an Egress serve the pod: once the node has set up its tunnels, and
+// serves reports whether an Egress's gateways serve the pod: once the node has set up the tunnels, and
 // while it changes or repairs them.
 func (v podView) serves(r v1alpha1.EgressReference) bool {
 	if v.o == nil || v.o.DeletionTimestamp != nil || v.conflict != "" || len(v.addresses) == 0 {
@@ -248,8 +246,8 @@ func (v podView) serves(r v1alpha1.EgressReference) bool {
 	return node.State == v1alpha1.EgressClientSetUp || node.State == v1alpha1.EgressClientFailed && slices.Contains(node.Egresses, r)
 }
 
-// waitsFor is why a pod has not been served for a while although it uses Egresses; empty: it is, or
-// was not for a moment only.
+// waitsFor returns why a pod that uses Egresses has not been served for some time, or "" if it is served
+// or has not waited long enough to report.
 func (v podView) waitsFor(now time.Time) string {
 	reason, _ := v.waits()
 	if reason == reasonWaiting && now.Before(v.waitsUntil()) {
@@ -258,7 +256,7 @@ func (v podView) waitsFor(now time.Time) string {
 	return reason
 }
 
-// waitsUntil is when a pod that waits for its node has waited for too long.
+// waitsUntil returns when a pod that waits for its node has waited too long.
 func (v podView) waitsUntil() time.Time {
 	since := v.pod.CreationTimestamp.Time
 	if v.o != nil {
@@ -270,11 +268,11 @@ func (v podView) waitsUntil() time.Time {
 	return since.Add(waitsLong)
 }
 
-// isServed reports whether gateways serve a pod, and since when its node alone has reported its
-// addresses; zero: its kubelet has too, or neither has.
+// isServed reports whether gateways serve a pod, and since when only its node has reported its
+// addresses; since is zero if the kubelet has too, or neither has.
 type isServed func(key types.NamespacedName, uid string) (served bool, since time.Time)
 
-// confirm finds out at which addresses gateways may serve a pod that has an EgressClient.
+// confirm determines at which addresses gateways may serve a pod that has an EgressClient.
 func (r *reader) confirm(ctx context.Context, v *podView, served isServed) error {
 	_, since := served(client.ObjectKeyFromObject(v.pod), string(v.pod.UID))
 	reported, has := reportedAddresses(v.o), addressesOf(v.pod)
@@ -299,8 +297,8 @@ func (r *reader) confirm(ctx context.Context, v *podView, served isServed) error
 	return nil
 }
 
-// conflict tells which other pod has one of the addresses at which a pod would be served; empty:
-// they are its own.
+// conflict describes which other pod has one of the addresses at which a pod would be served; it
+// returns "" if there is none.
 func (r *reader) conflict(ctx context.Context, p *corev1.Pod, addresses []string, served isServed) (string, error) {
 	mine := addressesOf(p)
 	for _, address := range addresses {
@@ -322,7 +320,7 @@ func (r *reader) conflict(ctx context.Context, p *corev1.Pod, addresses []string
 	return "", nil
 }
 
-// claims are other live pods that have an address, or whose nodes report it.
+// claims returns the other live pods that have an address, or whose nodes report it.
 func (r *reader) claims(ctx context.Context, p *corev1.Pod, address string, served isServed) ([]clientplan.Claim, error) {
 	pods, err := objects.List[corev1.PodList](ctx, r.client, client.MatchingFields{byAddress: address})
 	if err != nil {

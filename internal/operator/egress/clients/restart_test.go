@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// counted counts the writes of an operator.
+// counted returns a transport that counts an operator's writes.
 func counted() (transport.WrapperFunc, *atomic.Int64) {
 	writes := &atomic.Int64{}
 	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -32,12 +32,12 @@ func counted() (transport.WrapperFunc, *atomic.Int64) {
 func (w *world) begin(through transport.WrapperFunc) {
 	w.t.Helper()
 	w.run(Options{}, through)
-	probe := w.pod("probe", "nat") // comes after all that was there
+	probe := w.pod("probe", "nat") // queued after all existing objects
 	w.setUp(probe, "10.1.255.1")
 	w.await(probe, "is ready", ready(reasonSetUp))
 }
 
-// An operator that takes over writes nothing about what is as it is to be.
+// An operator that takes over writes nothing that is already as desired.
 func TestRestartWritesNothing(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
@@ -63,15 +63,14 @@ func TestRestartWritesNothing(t *testing.T) {
 	through, writes := counted()
 	w.begin(through)
 	w.awaitCounts("nat", int32(len(pods))+1, 0, reasonServed)
-	// The probe's own: its EgressClient, its condition twice, its slice, and counts.
+	// The probe's own writes: its EgressClient, its condition twice, its slice, and counts.
 	if n := writes.Load(); n > 6 {
-		t.Errorf("%d writes", n)
+		t.Errorf("%d writes after a restart, want at most the 6 for the probe", n)
 	}
-	harness.OK(t, controllers.Same("Events", len(controllers.Events(t, refused)), before))
+	harness.OK(t, controllers.Same("Events of the refused pod", len(controllers.Events(t, refused)), before))
 }
 
-// What became of pods, Egresses and slices while no operator was there is made good by the
-// next.
+// Changes of pods, Egresses and slices while no operator runs are reconciled by the next one.
 func TestChangesWhileAway(t *testing.T) {
 	w := start(t, Options{})
 	gone := w.egress("gone", v1alpha1.EgressSpec{AllowedNamespaces: open(), Destinations: []string{"203.0.113.0/24"}})
@@ -99,11 +98,11 @@ func TestChangesWhileAway(t *testing.T) {
 	w.awaitServed("anew", "stays 10.1.0.0")
 	w.awaitNone(goes)
 	w.awaitNone(moves)
-	w.await(stays, "uses what is there", uses([]string{"anew", "nat"}, "gone NotFound"))
+	w.await(stays, "uses the existing Egresses", uses([]string{"anew", "nat"}, "gone NotFound"))
 }
 
-// A slice that somebody changes or deletes is put right.
-func TestSlicesMeddledWith(t *testing.T) {
+// A slice that somebody changes or deletes is restored.
+func TestChangedSlicesAreRestored(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	p := w.pod("web", "nat")
@@ -123,8 +122,8 @@ func TestSlicesMeddledWith(t *testing.T) {
 	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), 1))
 }
 
-// Many clients take as many slices as they need, written a few times for all of them; one
-// that goes is one write, of its slice.
+// Many clients take as many slices as needed, written a few times for all of them. Removing one client
+// costs one write of its slice.
 func TestManyClients(t *testing.T) {
 	harness.KubeClean(t)
 	w := newWorld(t)
@@ -152,18 +151,18 @@ func TestManyClients(t *testing.T) {
 	w.awaitServed("nat", want...)
 	w.awaitCounts("nat", int32(len(pods)), 0, reasonServed)
 	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), (len(pods)+v1alpha1.SliceClients-1)/v1alpha1.SliceClients))
-	t.Logf("%d writes of slices", writes.Load())
+	t.Logf("%d slice writes", writes.Load())
 	before := writes.Swap(0)
 	if int(before) > len(pods)/2 {
-		t.Errorf("%d writes of slices for %d clients that came at once", before, len(pods))
+		t.Errorf("%d slice writes for %d concurrent clients, want at most half as many", before, len(pods))
 	}
 	w.deletePod(pods[7])
 	w.awaitServed("nat", append(append([]string{}, want[:7]...), want[8:]...)...)
-	harness.OK(t, controllers.Same("writes of slices for one client that went", writes.Load(), 1))
+	harness.OK(t, controllers.Same("slice writes for one removed client", writes.Load(), 1))
 }
 
-// Two slices that have few clients become one. While the one that takes clients cannot be written the
-// other stays: no client is in none.
+// Two slices with few clients are merged. While the slice that takes clients cannot be written, the
+// other one stays: every client is in a slice.
 func TestSlicesAreMerged(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
@@ -188,7 +187,7 @@ func TestSlicesAreMerged(t *testing.T) {
 		}
 		switch {
 		case r.Method == http.MethodPut && refused.Add(1) <= refusals:
-			return nil, errors.New("the API server does not answer")
+			return nil, errors.New("request dropped by the test")
 		case r.Method == http.MethodPut:
 			defer wrote.Add(1)
 		case r.Method == http.MethodDelete && wrote.Load() == 0:
@@ -199,12 +198,12 @@ func TestSlicesAreMerged(t *testing.T) {
 	w.awaitServed("nat", "a 10.1.0.1", "b 10.1.0.2", "probe 10.1.255.1")
 	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), 1))
 	if refused.Load() <= refusals || early.Load() > 0 {
-		t.Errorf("%d writes, %d slices deleted before their clients were in another", refused.Load(), early.Load())
+		t.Errorf("%d attempts to update, want more than 3; %d slices deleted before their clients were in another one, want 0", refused.Load(), early.Load())
 	}
 }
 
-// An operator that is killed at any step leaves nothing that the next one does not finish,
-// nor anybody served who is not to be.
+// An operator killed at any step leaves nothing that its successor does not complete, and no client
+// served that should not be.
 func TestKillAtEveryFailpoint(t *testing.T) {
 	for _, name := range harness.Sample(t, 9, controllers.Failpoints(t, "operator.egressclient.", 14)) {
 		t.Run(name, func(t *testing.T) {
@@ -212,12 +211,12 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			w := newWorld(t)
 			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
 			w.live()
-			harness.OK(t, controllers.Same("operators that died", deaths(), 1))
+			harness.OK(t, controllers.Same("killed operators", deaths(), 1))
 		})
 	}
 }
 
-// live is a life with all that leads to writes.
+// live runs a scenario that causes every kind of write.
 func (w *world) live() {
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	web, goes, wrong := w.pod("web", "nat"), w.pod("goes", "nat"), w.pod("wrong", "none")
@@ -239,12 +238,11 @@ func (w *world) live() {
 	w.awaitNone(web)
 	w.awaitCounts("nat", 0, 0, reasonServed)
 	if s := w.slices("nat"); len(s) > 0 {
-		w.t.Errorf("slices are left: %+v", s)
+		w.t.Errorf("slices = %+v, want none", s)
 	}
 }
 
-// The metrics say how many clients there are in which state, and are those that are
-// documented.
+// The metrics count clients by state, and match the documented ones.
 func TestMetrics(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
@@ -256,7 +254,7 @@ func TestMetrics(t *testing.T) {
 	w.await(double, "conflicts", ready(reasonConflict))
 	w.awaitCounts("nat", 1, 0, reasonWaits)
 	w.awaitCounts("closed", 0, 1, reasonServed)
-	harness.OK(t, controllers.Same("pods that are known", w.c.Known(), 2))
+	harness.OK(t, controllers.Same("known pods", w.c.Known(), 2))
 	gauge := func(egress, state string) string {
 		return fmt.Sprintf(`berth_operator_egress_clients{egress=%q,namespace="internet",state=%q}`, egress, state)
 	}

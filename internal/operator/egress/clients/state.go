@@ -20,63 +20,61 @@ import (
 	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// state is what is known of all Egresses and their clients. All of it follows from objects, so an
-// operator that starts writes only what differs.
+// state is the in-memory state of all Egresses and their clients. It is derived entirely from objects,
+// so that an operator that starts writes only differences.
 type state struct {
 	clock          clock.Clock
-	berthNamespace string // Berth's own; empty: unknown
+	berthNamespace string // Berth's own namespace; "" if unknown
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	filled   bool
 	egresses clientplan.Egresses
 	of       map[membership.Ref]*egressState
 	pods     map[types.NamespacedName]podUses
-	// served are the UIDs of the pods in slices, while the state is filled.
+	// served are the UIDs of the pods in slices; used only while the state is being filled.
 	served map[string]bool
 }
 
-// podUses are a pod's uses of Egresses.
+// podUses are the Egresses that a pod uses or is refused.
 type podUses struct {
 	uid   string
 	since time.Time // as in podView
 	uses  []use
 }
 
-// use is how far a pod has come with one Egress.
+// use is the state of a pod with one Egress.
 type use struct {
 	ref membership.Ref
-	uid string // of the Egress; empty: it does not exist
-	// client is what gateways serve; nil: they do not.
+	uid string // of the Egress; "" if it does not exist
+	// client is the client that gateways serve; nil if they do not serve the pod.
 	client *v1alpha1.ServedClient
-	// refused is the reason why the pod may not use the Egress, and waiting the reason why it
-	// has not been served for a while although it may; empty: there is none.
+	// refused is why the pod may not use the Egress, and waiting why it has not been served for
+	// some time although it may; "" if that is not the case.
 	refused, waiting string
 }
 
-// egressState is what is known of an Egress, or of one that is gone and has slices left.
+// egressState is the state of an Egress, or of a deleted one that still has slices.
 type egressState struct {
-	uid              string // empty: there is no such Egress
+	uid              string // "" if the Egress does not exist
 	placed           *clientplan.Slices
 	refused, waiting map[types.NamespacedName]string
-	// slices are those at the API server, and deleted those that this process deleted, by
-	// name.
+	// slices are the slices at the API server, and deleted those deleted by this process, by name.
 	slices  map[string]sliceVersion
 	deleted map[string]types.UID
-	// stale are slices of another Egress of the name.
+	// stale are slices of an earlier Egress of the same name.
 	stale map[string]types.UID
 	// wroteSlices and wroteStatus are when the slices, and the counts in the status, were last
-	// written, and version is the resource version of the Egress since this process wrote its
-	// status.
+	// written. version is the resource version of the Egress after this process wrote its status.
 	wroteSlices, wroteStatus time.Time
 	version                  string
-	// lacksConsent reports whether it selects a namespace that does not consent; nil: not found
-	// out yet.
+	// lacksConsent reports whether the Egress selects a namespace that does not consent; nil if
+	// unknown.
 	lacksConsent *bool
-	// since is when clients came that are in no slice yet, by UID.
+	// since is when clients that are in no slice yet were added, by UID.
 	since map[string]time.Time
 }
 
-// sliceVersion is a slice at the API server.
+// sliceVersion identifies the version of a slice at the API server.
 type sliceVersion struct {
 	uid     types.UID
 	version string // resource version
@@ -93,8 +91,8 @@ func newEgressState(uid string) *egressState {
 	}
 }
 
-// fill reads everything from the cache once, before anything else is done: no slice is
-// written from a part of it. It returns at once when that was done.
+// fill reads everything from the cache once, before any other work, so that no slice is written from
+// partial data. It returns immediately if that was done.
 func (s *state) fill(ctx context.Context, r *reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +148,7 @@ func (s *state) fill(ctx context.Context, r *reader) error {
 		s.observeSliceLocked(refOfSlice(&slices.Items[i]), &slices.Items[i])
 	}
 	for _, a := range s.of {
-		clear(a.since) // these clients came while others led
+		clear(a.since) // these clients were added while another operator led
 	}
 	s.served, s.filled = nil, true
 	return nil
@@ -162,8 +160,7 @@ func (s *state) all() clientplan.Egresses {
 	return s.egresses
 }
 
-// setEgress takes an Egress, nil if none has the name, and returns all Egresses as they were and
-// as they are.
+// setEgress sets an Egress, or removes it if nil, and returns all Egresses before and after the change.
 func (s *state) setEgress(ref membership.Ref, now *clientplan.Egress) (before, after clientplan.Egresses) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,8 +172,8 @@ func (s *state) setEgress(ref membership.Ref, now *clientplan.Egress) (before, a
 	return before, s.egresses
 }
 
-// setGrant takes whether an administrator lets Egresses of a namespace select pods of others, and
-// returns all Egresses as they were and as they are.
+// setGrant sets whether an administrator lets Egresses of a namespace select pods of other namespaces,
+// and returns all Egresses before and after the change.
 func (s *state) setGrant(namespace string, granted bool) (before, after clientplan.Egresses) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +182,7 @@ func (s *state) setGrant(namespace string, granted bool) (before, after clientpl
 	return before, s.egresses
 }
 
-// forgetConsent has it found out again whether a namespace lacks consent for Egresses.
+// forgetConsent clears lacksConsent of Egresses, so that it is determined again.
 func (s *state) forgetConsent(refs []membership.Ref) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,9 +193,9 @@ func (s *state) forgetConsent(refs []membership.Ref) {
 	}
 }
 
-// updateEgress makes, replaces or drops the state of an Egress: it is replaced if another
-// Egress has the name now, whose slices are stale then, and dropped once neither an Egress nor
-// slices are left. s.mu is held.
+// updateEgress creates, replaces or drops the state of an Egress. It is replaced if another Egress has
+// the name now, which makes its slices stale, and dropped once neither an Egress nor slices are left.
+// s.mu is held.
 func (s *state) updateEgress(ref membership.Ref) {
 	uid := ""
 	if e := s.egresses.Get(ref); e != nil {
@@ -226,8 +223,7 @@ func (s *state) updateEgress(ref membership.Ref) {
 	}
 }
 
-// setPod takes a pod's uses of Egresses, and returns the Egresses whose slices or counts change by
-// that.
+// setPod sets a pod's uses, and returns the Egresses whose slices or counts change.
 func (s *state) setPod(key types.NamespacedName, now podUses) (touched []membership.Ref) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +254,7 @@ func (s *state) setPodLocked(key types.NamespacedName, now podUses) (touched []m
 	return touched
 }
 
-// removePod drops a pod, and reports whether anything changed.
+// removePod drops a pod and reports whether anything changed.
 func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
 	differs := a.placed.Remove(uid) || a.refused[key] != "" || a.waiting[key] != ""
 	delete(a.refused, key)
@@ -267,7 +263,7 @@ func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
 	return differs
 }
 
-// setPod takes a pod's use, and reports whether anything changed.
+// setPod sets a pod's use of this Egress and reports whether anything changed.
 func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now time.Time) (differs bool) {
 	if s.client == nil {
 		differs = a.placed.Remove(uid)
@@ -281,7 +277,7 @@ func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now ti
 	return set(a.waiting, key, s.waiting) || set(a.refused, key, s.refused) || differs
 }
 
-// set gives a key a value, or deletes the key if the value is empty, and reports whether anything
+// set sets the value of a key, or deletes the key if the value is "", and reports whether anything
 // changed.
 func set(of map[types.NamespacedName]string, key types.NamespacedName, value string) bool {
 	before := of[key]
@@ -307,7 +303,7 @@ func (s *state) isServedLocked(key types.NamespacedName, uid string) (bool, time
 	return s.served[uid] || slices.ContainsFunc(e.uses, func(u use) bool { return u.client != nil }), e.since
 }
 
-// observeSlice takes a slice as the cache has it, unless it is older than what this process wrote.
+// observeSlice records a slice from the cache, unless it is older than the version this process wrote.
 func (s *state) observeSlice(ref membership.Ref, o *v1alpha1.EgressClientSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,7 +331,7 @@ func (s *state) observeSliceLocked(ref membership.Ref, o *v1alpha1.EgressClientS
 	a.placed.Observe(o.Name, o.Clients)
 }
 
-// newer reports whether a resource version is of a later write than another, which may be empty.
+// newer reports whether resource version a is from a later write than b, which may be "".
 func newer(a, b string) bool {
 	if b == "" {
 		return true
@@ -344,7 +340,7 @@ func newer(a, b string) bool {
 	return err != nil && a != b || c > 0
 }
 
-// sliceGone takes that a slice was deleted.
+// sliceGone records that a slice was deleted.
 func (s *state) sliceGone(ref membership.Ref, name string, uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -365,8 +361,8 @@ func (s *state) sliceGone(ref membership.Ref, name string, uid types.UID) {
 	s.updateEgress(ref)
 }
 
-// due are the slices of an Egress to write now, their versions at the API server, and the slices of
-// others of its name to delete. If it is not time yet, wait is how long to wait.
+// due returns the slices of an Egress to write now, their versions at the API server, and the slices of
+// an earlier Egress of the same name to delete. If a write must be delayed, wait is for how long.
 func (s *state) due(ref membership.Ref) (writes []clientplan.Write, have map[string]sliceVersion, stale map[string]types.UID, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -393,8 +389,7 @@ func (s *state) due(ref membership.Ref) (writes []clientplan.Write, have map[str
 	return writes, maps.Clone(a.slices), maps.Clone(a.stale), 0
 }
 
-// freshName is a name for a slice that no other slice of this Egress has, nor a slice of another
-// Egress of the name.
+// freshName returns an unused name for a slice, distinct from those of other Egresses of the same name.
 func freshName(ref membership.Ref, uid string, taken func(string) bool) string {
 	h := fnv.New32a()
 	h.Write([]byte(uid))
@@ -406,8 +401,8 @@ func freshName(ref membership.Ref, uid string, taken func(string) bool) string {
 	}
 }
 
-// sliceWritten takes that a slice was written, or deleted if it has no clients. It returns how
-// long the clients waited that are new in it.
+// sliceWritten records that a slice was written, or deleted if it has no clients. It returns how long
+// the clients that are new in it waited.
 func (s *state) sliceWritten(ref membership.Ref, uid string, w clientplan.Write, is sliceVersion) (waited []time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -431,7 +426,7 @@ func (s *state) sliceWritten(ref membership.Ref, uid string, w clientplan.Write,
 	return waited
 }
 
-// staleDeleted takes that a slice of another Egress of the name was deleted.
+// staleDeleted records that a slice of an earlier Egress of the same name was deleted.
 func (s *state) staleDeleted(ref membership.Ref, name string, uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -441,8 +436,8 @@ func (s *state) staleDeleted(ref membership.Ref, name string, uid types.UID) {
 	}
 }
 
-// correctSlice takes the version of a slice at the API server, where that is another than this
-// process knew; zero: it does not exist.
+// correctSlice records the version of a slice at the API server if it differs from the expected one;
+// zero means that the slice does not exist.
 func (s *state) correctSlice(ref membership.Ref, name string, is sliceVersion) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -464,7 +459,7 @@ func (s *state) podCount() int {
 	return len(s.pods)
 }
 
-// counts are how many clients and slices an Egress has.
+// counts are the numbers of clients and slices of an Egress.
 type counts struct{ served, waiting, refused, slices int }
 
 func (s *state) counts() map[membership.Ref]counts {

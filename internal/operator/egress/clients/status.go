@@ -31,7 +31,7 @@ const (
 	reasonNoGateway = "NoGateway"
 )
 
-// waits is why a pod cannot use all of its Egresses yet; empty: it can.
+// waits returns why a pod cannot use all of its Egresses yet, or "" if it can.
 func (v podView) waits() (reason, message string) {
 	node := v.pod.Spec.NodeName
 	if v.o == nil || v.o.Status.Node == nil {
@@ -60,7 +60,7 @@ func (v podView) waits() (reason, message string) {
 	return "", ""
 }
 
-// ready is the condition of the pod's EgressClient; nil: the pod uses no Egress.
+// ready returns the condition of the pod's EgressClient, or nil if the pod uses no Egress.
 func (v podView) ready() *metav1.Condition {
 	c := &metav1.Condition{Type: conditionReady, Status: metav1.ConditionFalse}
 	if len(v.decision.Refused) > 0 {
@@ -79,7 +79,7 @@ func (v podView) ready() *metav1.Condition {
 	}
 	for _, r := range v.decision.Egresses {
 		if e := v.egresses.Get(membership.Ref{Namespace: r.Namespace, Name: r.Name}); e != nil && !e.Gateways {
-			c.Reason, c.Message = reasonNoGateway, fmt.Sprintf("Egress %s has no gateway that is ready: the pod does not reach its destinations", e.Ref)
+			c.Reason, c.Message = reasonNoGateway, fmt.Sprintf("Egress %s has no ready gateway: the pod cannot reach its destinations", e.Ref)
 			return c
 		}
 	}
@@ -87,7 +87,7 @@ func (v podView) ready() *metav1.Condition {
 	return c
 }
 
-// clientsStatus is the part of an Egress's status on its clients.
+// clientsStatus is the part of an Egress's status about its clients.
 type clientsStatus struct {
 	clients, refused int32
 	condition        metav1.Condition
@@ -103,12 +103,12 @@ const (
 	reasonConsent  = "NoConsent"
 )
 
-// statusOf is the desired part of an Egress's status on its clients.
+// statusOf returns the desired part of an Egress's status about its clients.
 func statusOf(a *egressState, e *clientplan.Egress, all clientplan.Egresses) clientsStatus {
 	s := clientsStatus{clients: int32(a.placed.Len()), refused: int32(len(a.refused))}
 	s.condition = metav1.Condition{Type: v1alpha1.ConditionClientsReady, Status: metav1.ConditionFalse}
-	// Pods of other namespaces that it does not allow are only counted: strangers must not control
-	// the condition.
+	// Pods of other namespaces that are not allowed are only counted, so that they cannot control the
+	// condition.
 	refused := maps.Clone(a.refused)
 	maps.DeleteFunc(refused, func(pod types.NamespacedName, reason string) bool {
 		return reason == v1alpha1.EgressNotAllowed && pod.Namespace != e.Ref.Namespace
@@ -133,12 +133,12 @@ func statusOf(a *egressState, e *clientplan.Egress, all clientplan.Egresses) cli
 	return s
 }
 
-// shortened bounds a text that users wrote.
+// shortened limits the length of a text that users control.
 func shortened(text string) string {
 	return strings.ToValidUTF8(text[:min(len(text), clientplan.Most)], "")
 }
 
-// about is a message on some pods: how many, one of them, and why.
+// about returns a message about some pods: how many, one of them, and why.
 func about(of map[types.NamespacedName]string, one, many string) string {
 	least := types.NamespacedName{}
 	for k := range of {
@@ -152,8 +152,8 @@ func about(of map[types.NamespacedName]string, one, many string) string {
 	return fmt.Sprintf("%d pods %s, such as %s (%s): see their EgressClients", len(of), many, least, of[least])
 }
 
-// findConsent finds out whether an Egress selects a namespace that does not consent, unless that is
-// known.
+// findConsent determines whether an Egress selects a namespace that does not consent, unless that is
+// already known.
 func (s *state) findConsent(ctx context.Context, ref membership.Ref, list func(context.Context) ([]membership.Namespace, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,21 +170,21 @@ func (s *state) findConsent(ctx context.Context, ref membership.Ref, list func(c
 	return nil
 }
 
-// isIn reports whether an Egress's status says that already.
+// isIn reports whether an Egress's status already has these values.
 func (s clientsStatus) isIn(by *v1alpha1.Egress) bool {
 	c := meta.FindStatusCondition(by.Status.Conditions, s.condition.Type)
 	return c != nil && by.Status.Clients == s.clients && by.Status.RefusedClients == s.refused &&
 		c.Status == s.condition.Status && c.Reason == s.condition.Reason && c.Message == s.condition.Message
 }
 
-// status is the desired part of an Egress's status on clients; nil: it is there, or is written after
-// wait.
+// status returns the desired part of an Egress's status about clients. It returns nil if the status is
+// up to date, or is to be written after wait.
 func (s *state) status(o *v1alpha1.Egress, e *clientplan.Egress) (_ *clientsStatus, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := s.of[e.Ref]
 	if a == nil || a.uid != e.UID || a.version != "" && newer(a.version, o.ResourceVersion) {
-		return nil, 0 // the event of the write comes
+		return nil, 0 // the event of the write follows
 	}
 	want := statusOf(a, e, s.egresses)
 	if want.isIn(o) {
@@ -202,7 +202,7 @@ func (s *state) status(o *v1alpha1.Egress, e *clientplan.Egress) (_ *clientsStat
 	return &want, 0
 }
 
-// statusWritten takes the resource version of an Egress whose status was written.
+// statusWritten records the resource version of an Egress whose status was written.
 func (s *state) statusWritten(ref membership.Ref, uid, version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,23 +218,23 @@ var (
 	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set up a client until it had written the client to a slice for the gateways.")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famClients, famSlices, famWrites, famServed}
 
-// The kinds of objects that are written.
+// The kinds of objects that are written, as values of a metric's label.
 const (
 	kindClient = "client"
 	kindSlice  = "slice"
 	kindStatus = "status"
 )
 
-// Metrics count the work for clients. They are safe for concurrent use.
+// Metrics measures the work for clients. It is safe for concurrent use.
 type Metrics struct {
 	writes *prometheus.CounterVec
 	served *prometheus.HistogramVec
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{writes: famWrites.Counter(), served: famServed.Histogram(metric.CallBuckets)}
 	for _, kind := range []string{kindClient, kindSlice, kindStatus} {
@@ -246,7 +246,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are those to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.writes, m.served}
 }
@@ -255,7 +255,7 @@ func (m *Metrics) wrote(kind string, err error) {
 	m.writes.WithLabelValues(kind, metric.Result(err)).Inc()
 }
 
-// Gauges are collected on each scrape: the numbers of clients and slices.
+// Gauges collects the numbers of clients and slices on each scrape.
 func (c *Controller) Gauges() prometheus.Collector {
 	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
 		for ref, n := range c.state.counts() {

@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// maxGateways is how many gateways an Egress's status can list (by its definition).
+// maxGateways is how many gateways an Egress's status can list, as limited by the CRD.
 const maxGateways = 1024
 
 // IsGateway reports whether a pod is a gateway of an Egress: by its label, and because its ReplicaSet
-// belongs to the Egress's Deployment. The names and UIDs of both are compared, as whoever creates a
-// pod may write any owner into it. of is the ReplicaSet that the pod names as its controller; nil:
-// it does not exist. deployment is the UID of the Egress's Deployment.
+// belongs to the Egress's Deployment. Both names and UIDs are compared, as whoever creates a pod can
+// set any owner. of is the ReplicaSet that the pod names as its controller, or nil if it does not
+// exist. deployment is the UID of the Egress's Deployment.
 func IsGateway(egress string, p *corev1.Pod, of *metav1.PartialObjectMetadata, deployment types.UID) bool {
 	if p.Labels[v1alpha1.LabelEgress] != egress || p.Spec.HostNetwork || of == nil || deployment == "" || !metav1.IsControlledBy(p, of) {
 		return false
@@ -29,10 +29,10 @@ func IsGateway(egress string, p *corev1.Pod, of *metav1.PartialObjectMetadata, d
 	return owner != nil && owner.Kind == Deployment.Kind && owner.Name == egress && owner.UID == deployment
 }
 
-// Gateways are the pods of an Egress to which clients' tunnels may lead, by name: those that are
-// ready; those that are being deleted and still answer their probe; and those that were gateways
-// before and whose program is restarting. The kernel forwards the connections of the last meanwhile,
-// so these stay with them, and new connections go there if no gateway is ready.
+// Gateways returns the pods of an Egress to which clients' tunnels may lead, ordered by name: ready pods;
+// pods that are being deleted and still pass their probe; and previous gateways whose program is
+// restarting. The kernel keeps forwarding the connections of a restarting gateway, so they stay there;
+// new connections go there only if no gateway is ready.
 func Gateways(pods []*corev1.Pod, before []v1alpha1.EgressGateway) (out []v1alpha1.EgressGateway) {
 	others := readyGateways(pods) > 0
 	for _, p := range pods {
@@ -49,7 +49,7 @@ func Gateways(pods []*corev1.Pod, before []v1alpha1.EgressGateway) (out []v1alph
 	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int {
 		return cmp.Or(boolCompare(a.Ending, b.Ending), cmp.Compare(a.Name, b.Name))
 	})
-	out = out[:min(len(out), maxGateways)] // if there are too many, those that end are left out
+	out = out[:min(len(out), maxGateways)] // if there are too many, ending ones are left out
 	slices.SortFunc(out, func(a, b v1alpha1.EgressGateway) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
@@ -84,8 +84,8 @@ func readyGateways(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// startsAgain reports whether the program of a pod is restarting: the kubelet says that its container is
-// not ready. On a node that is gone, the node controller changes the pod's condition Ready alone.
+// startsAgain reports whether the program of a pod is restarting: the kubelet reports that its container
+// is not ready. If the node is lost, the node controller changes only the pod's condition Ready.
 func startsAgain(p *corev1.Pod) bool {
 	c := condition(p, corev1.ContainersReady)
 	return p.DeletionTimestamp == nil && !isReady(p) && c != nil && c.Status == corev1.ConditionFalse
@@ -105,7 +105,7 @@ func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition
 	return nil
 }
 
-// addressesOf are a pod's addresses, the first of each family.
+// addressesOf returns a pod's addresses, the first of each family.
 func addressesOf(p *corev1.Pod) (out []string) {
 	four, six := false, false
 	for _, a := range p.Status.PodIPs {
@@ -119,10 +119,10 @@ func addressesOf(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// maxExplained is how many pods that are not ready a message names.
+// maxExplained is how many pods a message about unready pods names.
 const maxExplained = 3
 
-// notReady is why pods are not ready; empty: all are.
+// notReady explains which pods are not ready and why; it returns "" if all are ready.
 func notReady(pods []*corev1.Pod) string {
 	var why []string
 	for _, p := range pods {
@@ -137,7 +137,7 @@ func notReady(pods []*corev1.Pod) string {
 	return strings.Join(why, "; ")
 }
 
-// unready is why a pod is not ready.
+// unready returns why a pod is not ready.
 func unready(p *corev1.Pod) string {
 	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse {
 		return fmt.Sprintf("has no node: %s: %s", c.Reason, c.Message)

@@ -19,8 +19,8 @@ import (
 
 // Settings are common to all Egresses of a cluster.
 type Settings struct {
-	Image string // of gateways
-	Port  uint16 // UDP, of Foo-over-UDP
+	Image string // of the gateways
+	Port  uint16 // UDP port of Foo-over-UDP
 }
 
 // The kinds of objects that belong to an Egress.
@@ -33,25 +33,25 @@ var (
 	Budget         = policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget")
 )
 
-// ReplicaSet is the kind by which a Deployment creates pods.
+// ReplicaSet is the kind through which a Deployment creates pods.
 var ReplicaSet = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
-// Kinds are those of the objects that an Egress may have, with its name and in its namespace, in the
-// order in which they are created: what gateways need comes before gateways.
+// Kinds are the kinds of objects that an Egress may have, with its name and in its namespace, in order
+// of creation: what the gateways need comes before the gateways.
 var Kinds = []schema.GroupVersionKind{ServiceAccount, Role, RoleBinding, Service, Budget, Deployment}
 
-// programName is the name of the gateways' program, and of their image.
+// programName is the name of the gateway program and of its image.
 const programName = "berth-egress"
 
-// Labels select the objects and the gateways of the Egress of a name.
+// Labels select the objects and the gateways of an Egress.
 func Labels(name string) map[string]string { return map[string]string{v1alpha1.LabelEgress: name} }
 
-// Selector is Labels as text, for autoscalers.
+// Selector returns Labels as text, for autoscalers.
 func Selector(name string) string { return v1alpha1.LabelEgress + "=" + name }
 
-// Objects are the desired objects of an Egress, by kind, for server-side apply: only with the fields
-// that Berth owns. The Egress must have no object of a kind that is missing. The problem says why
-// the Deployment is missing; nil: it is not.
+// Objects returns the desired objects of an Egress by kind, for server-side apply: they contain only
+// the fields that Berth owns. The Egress must have no object of a missing kind. The problem says why
+// the Deployment is missing; it is nil otherwise.
 func Objects(e *v1alpha1.Egress, s Settings) (map[schema.GroupVersionKind]*unstructured.Unstructured, *Problem) {
 	out := map[schema.GroupVersionKind]*unstructured.Unstructured{}
 	add := func(kind schema.GroupVersionKind, o runtime.Object) {
@@ -83,7 +83,7 @@ func Objects(e *v1alpha1.Egress, s Settings) (map[schema.GroupVersionKind]*unstr
 	spec := out[Deployment].Object["spec"].(map[string]any)
 	spec["template"].(map[string]any)["spec"] = pod
 	if strategy := spec["strategy"].(map[string]any); strategy["type"] == string(appsv1.RecreateDeploymentStrategyType) {
-		// Otherwise the API server's earlier default stays, and is rejected.
+		// Otherwise the API server would keep its earlier default, and reject it.
 		strategy["rollingUpdate"] = nil
 	}
 	return out, nil
@@ -102,7 +102,7 @@ func service(e *v1alpha1.Egress, s Settings) *corev1.Service {
 	return svc
 }
 
-// deployment is that of the gateways, without their pods' spec.
+// deployment returns the Deployment of the gateways, without its pod spec.
 func deployment(e *v1alpha1.Egress) *appsv1.Deployment {
 	replicas := int32(1)
 	if e.Spec.Replicas != nil {
@@ -127,7 +127,7 @@ func deployment(e *v1alpha1.Egress) *appsv1.Deployment {
 	}}
 }
 
-// strategy is how gateways are replaced. It spells out the defaults of a Deployment (Kubernetes
+// strategy returns how gateways are replaced. It spells out the defaults of a Deployment (Kubernetes
 // documentation, "Deployments", "Rolling Update Deployment"), so that Berth owns these fields and
 // can remove them.
 func strategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
@@ -152,11 +152,11 @@ func strategy(s *appsv1.DeploymentStrategy) appsv1.DeploymentStrategy {
 	return out
 }
 
-// finished is an object for server-side apply, with its name, labels and owner.
+// finished converts an object for server-side apply, with its name, labels and owner.
 func finished(e *v1alpha1.Egress, kind schema.GroupVersionKind, o runtime.Object) *unstructured.Unstructured {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
-		panic(fmt.Sprintf("%s as an object without a type: %v", kind.Kind, err)) //nolint:forbidigo // types of Kubernetes' own can be converted
+		panic(fmt.Sprintf("convert %s to unstructured: %v", kind.Kind, err)) //nolint:forbidigo // types of Kubernetes' own can be converted
 	}
 	delete(fields, "status")
 	delete(fields, "metadata")
@@ -175,7 +175,7 @@ func finished(e *v1alpha1.Egress, kind schema.GroupVersionKind, o runtime.Object
 	return u
 }
 
-// withoutNulls removes fields that a type has and nobody set.
+// withoutNulls removes null fields, which a type has but nobody set.
 func withoutNulls(fields map[string]any) {
 	for k, v := range fields {
 		switch v := v.(type) {

@@ -36,12 +36,12 @@ func template(spec string) func(*v1alpha1.EgressSpec) {
 	}
 }
 
-// as is an object with its type.
+// as converts an object to its Go type.
 func as[T any](t *testing.T, all map[schema.GroupVersionKind]*unstructured.Unstructured, kind schema.GroupVersionKind) (out T) {
 	t.Helper()
 	o := all[kind]
 	if o == nil {
-		t.Fatalf("there is no %s", kind.Kind)
+		t.Fatalf("Objects() has no %s", kind.Kind)
 	}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, &out, true); err != nil {
 		t.Fatal(err)
@@ -49,27 +49,27 @@ func as[T any](t *testing.T, all map[schema.GroupVersionKind]*unstructured.Unstr
 	return out
 }
 
-// All that an Egress has is of its name, in its namespace, has its label, and goes with it.
-// There is nothing in it that server-side apply would take for somebody's will.
+// All objects of an Egress have its name, namespace and label, and are owned by it. They contain no
+// field that server-side apply would own without need.
 func TestObjects(t *testing.T) {
 	one := intstr.FromInt32(1)
 	all, problem := Objects(newEgress(func(s *v1alpha1.EgressSpec) {
 		s.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}
 	}), settings)
 	if problem != nil || len(all) != len(Kinds) {
-		t.Fatalf("%d objects, %v", len(all), problem)
+		t.Fatalf("Objects() = %d objects, %v, want one of each kind", len(all), problem)
 	}
 	for kind, o := range all {
 		owner := metav1.GetControllerOf(o)
 		if o.GetName() != "nat" || o.GetNamespace() != "a" || o.GetLabels()[v1alpha1.LabelEgress] != "nat" || o.GroupVersionKind() != kind {
-			t.Errorf("%s: %+v", kind.Kind, o)
+			t.Errorf("%s has wrong metadata: %+v", kind.Kind, o)
 		}
 		if owner == nil || owner.Kind != "Egress" || owner.UID != "u" || owner.Name != "nat" || owner.APIVersion != "berth.dev/v1alpha1" {
-			t.Errorf("%s: owner %+v", kind.Kind, owner)
+			t.Errorf("%s: owner = %+v, want Egress nat", kind.Kind, owner)
 		}
 		text, err := json.Marshal(o)
 		if err != nil || strings.Contains(string(text), "null") || o.Object["status"] != nil {
-			t.Errorf("%s: %s, %v", kind.Kind, text, err)
+			t.Errorf("%s = %s, %v, want no null fields and no status", kind.Kind, text, err)
 		}
 	}
 	role := as[rbacv1.Role](t, all, Role)
@@ -78,17 +78,17 @@ func TestObjects(t *testing.T) {
 		{APIGroups: []string{"berth.dev"}, Resources: []string{"egressclientslices"}, Verbs: []string{"get", "list", "watch"}},
 	}
 	if d := cmp.Diff(want, role.Rules); d != "" {
-		t.Errorf("gateways may do otherwise (-want +got):\n%s", d)
+		t.Errorf("rules of the gateways' Role (-want +got):\n%s", d)
 	}
 	if b := as[rbacv1.RoleBinding](t, all, RoleBinding); b.RoleRef.Name != "nat" || b.Subjects[0].Name != "nat" || b.Subjects[0].Namespace != "a" {
-		t.Errorf("binding %+v", b)
+		t.Errorf("RoleBinding = %+v, want role nat and service account a/nat", b)
 	}
 	if all, _ := Objects(newEgress(nil), settings); all[Budget] != nil {
-		t.Error("there is a budget that nobody asks for")
+		t.Error("Objects() has a PodDisruptionBudget that the Egress does not ask for")
 	}
 }
 
-// What a gateway's container must be, whatever the template says.
+// The gateway's container is as Berth needs it, whatever the template says.
 func TestTemplateCannotChangeTheGateway(t *testing.T) {
 	plain, problem := Objects(newEgress(nil), settings)
 	if problem != nil {
@@ -96,15 +96,15 @@ func TestTemplateCannotChangeTheGateway(t *testing.T) {
 	}
 	want := as[appsv1.Deployment](t, plain, Deployment).Spec.Template.Spec
 	if len(want.Containers) != 1 || want.Containers[0].Image != "berth-egress:v1" {
-		t.Fatalf("containers %+v", want.Containers)
+		t.Fatalf("containers = %+v, want only the gateway", want.Containers)
 	}
 	context := want.Containers[0].SecurityContext
 	if *context.Privileged || *context.AllowPrivilegeEscalation || !*context.ReadOnlyRootFilesystem || cmp.Diff(context.Capabilities,
 		&corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}}) != "" {
-		t.Errorf("security context %+v", context)
+		t.Errorf("security context = %+v, want only NET_ADMIN", context)
 	}
 	if *want.TerminationGracePeriodSeconds != 60 || *want.AutomountServiceAccountToken || want.ServiceAccountName != "nat" {
-		t.Errorf("pod %+v", want)
+		t.Errorf("pod spec = %+v, want grace period 60 s and service account nat without automount", want)
 	}
 	for _, spec := range []string{
 		`{"serviceAccountName":"admin","automountServiceAccountToken":true,"enableServiceLinks":true}`,
@@ -117,18 +117,18 @@ func TestTemplateCannotChangeTheGateway(t *testing.T) {
 	} {
 		all, problem := Objects(newEgress(template(spec)), settings)
 		if problem != nil {
-			t.Errorf("%s: %v", spec, problem)
+			t.Errorf("%s: unexpected problem: %v", spec, problem)
 			continue
 		}
 		got := as[appsv1.Deployment](t, all, Deployment).Spec.Template.Spec
 		if d := cmp.Diff(want, got); d != "" {
-			t.Errorf("%s (-want +got):\n%s", spec, d)
+			t.Errorf("pod spec with template %s (-want +got):\n%s", spec, d)
 		}
 	}
 }
 
-// What a template may add is there, beside what Berth needs.
-func TestTemplateAdds(t *testing.T) {
+// The allowed parts of a template are merged with what Berth needs.
+func TestTemplateIsMerged(t *testing.T) {
 	all, problem := Objects(newEgress(func(s *v1alpha1.EgressSpec) {
 		template(`{"terminationGracePeriodSeconds":300,"priorityClassName":"high","nodeSelector":{"a":"b"},"tolerations":[{"key":"k"}],
 			"securityContext":{"sysctls":[{"name":"net.ipv4.ip_forward","value":"1"}]},"volumes":[{"name":"v","emptyDir":{}}],
@@ -143,10 +143,10 @@ func TestTemplateAdds(t *testing.T) {
 	pod := got.Spec
 	if *pod.TerminationGracePeriodSeconds != 300 || pod.PriorityClassName != "high" || pod.NodeSelector["a"] != "b" || len(pod.Tolerations) != 1 || len(pod.Volumes) != 2 ||
 		len(pod.SecurityContext.Sysctls) != 1 || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-		t.Errorf("pod %+v", pod)
+		t.Errorf("pod spec = %+v, want the template's fields", pod)
 	}
 	if len(pod.Containers) != 2 || pod.Containers[0].Name != "log" || pod.Containers[1].Resources.Limits.Memory().String() != "1Gi" {
-		t.Fatalf("containers %+v", pod.Containers)
+		t.Fatalf("containers = %+v, want log and the gateway with its resources", pod.Containers)
 	}
 	env := map[string]string{}
 	for _, e := range pod.Containers[1].Env {
@@ -156,18 +156,18 @@ func TestTemplateAdds(t *testing.T) {
 		}
 	}
 	if env["POD_IPS"] != "status.podIPs" || env["HOST_IPS"] != "status.hostIPs" || env["BERTH_LOG_LEVEL"] != "debug" || env["BERTH_GRACE_PERIOD"] != "300s" || env["BERTH_FOU_PORT"] != "5556" || env["BERTH_EGRESS_NAME"] != "nat" {
-		t.Errorf("env %v", env)
+		t.Errorf("environment of the gateway = %v", env)
 	}
 	if len(pod.Containers[0].VolumeMounts) > 0 {
-		t.Error("a container beside the gateway has its token")
+		t.Error("sidecar has the gateway's token mounted")
 	}
 	if got.Labels["app"] != "nat" || got.Labels[v1alpha1.LabelEgress] != "nat" || got.Annotations["a"] != "b" || got.Annotations[v1alpha1.AnnotationEgressGateway] != "true" {
-		t.Errorf("metadata %+v", got.ObjectMeta)
+		t.Errorf("pod metadata = %+v, want the template's labels and annotations beside Berth's", got.ObjectMeta)
 	}
 }
 
-// A gateway that may live for a moment only does not wait for longer.
-func TestShortGrace(t *testing.T) {
+// A gateway with a grace period shorter than the end delay ends within the grace period.
+func TestShortGracePeriod(t *testing.T) {
 	for spec, want := range map[string]string{`{"terminationGracePeriodSeconds":5}`: "5s", `{"terminationGracePeriodSeconds":0}`: "0s", `{"terminationGracePeriodSeconds":10}`: "", `{}`: ""} {
 		all, problem := Objects(newEgress(template(spec)), settings)
 		if problem != nil {
@@ -180,7 +180,7 @@ func TestShortGrace(t *testing.T) {
 			}
 		}
 		if got != want {
-			t.Errorf("%s: %q, want %q", spec, got, want)
+			t.Errorf("%s: BERTH_END_DELAY = %q, want %q", spec, got, want)
 		}
 	}
 }
@@ -199,15 +199,15 @@ func TestInvalidTemplates(t *testing.T) {
 	} {
 		all, problem := Objects(newEgress(template(spec)), settings)
 		if problem == nil || problem.Reason != v1alpha1.EgressInvalidTemplate || !strings.HasPrefix(problem.Message, want) {
-			t.Errorf("%s: %v, want %s", spec, problem, want)
+			t.Errorf("%s: problem = %v, want message with prefix %q", spec, problem, want)
 		}
 		if all[Deployment] != nil || all[Service] == nil {
-			t.Errorf("%s: objects %v", spec, all)
+			t.Errorf("%s: objects = %v, want a Service and no Deployment", spec, all)
 		}
 	}
 }
 
-// Of a template that is too large nothing stays in memory but that it is.
+// A template that is too large is dropped from memory and reported as such.
 func TestTrim(t *testing.T) {
 	large := strings.Repeat("x", maxTemplate)
 	for name, tt := range map[string]struct {
@@ -215,9 +215,9 @@ func TestTrim(t *testing.T) {
 		annotations map[string]string
 		refused     bool
 	}{
-		"small":           {`{"hostname":"a"}`, map[string]string{"a": "b"}, false},
-		"the spec":        {`{"hostname":"` + large + `"}`, nil, true},
-		"the annotations": {`{}`, map[string]string{"a": large}, true},
+		"small":             {`{"hostname":"a"}`, map[string]string{"a": "b"}, false},
+		"large spec":        {`{"hostname":"` + large + `"}`, nil, true},
+		"large annotations": {`{}`, map[string]string{"a": large}, true},
 	} {
 		e := newEgress(template(tt.spec))
 		e.Spec.Template.Metadata.Annotations = tt.annotations
@@ -225,7 +225,7 @@ func TestTrim(t *testing.T) {
 		text, err := json.Marshal(e)
 		_, problem := Objects(e, settings)
 		if err != nil || (problem != nil) != tt.refused || tt.refused && (strings.Contains(string(text), "xxx") || !strings.Contains(problem.Message, "longer than 32 KiB")) {
-			t.Errorf("%s: %v, %v, %.200s", name, err, problem, text)
+			t.Errorf("%s: error %v, problem %v, Egress after Trim() = %.200s", name, err, problem, text)
 		}
 	}
 }
@@ -246,15 +246,15 @@ func TestServices(t *testing.T) {
 		all, _ := Objects(newEgress(tt.change), settings)
 		s := as[corev1.Service](t, all, Service).Spec
 		if s.SessionAffinity != tt.want || cmp.Diff(s.SessionAffinityConfig, tt.config) != "" || *s.IPFamilyPolicy != corev1.IPFamilyPolicyPreferDualStack {
-			t.Errorf("%s: %+v", name, s)
+			t.Errorf("%s: session affinity of the Service = %+v", name, s)
 		}
 		if len(s.Ports) != 1 || s.Ports[0].Port != 5556 || s.Ports[0].TargetPort.IntVal != 5556 || s.Ports[0].Protocol != corev1.ProtocolUDP || s.Selector[v1alpha1.LabelEgress] != "nat" {
-			t.Errorf("%s: %+v", name, s)
+			t.Errorf("%s: ports and selector of the Service = %+v", name, s)
 		}
 	}
 }
 
-// A strategy is written out, so that its parts go with it.
+// A strategy is spelled out, so that parts of it are removed with it.
 func TestStrategies(t *testing.T) {
 	two, quarter := intstr.FromInt32(2), intstr.FromString("25%")
 	rolling := func(surge, unavailable *intstr.IntOrString) appsv1.DeploymentStrategy {
@@ -264,14 +264,14 @@ func TestStrategies(t *testing.T) {
 		in   *appsv1.DeploymentStrategy
 		want appsv1.DeploymentStrategy
 	}{
-		"none":     {nil, rolling(&quarter, &quarter)},
+		"default":  {nil, rolling(&quarter, &quarter)},
 		"empty":    {&appsv1.DeploymentStrategy{}, rolling(&quarter, &quarter)},
-		"one part": {&appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &two}}, rolling(&two, &quarter)},
+		"partial":  {&appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &two}}, rolling(&two, &quarter)},
 		"recreate": {&appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}, appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}},
 	} {
 		all, _ := Objects(newEgress(func(s *v1alpha1.EgressSpec) { s.Strategy = tt.in }), settings)
 		if d := cmp.Diff(tt.want, as[appsv1.Deployment](t, all, Deployment).Spec.Strategy); d != "" {
-			t.Errorf("%s (-want +got):\n%s", name, d)
+			t.Errorf("%s: strategy (-want +got):\n%s", name, d)
 		}
 	}
 }

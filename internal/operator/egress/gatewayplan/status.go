@@ -16,24 +16,25 @@ import (
 
 // Seen is the observed state of an Egress.
 type Seen struct {
-	Service    *corev1.Service    // nil: none is known
-	Deployment *appsv1.Deployment // nil: none is known
-	Pods       []*corev1.Pod      // gateways, ready or not (IsGateway)
-	Others     []*corev1.Pod      // pods that have the label of the Egress and are no gateways
-	Problem    *Problem           // with the objects; nil: all are as desired
+	Service    *corev1.Service    // nil if unknown
+	Deployment *appsv1.Deployment // nil if unknown
+	Pods       []*corev1.Pod      // gateways according to IsGateway, ready or not
+	Others     []*corev1.Pod      // pods with the label of the Egress that are not gateways
+	Problem    *Problem           // of an object; nil if all are as desired
 }
 
-// maxMessage is the longest message of a condition, in bytes.
+// maxMessage is the maximum length of a condition's message in bytes.
 const maxMessage = 1024
 
-// Status is the desired status of an Egress at now, without the fields on clients, which others write.
+// Status returns the desired status of an Egress at now, without the fields about clients, which have
+// another writer.
 func Status(e *v1alpha1.Egress, seen Seen, now metav1.Time) v1alpha1.EgressStatus {
 	st := v1alpha1.EgressStatus{
 		ObservedGeneration: e.Generation, Replicas: replicasOf(seen.Pods), Selector: Selector(e.Name),
 		Gateways: Gateways(seen.Pods, e.Status.Gateways), ReadyGateways: readyGateways(seen.Pods), ServiceIPs: serviceIPs(seen.Service),
 	}
 	if e.Spec.TunnelTo == v1alpha1.TunnelToService && posing(seen.Others) != "" {
-		st.ServiceIPs = nil // nodes send nothing to the Service then
+		st.ServiceIPs = nil // nodes then send nothing to the Service
 	}
 	for _, c := range []metav1.Condition{available(e, &st, seen), serviceReady(seen)} {
 		if was := meta.FindStatusCondition(e.Status.Conditions, c.Type); was != nil {
@@ -93,7 +94,7 @@ func available(e *v1alpha1.Egress, st *v1alpha1.EgressStatus, seen Seen) metav1.
 	return is(metav1.ConditionTrue, v1alpha1.EgressGatewaysReady, "")
 }
 
-// posing is the first pod, by name, to which a Service with the label would send packets; empty: none.
+// posing returns the first pod, by name, that a Service would wrongly send packets to, or "".
 func posing(pods []*corev1.Pod) (name string) {
 	for _, p := range pods {
 		if isReady(p) && p.DeletionTimestamp == nil && len(addressesOf(p)) > 0 && (name == "" || p.Name < name) {
@@ -103,7 +104,7 @@ func posing(pods []*corev1.Pod) (name string) {
 	return name
 }
 
-// familyOf is the family of an address or a CIDR; empty: it is neither.
+// familyOf returns the family of an address or a CIDR, or "" if it is neither.
 func familyOf(text string) string {
 	address, _, _ := strings.Cut(text, "/")
 	ip, err := netip.ParseAddr(address)
@@ -134,8 +135,8 @@ func serviceReady(seen Seen) metav1.Condition {
 	return c
 }
 
-// refusedPods is why the API server rejects the gateways' pods, such as that the
-// namespace forbids NET_ADMIN; empty: it does not.
+// refusedPods returns why the API server rejects the gateways' pods, for example because the namespace
+// forbids NET_ADMIN, or "" if it does not.
 func refusedPods(d *appsv1.Deployment) string {
 	if d == nil {
 		return ""
@@ -148,7 +149,7 @@ func refusedPods(d *appsv1.Deployment) string {
 	return ""
 }
 
-// shortened cuts a text to so many bytes, without cutting a character.
+// shortened limits a text to n bytes without cutting a character.
 func shortened(text string, most int) string {
 	if len(text) > most {
 		text = text[:most]

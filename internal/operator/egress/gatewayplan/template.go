@@ -16,20 +16,20 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Problem is why an object of an Egress is missing, or is not as desired.
+// Problem is why an object of an Egress is missing or not as desired.
 type Problem struct {
-	Reason  string // of a condition
-	Message string // for people, with what to do
+	Reason  string // for a condition
+	Message string // for users, with what to do
 }
 
-// The path of the template in an Egress is that in a Deployment, so that the API server's errors on
-// the Deployment's fields name the Egress's.
+// The template has the same path in an Egress as in a Deployment, so the API server's errors about the
+// Deployment's fields apply to the Egress as well.
 const (
 	templatePath = "spec.template"
 	podPath      = templatePath + ".spec"
 )
 
-// The names of parts of a gateway's pod.
+// Names of parts of a gateway's pod.
 const (
 	containerName = "egress"
 	portFoU       = "fou"
@@ -39,21 +39,21 @@ const (
 	tokenMount = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
-// defaultGrace is how long a gateway may take to end, in seconds, unless the template sets it.
+// defaultGrace is the grace period of a gateway in seconds, unless the template sets one.
 const defaultGrace = 60
 
-// endDelay is how long a gateway that is told to stop keeps serving at least, in seconds
+// endDelay is the minimum time in seconds that a gateway keeps serving after it was told to stop
 // (berth-egress, --end-delay).
 const endDelay = 10
 
-// maxTemplate is the most bytes of a template's spec and annotations together.
+// maxTemplate is the maximum size of a template's spec and annotations together in bytes.
 const maxTemplate = 32 << 10
 
-// tooLarge replaces the spec of a larger template.
+// tooLarge replaces the spec of a template that is too large.
 var tooLarge = []byte(`"` + strings.Repeat(" ", maxTemplate) + `"`)
 
-// Trim drops a template that is too large from an Egress: the cache keeps all Egresses, and users
-// may write objects as large as the API server accepts.
+// Trim drops an oversized template from an Egress: the cache keeps all Egresses, and users may create
+// objects as large as the API server accepts.
 func Trim(e *v1alpha1.Egress) {
 	t := e.Spec.Template
 	if t == nil {
@@ -71,8 +71,8 @@ func Trim(e *v1alpha1.Egress) {
 	}
 }
 
-// podSpec is the spec of gateways: the template's, with what Berth needs as a strategic merge
-// patch.
+// podSpec returns the pod spec of gateways: the template's, with Berth's requirements as a strategic
+// merge patch.
 func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 	asked := []byte("{}")
 	if t := e.Spec.Template; t != nil && t.Spec != nil && len(t.Spec.Raw) > 0 {
@@ -114,7 +114,7 @@ func podSpec(e *v1alpha1.Egress, s Settings) (map[string]any, *Problem) {
 	return out, nil
 }
 
-// merge merges a PodSpec into another one, which is JSON. The former wins.
+// merge merges a PodSpec over another one, which is JSON. The former takes precedence.
 func merge(asked []byte, needs *corev1.PodSpec) (map[string]any, error) {
 	var base, patch strategicpatch.JSONMap
 	needed, err := json.Marshal(needs)
@@ -130,9 +130,9 @@ func merge(asked []byte, needs *corev1.PodSpec) (map[string]any, error) {
 	return out, nil
 }
 
-// withoutBerths removes the fields that Berth sets from the gateways' container, which would be
-// merged with Berth's otherwise. It adds that container if it is missing, at the end, so that the
-// others keep their indexes.
+// withoutBerths removes the fields that Berth sets from the gateways' container, as they would otherwise
+// be merged with Berth's. If that container is missing, it is appended, so that the others keep their
+// indexes.
 func withoutBerths(pod map[string]any) {
 	containers, _ := pod["containers"].([]any)
 	for _, c := range containers {
@@ -146,7 +146,7 @@ func withoutBerths(pod map[string]any) {
 	pod["containers"] = append(containers, map[string]any{"name": containerName})
 }
 
-// refusedField is a field of a PodSpec that gateways cannot have; empty: none is set.
+// refusedField returns a set field of a PodSpec that gateways cannot have, or "".
 func refusedField(p *corev1.PodSpec) string {
 	switch {
 	case p.HostNetwork:
@@ -159,7 +159,7 @@ func refusedField(p *corev1.PodSpec) string {
 	return ""
 }
 
-// needed is Berth's part of the PodSpec.
+// needed returns Berth's part of the PodSpec.
 func needed(egress string, s Settings, grace int64) *corev1.PodSpec {
 	yes, no, root := true, false, int64(0)
 	field := func(name, path string) corev1.EnvVar {
@@ -171,11 +171,11 @@ func needed(egress string, s Settings, grace int64) *corev1.PodSpec {
 			PeriodSeconds: period, TimeoutSeconds: 5, FailureThreshold: failures, SuccessThreshold: 1,
 		}
 	}
-	hour := int64(3607) // as the kubelet's own, "Projected Volumes"
+	hour := int64(3607) // as in the volume that the kubelet adds ("Projected Volumes")
 	return &corev1.PodSpec{
 		ServiceAccountName: egress, DeprecatedServiceAccount: egress, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 		TerminationGracePeriodSeconds: &grace,
-		// The token is for the program only, not for other containers.
+		// Only the gateway gets the token, not the other containers.
 		Volumes: []corev1.Volume{{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: &hour}},
 			{ConfigMap: &corev1.ConfigMapProjection{
@@ -199,13 +199,13 @@ func needed(egress string, s Settings, grace int64) *corev1.PodSpec {
 				{Name: portHealth, ContainerPort: v1alpha1.EgressHealthPort, Protocol: corev1.ProtocolTCP},
 			},
 			VolumeMounts: []corev1.VolumeMount{{Name: tokenVolume, MountPath: tokenMount, ReadOnly: true}},
-			// A gateway that is not ready leaves clients' tunnels at once. One that works is
-			// not restarted because its node is busy.
+			// An unready gateway must lose its tunnels immediately, but a working one must not be restarted
+			// because its node is busy.
 			ReadinessProbe: probe("/readyz", 1, 3),
 			LivenessProbe:  probe("/livez", 10, 6),
 			SecurityContext: &corev1.SecurityContext{
 				Privileged: &no, AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
-				RunAsUser: &root, RunAsGroup: &root, RunAsNonRoot: &no, // NET_ADMIN would not be effective otherwise
+				RunAsUser: &root, RunAsGroup: &root, RunAsNonRoot: &no, // otherwise NET_ADMIN is not effective
 				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
 			},
 		}},

@@ -28,9 +28,9 @@ import (
 )
 
 const (
-	// workers is how many Nodes are reconciled at once. Nearly all of that is waiting for the API server.
+	// workers is how many Nodes are reconciled concurrently. They mostly wait for the API server.
 	workers = 4
-	// timeout bounds one reconciliation.
+	// timeout limits one reconciliation.
 	timeout = 30 * time.Second
 )
 
@@ -43,8 +43,7 @@ type controller struct {
 	log    *slog.Logger
 }
 
-// Setup adds the controller to mgr, whose cache must have been made with Watches. It works
-// while mgr leads.
+// Setup adds the controller to mgr, whose cache must have been created with Watches. It runs while mgr leads.
 func Setup(mgr ctrl.Manager, log *slog.Logger) error {
 	c := controller{mgr.GetClient(), log}
 	err := ctrl.NewControllerManagedBy(mgr).Named("branches").
@@ -53,12 +52,12 @@ func Setup(mgr ctrl.Manager, log *slog.Logger) error {
 		WithOptions(queue.Options(workers, timeout)).
 		Complete(queue.RetryConflicts(c.reconcile))
 	if err != nil {
-		return fmt.Errorf("controller of branch interfaces: %w", err)
+		return fmt.Errorf("set up branch interface controller: %w", err)
 	}
 	return nil
 }
 
-// nodeChanges passes on the updates of Nodes that change what capacityOf and says read.
+// nodeChanges filters updates of Nodes down to the fields that capacityOf and says read.
 func nodeChanges() builder.Predicates {
 	type state struct {
 		provider string
@@ -71,7 +70,7 @@ func nodeChanges() builder.Predicates {
 	})
 }
 
-// networkChanges passes on the updates of NodeNetworks that change what capacityOf reads. Most others are about
+// networkChanges filters updates of NodeNetworks down to the fields that capacityOf reads. Most updates are about
 // addresses.
 func networkChanges() predicate.Predicate {
 	state := func(in client.Object) (of v1alpha1.TrunkENI, instance, kind string) {
@@ -91,7 +90,7 @@ func networkChanges() predicate.Predicate {
 	}}
 }
 
-// reconcile writes how many branch interfaces the pods of a Node may have.
+// reconcile writes a Node's capacity of branch interfaces.
 func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	n, err := objects.Get[corev1.Node](ctx, c.client, q.NamespacedName, objects.Shared)
 	if n == nil {
@@ -122,8 +121,8 @@ func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconci
 	return reconcile.Result{}, nil
 }
 
-// patchOf is a merge patch that changes only this resource, unless the Node has changed since it was read. The cache has
-// no other resources of a Node, so that a patch from the difference of two objects would remove them.
+// patchOf returns a merge patch that changes only this resource, and only if the Node has not changed since it was read.
+// A patch computed from two objects would remove all other resources, as the cache does not have them.
 func patchOf(n *corev1.Node, capacity int64) ([]byte, error) {
 	var value any // nil removes the resource
 	if capacity > 0 {
@@ -139,9 +138,9 @@ func patchOf(n *corev1.Node, capacity int64) ([]byte, error) {
 	return patch, nil
 }
 
-// capacityOf is how many branch interfaces the pods of a Node may have, by its NodeNetwork (nil: there is none). It is 0
-// without a trunk of Berth's, with a trunk that is to be removed, and for a Node without the ID of its instance, to
-// which no branch could be bound.
+// capacityOf returns how many branch interfaces the pods of a Node may have, by its NodeNetwork, which may be nil. It is 0
+// without a trunk of Berth's, if the trunk is to be removed, and for a Node without an instance ID, to which no branch
+// could be bound.
 func capacityOf(n *corev1.Node, o *v1alpha1.NodeNetwork) int64 {
 	if o == nil || nodenetwork.InstanceOf(n.Spec.ProviderID) != o.Spec.InstanceID {
 		return 0
@@ -153,9 +152,9 @@ func capacityOf(n *corev1.Node, o *v1alpha1.NodeNetwork) int64 {
 	return int64(limits.Branches(o.Spec.InstanceType))
 }
 
-// says reports whether a Node's capacity is a number of branch interfaces. 0 is written by leaving the resource out: a
-// kubelet that restarts ends pods that request a resource of which its Node has 0, but not those that request an unknown one
-// (kubernetes/pkg/kubelet/lifecycle/predicate.go, removeMissingExtendedResources).
+// says reports whether a Node has this capacity of branch interfaces. A capacity of 0 is represented by the absence of the
+// resource: a restarting kubelet ends pods that request a resource of which its Node has 0, but not those that request
+// an unknown one (kubernetes/pkg/kubelet/lifecycle/predicate.go, removeMissingExtendedResources).
 func says(n *corev1.Node, capacity int64) bool {
 	q, named := n.Status.Capacity[v1alpha1.ResourceBranches]
 	return named == (capacity > 0) && q.Value() == capacity

@@ -10,10 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Batch returns which of the waiting new ports, in the order in which they came, go into the next
-// call: the first and those like it, up to most of them. A call succeeds or fails as a whole: a
-// port with a certain address, which may be taken, goes alone, and a full subnet delays only ports
-// of that subnet. The indexes rise. Batch reads no more of waiting than it needs.
+// Batch returns the indexes, in ascending order, of the waiting new ports that go into the next call: the first one and those like
+// it, up to most. waiting is in order of arrival. A call succeeds or fails as a whole, so a port with a fixed address, which may be
+// taken, goes alone, and a full subnet delays only ports of that subnet. Batch reads no more of waiting than it needs.
 func Batch(waiting iter.Seq[vpcport.NewPort], most int) (picked []int) {
 	first, i := "", 0
 	for p := range waiting {
@@ -34,7 +33,7 @@ func Batch(waiting iter.Seq[vpcport.NewPort], most int) (picked []int) {
 	return picked
 }
 
-// common returns what all ports of a batch share, and whether a port goes alone.
+// common returns what all ports of a batch have in common, and whether a port goes alone.
 func common(p vpcport.NewPort) (key string, alone bool) {
 	parts := []string{p.NetworkID}
 	for _, a := range p.Addresses {
@@ -44,9 +43,8 @@ func common(p vpcport.NewPort) (key string, alone bool) {
 	return strings.Join(append(append(parts, ""), slices.Sorted(slices.Values(p.Groups))...), "\x00"), alone
 }
 
-// Split returns the parts in which a refused batch is asked for again: the ports that the error is
-// about apart from the others, or two halves if it names none. A single port is not split, since the
-// refusal is about it.
+// Split returns the parts in which a rejected batch is retried: the ports that the error is about separately from the others, or
+// two halves if it names none. A single port is not split, since the error is about that port.
 func Split(batch []int, ports []vpcport.NewPort, err error) [][]int {
 	if len(batch) < 2 {
 		return nil
@@ -75,7 +73,7 @@ func aboutOf(err error) string {
 	return ""
 }
 
-// names reports whether a new port asks for what an error is about.
+// names reports whether an error is about something that a new port requests.
 func names(p vpcport.NewPort, what string) bool {
 	for _, a := range p.Addresses {
 		if a.SubnetID == what || a.IP.IsValid() && a.IP.String() == what {
@@ -85,9 +83,8 @@ func names(p vpcport.NewPort, what string) bool {
 	return slices.Contains(p.Groups, what) || cmp.Or(p.MAC.String(), "-") == what
 }
 
-// Choose returns which of the ports that were made for a NIC it keeps, and the IDs of the others. It
-// keeps the recorded one, else the oldest, else the one whose ID sorts first. Every operator chooses
-// the same.
+// Choose returns which of several ports created for a NIC to keep, and the IDs of the others. It keeps the recorded one, otherwise
+// the oldest, otherwise the one whose ID sorts first, so that every operator makes the same choice.
 func Choose(ports []vpcport.Port, recorded string) (*vpcport.Port, []string) {
 	if len(ports) == 0 {
 		return nil, nil

@@ -16,7 +16,7 @@ const given = "a2815656-76f7-46d4-9d11-057063db1a14"
 
 var aMAC = mac.Addr{2, 0, 0, 0, 0, 1}
 
-// wants is a NIC in network n, with a change.
+// wants returns a desired NIC in network n, with changes.
 func wants(edit ...func(*nicplan.Desired)) nicplan.Desired {
 	w := nicplan.Desired{Cluster: "c", Port: vpcport.NewPort{Device: "d", NetworkID: "n", MAC: aMAC}}
 	for _, e := range edit {
@@ -34,7 +34,7 @@ func idempotent(w *nicplan.Desired)         { w.Idempotent = true }
 func noNetwork(w *nicplan.Desired)          { w.Port.NetworkID = "" }
 func inGroup(w *nicplan.Desired)            { w.Port.Groups = []string{"g", "h"} }
 
-// port is the NIC's, with a change.
+// port returns a port of the NIC, with changes.
 func port(id string, edit ...func(*vpcport.Port)) *vpcport.Port {
 	p := &vpcport.Port{ID: id, NetworkID: "n", Device: "d", Owner: vpcport.Owner, MAC: aMAC}
 	for _, e := range edit {
@@ -60,7 +60,7 @@ func unmarked(p *vpcport.Port) { p.Device = "" } // by somebody
 func warm(p *vpcport.Port)         { p.Device = vpcport.WarmDevice("c", "v", "1") }
 func elsewhere(w *nicplan.Desired) { w.Held, w.Leaving = true, true }
 
-// looked is what is known after a look that showed a port.
+// looked returns what is known after a look that showed a port.
 func looked(recorded string, p *vpcport.Port, extra ...string) nicplan.Observed {
 	return nicplan.Observed{Kept: true, Recorded: recorded, Looked: true, Port: p, Extra: extra}
 }
@@ -73,75 +73,75 @@ func TestNext(t *testing.T) {
 		h    nicplan.Observed
 		want nicplan.Step
 	}{
-		{"first the finalizer", wants(), nicplan.Observed{}, nicplan.Step{Kind: nicplan.Keep}},
+		{"finalizer first", wants(), nicplan.Observed{}, nicplan.Step{Kind: nicplan.Keep}},
 		{"no network yet", wants(noNetwork), nicplan.Restored(true, ""), nicplan.Step{Kind: nicplan.Rest}},
-		{"a look before all else", wants(), nicplan.Restored(true, ""), nicplan.Step{Kind: nicplan.Look}},
-		{"a look at what is recorded", wants(), nicplan.Restored(true, "p"), nicplan.Step{Kind: nicplan.Look}},
-		{"none there", wants(), looked("", nil), nicplan.Step{Kind: nicplan.Create}},
-		{"none there yet, maybe; the provider refuses a second", wants(), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
-		{"none there yet, maybe; nobody refuses a second", wants(anyMAC), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"none there yet, maybe; asked for again it is the same", wants(anyMAC, idempotent), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
-		{"refused for its MAC address", wants(), nicplan.Observed{Kept: true, Looked: true, Collided: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"a stranger has its MAC address", wants(), nicplan.Observed{Kept: true, Looked: true, Collided: true, Stranger: true}, nicplan.Step{Kind: nicplan.Rename}},
-		{"deleted behind its back", wants(), looked("p", nil), nicplan.Step{Kind: nicplan.Create}},
+		{"look before creating", wants(), nicplan.Restored(true, ""), nicplan.Step{Kind: nicplan.Look}},
+		{"look for the recorded port", wants(), nicplan.Restored(true, "p"), nicplan.Step{Kind: nicplan.Look}},
+		{"no port", wants(), looked("", nil), nicplan.Step{Kind: nicplan.Create}},
+		{"port may exist, provider rejects a second one", wants(), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
+		{"port may exist, provider accepts a second one", wants(anyMAC), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"port may exist, creation is idempotent", wants(anyMAC, idempotent), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
+		{"MAC address rejected", wants(), nicplan.Observed{Kept: true, Looked: true, Collided: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"foreign port has its MAC address", wants(), nicplan.Observed{Kept: true, Looked: true, Collided: true, Stranger: true}, nicplan.Step{Kind: nicplan.Rename}},
+		{"port deleted by another client", wants(), looked("p", nil), nicplan.Step{Kind: nicplan.Create}},
 		{"not recorded yet", wants(), looked("", port("p")), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
-		{"another is recorded", wants(), looked("q", port("p")), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
-		{"two were made", wants(), looked("p", port("p"), "q", "r"), nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
+		{"another port recorded", wants(), looked("q", port("p")), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
+		{"several ports created", wants(), looked("p", port("p"), "q", "r"), nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
 		{"no pod yet", wants(), looked("p", port("p")), nicplan.Step{Kind: nicplan.Rest}},
 		{"scheduled", wants(at("node-a")), looked("p", port("p")), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
 		{"bound", wants(at("node-a")), looked("p", port("p", bound("node-a"))), nicplan.Step{Kind: nicplan.Poll, Port: "p"}},
 		{"active", wants(at("node-a")), looked("p", port("p", bound("node-a"), active)), nicplan.Step{Kind: nicplan.Rest}},
 		{"binding failed", wants(at("node-a")), looked("p", port("p", failed("node-a"))), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
-		{"moved, and the old node has it", wants(at("node-a"), elsewhere), looked("p", port("p", bound("node-b"), active)), nicplan.Step{Kind: nicplan.Rest}},
-		{"plugged, and somebody bound it elsewhere", wants(at("node-a"), held), looked("p", port("p", bound("node-b"), active)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
-		{"somebody took its device off", wants(at("node-a")), looked("p", port("p", bound("node-a"), unmarked)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"moved, old node still has it plugged", wants(at("node-a"), elsewhere), looked("p", port("p", bound("node-b"), active)), nicplan.Step{Kind: nicplan.Rest}},
+		{"plugged, bound elsewhere by another client", wants(at("node-a"), held), looked("p", port("p", bound("node-b"), active)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
+		{"device removed by another client", wants(at("node-a")), looked("p", port("p", bound("node-a"), unmarked)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
 		{"moved", wants(at("node-a")), looked("p", port("p", bound("node-b"), active)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &host}}},
-		{"waiting for its next pod", wants(), looked("p", port("p", bound("node-b"))), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &none}}},
+		{"waiting for the next pod", wants(), looked("p", port("p", bound("node-b"))), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Host: &none}}},
 		{"other groups", wants(inGroup), looked("p", port("p", func(p *vpcport.Port) { p.Groups = []string{"h"} })), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Groups: []string{"g", "h"}}}},
 		{"groups in another order", wants(inGroup), looked("p", port("p", func(p *vpcport.Port) { p.Groups = []string{"h", "g"} })), nicplan.Step{Kind: nicplan.Rest}},
 
-		{"one was taken that was made ahead", wants(at("node-a")), looked("", port("p", bound("node-a"), active, warm)), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
-		{"it is recorded", wants(at("node-a")), looked("p", port("p", bound("node-a"), active, warm)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
-		{"over, and it was taken", wants(over), looked("", port("p", warm)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		{"over, and it is not marked yet", wants(over), looked("p", port("p", warm)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		{"a user names one that was made ahead", wants(ofUser), looked("", port(given, warm, lent)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "berth:c:warm/v/1"`}},
+		{"warm port taken", wants(at("node-a")), looked("", port("p", bound("node-a"), active, warm)), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
+		{"warm port recorded", wants(at("node-a")), looked("p", port("p", bound("node-a"), active, warm)), nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"ending with warm port taken", wants(over), looked("", port("p", warm)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		{"ending with warm port recorded but not marked", wants(over), looked("p", port("p", warm)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		{"user names a warm port", wants(ofUser), looked("", port(given, warm, lent)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "berth:c:warm/v/1"`}},
 
-		{"a user's port", wants(ofUser), looked("", port(given, free, lent)), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
-		{"a user's port, taken", wants(ofUser), looked("", port(given)), nicplan.Step{Kind: nicplan.Record, Port: given}},
-		{"a user's port, in use", wants(ofUser), looked("", port(given, taken, lent)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "somebody"`}},
-		{"a user's port of elsewhere", wants(ofUser), looked("", port(given, abroad, free, lent)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Invalid, Why: "port " + given + " is of network m, expected one of n"}},
-		{"a user's port that is given to nobody", wants(ofUser), looked("", port(given, free)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
-		{"a user's port, in use, that is given to nobody", wants(ofUser), looked("", port(given, taken)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
-		{"a user's port that was taken, and lost its tag and its device", wants(ofUser), looked(given, port(given, free)), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
-		{"over, of a user's port that was never taken", wants(ofUser, over), looked("", port(given, unmarked)), nicplan.Step{Kind: nicplan.Forget}},
-		{"a user's port that is not there", wants(ofUser), looked("", nil), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.PortGone, Why: "there is no port " + given}},
+		{"user's port", wants(ofUser), looked("", port(given, free, lent)), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"user's port marked", wants(ofUser), looked("", port(given)), nicplan.Step{Kind: nicplan.Record, Port: given}},
+		{"user's port in use", wants(ofUser), looked("", port(given, taken, lent)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Conflict, Why: "port " + given + ` is in use by "somebody"`}},
+		{"user's port in another network", wants(ofUser), looked("", port(given, abroad, free, lent)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Invalid, Why: "port " + given + " is of network m, expected one of n"}},
+		{"user's port without namespace tag", wants(ofUser), looked("", port(given, free)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
+		{"user's port in use and without namespace tag", wants(ofUser), looked("", port(given, taken)), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
+		{"recorded user's port that lost its tag and device", wants(ofUser), looked(given, port(given, free)), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &device, Owner: &owner}}},
+		{"ending, user's port never taken", wants(ofUser, over), looked("", port(given, unmarked)), nicplan.Step{Kind: nicplan.Forget}},
+		{"user's port does not exist", wants(ofUser), looked("", nil), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.PortGone, Why: "there is no port " + given}},
 
-		{"over before it began", wants(over), nicplan.Observed{}, nicplan.Step{Kind: nicplan.Rest}},
-		{"over, and plugged", wants(over, held), looked("p", port("p")), nicplan.Step{Kind: nicplan.Rest}},
-		{"over, and not looked at", wants(over), nicplan.Restored(true, "p"), nicplan.Step{Kind: nicplan.Look}},
-		{"over, and it may come yet, asked for again or not", wants(over, anyMAC, idempotent), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"over, and it may come yet", wants(over), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"over", wants(over, at("node-a")), looked("p", port("p", bound("node-a"))), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		{"over, with two", wants(over), looked("p", port("p"), "q"), nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
-		{"over, and somebody took its device off", wants(over), looked("p", port("p", unmarked)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		{"over, and somebody else's by now", wants(over), looked("p", port("p", taken)), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, and its owner is somebody else", wants(over), looked("p", port("p", func(p *vpcport.Port) { p.Device, p.Owner = "", "network:dhcp" })), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, and somebody took all marks off", wants(over), looked("p", port("p", free)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		{"over, of a user's port whose device somebody took off", wants(over, ofUser), looked(given, port(given, bound("node-a"), unmarked)), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
-		{"over, and gone", wants(over), looked("p", nil), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, of a network that is not known", wants(over, noNetwork), looked("", nil), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, of a user's port", wants(over, ofUser), looked(given, port(given, bound("node-a"))), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
-		{"over, of a user's port that is let go", wants(over, ofUser), looked(given, port(given, free)), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, of a user's port that somebody else took", wants(over, ofUser), looked(given, port(given, taken)), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, of a user's port that is not there", wants(over, ofUser), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Forget}},
+		{"ending before it began", wants(over), nicplan.Observed{}, nicplan.Step{Kind: nicplan.Rest}},
+		{"ending while plugged", wants(over, held), looked("p", port("p")), nicplan.Step{Kind: nicplan.Rest}},
+		{"ending, look first", wants(over), nicplan.Restored(true, "p"), nicplan.Step{Kind: nicplan.Look}},
+		{"ending, port may appear, creation is idempotent", wants(over, anyMAC, idempotent), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"ending, port may appear", wants(over), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"ending", wants(over, at("node-a")), looked("p", port("p", bound("node-a"))), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		{"ending with two ports", wants(over), looked("p", port("p"), "q"), nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
+		{"ending, device removed by another client", wants(over), looked("p", port("p", unmarked)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		{"ending, port taken by another client", wants(over), looked("p", port("p", taken)), nicplan.Step{Kind: nicplan.Forget}},
+		{"ending, owner changed by another client", wants(over), looked("p", port("p", func(p *vpcport.Port) { p.Device, p.Owner = "", "network:dhcp" })), nicplan.Step{Kind: nicplan.Forget}},
+		{"ending, all marks removed by another client", wants(over), looked("p", port("p", free)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		{"ending, device of user's port removed", wants(over, ofUser), looked(given, port(given, bound("node-a"), unmarked)), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
+		{"ending, port gone", wants(over), looked("p", nil), nicplan.Step{Kind: nicplan.Forget}},
+		{"ending, network unknown", wants(over, noNetwork), looked("", nil), nicplan.Step{Kind: nicplan.Forget}},
+		{"ending with user's port", wants(over, ofUser), looked(given, port(given, bound("node-a"))), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
+		{"ending, user's port returned", wants(over, ofUser), looked(given, port(given, free)), nicplan.Step{Kind: nicplan.Forget}},
+		{"ending, user's port taken by another client", wants(over, ofUser), looked(given, port(given, taken)), nicplan.Step{Kind: nicplan.Forget}},
+		{"ending, user's port does not exist", wants(over, ofUser), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Forget}},
 	} {
 		if d := cmp.Diff(tc.want, nicplan.Next(tc.w, tc.h, nicplan.Constraints{}, nicplan.Attempts{})); d != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, d)
+			t.Errorf("%s: Next() (-want +got):\n%s", tc.name, d)
 		}
 	}
 }
 
-// What a failure leaves unclear is looked at; what had no effect is not.
+// A call with an unclear outcome requires a look; a call without effect does not.
 func TestAfterCall(t *testing.T) {
 	refused := func(c vpcport.Class) error { return &vpcport.Error{Class: c} }
 	create, change := nicplan.Step{Kind: nicplan.Create}, nicplan.Step{Kind: nicplan.Change, Port: "p"}
@@ -154,26 +154,26 @@ func TestAfterCall(t *testing.T) {
 		want nicplan.Observed
 	}{
 		{"made", create, nicplan.Observed{Kept: true, Looked: true, Collided: true, Unclear: true}, port("p"), nil, looked("", port("p"))},
-		{"a lost reply", create, looked("", nil), nil, refused(vpcport.Transient), nicplan.Observed{Kept: true, Unclear: true}},
-		{"an answer that cannot be", create, looked("", nil), nil, refused(vpcport.Bug), nicplan.Observed{Kept: true, Unclear: true}},
-		{"no provider's error", create, looked("", nil), nil, errors.New("else"), nicplan.Observed{Kept: true, Unclear: true}},
-		{"made, and not to be seen", create, looked("", nil), nil, refused(vpcport.Forbidden), nicplan.Observed{Kept: true, Looked: true, Unclear: true}},
-		{"a MAC address that is taken", create, looked("", nil), nil, refused(vpcport.MACTaken), nicplan.Observed{Kept: true, Collided: true}},
-		{"a full subnet", create, looked("", nil), nil, refused(vpcport.SubnetFull), looked("", nil)},
-		{"a change that was lost", change, looked("p", port("p")), nil, refused(vpcport.Transient), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
-		{"a change of an old state", change, looked("p", port("p")), nil, refused(vpcport.Stale), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
+		{"lost reply", create, looked("", nil), nil, refused(vpcport.Transient), nicplan.Observed{Kept: true, Unclear: true}},
+		{"impossible reply", create, looked("", nil), nil, refused(vpcport.Bug), nicplan.Observed{Kept: true, Unclear: true}},
+		{"error without a class", create, looked("", nil), nil, errors.New("else"), nicplan.Observed{Kept: true, Unclear: true}},
+		{"forbidden, may have been created", create, looked("", nil), nil, refused(vpcport.Forbidden), nicplan.Observed{Kept: true, Looked: true, Unclear: true}},
+		{"MAC address taken", create, looked("", nil), nil, refused(vpcport.MACTaken), nicplan.Observed{Kept: true, Collided: true}},
+		{"subnet full", create, looked("", nil), nil, refused(vpcport.SubnetFull), looked("", nil)},
+		{"lost change", change, looked("p", port("p")), nil, refused(vpcport.Transient), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
+		{"change of a stale port", change, looked("p", port("p")), nil, refused(vpcport.Stale), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
 		{"changed", change, looked("p", port("p")), port("p", bound("a")), nil, looked("p", port("p", bound("a")))},
-		{"its port deleted", nicplan.Step{Kind: nicplan.Delete, Port: "p"}, looked("p", port("p")), nil, nil, looked("p", nil)},
+		{"port deleted", nicplan.Step{Kind: nicplan.Delete, Port: "p"}, looked("p", port("p")), nil, nil, looked("p", nil)},
 		{"polled", nicplan.Step{Kind: nicplan.Poll, Port: "p"}, looked("p", port("p")), port("p", active), nil, looked("p", port("p", active))},
-		{"polled, and the listing is stale", nicplan.Step{Kind: nicplan.Poll, Port: "p"}, looked("p", port("p", newer)), port("p", active), nil, looked("p", port("p", newer))},
-		{"another deleted", nicplan.Step{Kind: nicplan.Delete, Port: "q"}, looked("p", port("p"), "q"), nil, nil, looked("p", port("p"))},
+		{"polled from a stale listing", nicplan.Step{Kind: nicplan.Poll, Port: "p"}, looked("p", port("p", newer)), port("p", active), nil, looked("p", port("p", newer))},
+		{"additional port deleted", nicplan.Step{Kind: nicplan.Delete, Port: "q"}, looked("p", port("p"), "q"), nil, nil, looked("p", port("p"))},
 	} {
 		got := tc.h.After(wants(), tc.step, nicplan.Reply{Port: tc.port, Err: tc.err}, false)
 		if len(got.Extra) == 0 {
 			got.Extra = nil
 		}
 		if d := cmp.Diff(tc.want, got); d != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, d)
+			t.Errorf("%s: After() (-want +got):\n%s", tc.name, d)
 		}
 	}
 }
@@ -188,22 +188,22 @@ func TestAfterLook(t *testing.T) {
 		late  bool
 		want  nicplan.Observed
 	}{
-		{"nothing, early", wants(), unclear, nil, false, nicplan.Observed{Kept: true, Unclear: true, Collided: true, Looked: true}},
-		{"nothing, late", wants(), unclear, nil, true, nicplan.Observed{Kept: true, Collided: true, Looked: true}},
-		{"its port", wants(), unclear, []vpcport.Port{*port("p")}, false, looked("", port("p"))},
-		{"a stranger with its MAC address", wants(), unclear, []vpcport.Port{*port("s", taken)}, true, nicplan.Observed{Kept: true, Collided: true, Stranger: true, Looked: true}},
-		{"its port, whose device somebody took off", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", unmarked)}, true, looked("p", port("p", unmarked))},
-		{"its port without any mark", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", free)}, true, looked("p", port("p", free))},
-		{"its port, which somebody else has by now", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", taken)}, true, nicplan.Observed{Kept: true, Recorded: "p", Stranger: true, Looked: true}},
-		{"one that is not recorded, by the mark and the MAC address that are left", wants(), unclear, []vpcport.Port{*port("p", unmarked)}, true, looked("", port("p", unmarked))},
-		{"one with its MAC address, of nobody's", wants(), unclear, []vpcport.Port{*port("s", free)}, true, nicplan.Observed{Kept: true, Collided: true, Stranger: true, Looked: true}},
-		{"one of its device in another network", wants(), nicplan.Observed{Kept: true}, []vpcport.Port{*port("p", abroad)}, true, looked("", port("p", abroad))},
-		{"its port, and its network is not known any more", wants(over, noNetwork), nicplan.Observed{Kept: true}, []vpcport.Port{*port("p")}, true, looked("", port("p"))},
-		{"the user's", wants(ofUser), nicplan.Observed{Kept: true}, []vpcport.Port{*port(given, free)}, true, looked("", port(given, free))},
-		{"one that was gone", wants(), looked("p", port("p"), "q"), nil, true, looked("p", nil)},
+		{"nothing found, too early", wants(), unclear, nil, false, nicplan.Observed{Kept: true, Unclear: true, Collided: true, Looked: true}},
+		{"nothing found, late enough", wants(), unclear, nil, true, nicplan.Observed{Kept: true, Collided: true, Looked: true}},
+		{"own port", wants(), unclear, []vpcport.Port{*port("p")}, false, looked("", port("p"))},
+		{"foreign port with its MAC address", wants(), unclear, []vpcport.Port{*port("s", taken)}, true, nicplan.Observed{Kept: true, Collided: true, Stranger: true, Looked: true}},
+		{"own port without device", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", unmarked)}, true, looked("p", port("p", unmarked))},
+		{"own port without any mark", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", free)}, true, looked("p", port("p", free))},
+		{"recorded port taken by another client", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", taken)}, true, nicplan.Observed{Kept: true, Recorded: "p", Stranger: true, Looked: true}},
+		{"unrecorded port with only owner and MAC address left", wants(), unclear, []vpcport.Port{*port("p", unmarked)}, true, looked("", port("p", unmarked))},
+		{"unmarked foreign port with its MAC address", wants(), unclear, []vpcport.Port{*port("s", free)}, true, nicplan.Observed{Kept: true, Collided: true, Stranger: true, Looked: true}},
+		{"own device in another network", wants(), nicplan.Observed{Kept: true}, []vpcport.Port{*port("p", abroad)}, true, looked("", port("p", abroad))},
+		{"own port, network no longer known", wants(over, noNetwork), nicplan.Observed{Kept: true}, []vpcport.Port{*port("p")}, true, looked("", port("p"))},
+		{"user's port", wants(ofUser), nicplan.Observed{Kept: true}, []vpcport.Port{*port(given, free)}, true, looked("", port(given, free))},
+		{"port gone", wants(), looked("p", port("p"), "q"), nil, true, looked("p", nil)},
 	} {
 		if d := cmp.Diff(tc.want, tc.h.After(tc.w, nicplan.Step{Kind: nicplan.Look}, nicplan.Reply{Ports: tc.ports}, tc.late)); d != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, d)
+			t.Errorf("%s: After() (-want +got):\n%s", tc.name, d)
 		}
 	}
 }
@@ -225,18 +225,17 @@ func TestChoose(t *testing.T) {
 	} {
 		keep, extra := nicplan.Choose(ports, tc.recorded)
 		if keep.ID != tc.keep || !cmp.Equal(extra, tc.extra) {
-			t.Errorf("with %q recorded: kept %s, not %v; want %s, %v", tc.recorded, keep.ID, extra, tc.keep, tc.extra)
+			t.Errorf("Choose() with %q recorded = %s, %v, want %s, %v", tc.recorded, keep.ID, extra, tc.keep, tc.extra)
 		}
 	}
 	if keep, extra := nicplan.Choose(nil, "p"); keep != nil || extra != nil {
-		t.Errorf("of none: %v, %v", keep, extra)
+		t.Errorf("Choose() of no ports = %v, %v, want nil, nil", keep, extra)
 	}
 }
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// What forbids or delays a step: the VPC, the namespace's limits, the node, the pod's scheduling, and
-// the calls before.
+// What forbids or delays a step: the VPC, the namespace's limits, the node, the pod's scheduling, and previous calls.
 func TestNextWaits(t *testing.T) {
 	const s, min = time.Second, time.Minute
 	one, another := inGroup, func(d *nicplan.Desired) { d.Port.Groups = []string{"other"} }
@@ -260,67 +259,67 @@ func TestNextWaits(t *testing.T) {
 		a    nicplan.Attempts
 		want nicplan.Step
 	}{
-		"a VPC that is not open, of a new NIC":          {wants(), nicplan.Observed{}, nicplan.Constraints{Closed: true}, nicplan.Attempts{}, after(nicplan.Rest, "", 0)},
-		"a VPC that is not open":                        {wants(), unseen, nicplan.Constraints{Closed: true}, nicplan.Attempts{}, after(nicplan.Look, "", 0)},
-		"a VPC that is not open, of a NIC that is over": {wants(over), mine, nicplan.Constraints{Closed: true}, nicplan.Attempts{}, after(nicplan.Delete, "p", 0)},
-		"the pod of a user's PodNIC":                    {wants(at("node-a")), mine, nicplan.Constraints{Claimed: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Claim}},
-		"the same without a finalizer":                  {wants(), nicplan.Observed{}, nicplan.Constraints{Claimed: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Keep}},
-		"the same of one that is over":                  {wants(over), mine, nicplan.Constraints{Claimed: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		"VPC not open, new NIC":                         {wants(), nicplan.Observed{}, nicplan.Constraints{Closed: true}, nicplan.Attempts{}, after(nicplan.Rest, "", 0)},
+		"VPC not open":                                  {wants(), unseen, nicplan.Constraints{Closed: true}, nicplan.Attempts{}, after(nicplan.Look, "", 0)},
+		"VPC not open, NIC ending":                      {wants(over), mine, nicplan.Constraints{Closed: true}, nicplan.Attempts{}, after(nicplan.Delete, "p", 0)},
+		"record the pod of a user's PodNIC":             {wants(at("node-a")), mine, nicplan.Constraints{Claimed: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Claim}},
+		"record the pod, finalizer first":               {wants(), nicplan.Observed{}, nicplan.Constraints{Claimed: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Keep}},
+		"record the pod, NIC ending":                    {wants(over), mine, nicplan.Constraints{Claimed: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
 		"refused":                                       {wants(), bare, nicplan.Constraints{Refused: true}, nicplan.Attempts{}, after(nicplan.Create, "", 10*min)},
-		"refused, and it has a port":                    {wants(inGroup), mine, nicplan.Constraints{Refused: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Groups: []string{"g", "h"}}}},
-		"a full node":                                   {wants(), mine, nicplan.Constraints{NodeFull: true}, nicplan.Attempts{}, after(nicplan.Rest, "", nicplan.NodeFull)},
-		"a node that has it until a moment":             {wants(over, held), mine, nicplan.Constraints{HeldUntil: noon.Add(min)}, nicplan.Attempts{}, after(nicplan.Rest, "", min)},
-		"a node that had it until a moment":             {wants(over, held), mine, nicplan.Constraints{HeldUntil: noon}, nicplan.Attempts{}, after(nicplan.Rest, "", time.Millisecond)},
-		"a node that has it for longer":                 {wants(held), mine, nicplan.Constraints{NodeFull: true, HeldUntil: noon.Add(min)}, nicplan.Attempts{}, after(nicplan.Rest, "", nicplan.NodeFull)},
-		"a node that has it for less than a call waits": {wants(held), bare, nicplan.Constraints{HeldUntil: noon.Add(s)}, failed(vpcport.SubnetFull, min), after(nicplan.Create, "", s)},
-		"a port that cools":                             {wants(over), mine, nicplan.Constraints{CoolUntil: noon.Add(30 * s)}, nicplan.Attempts{}, after(nicplan.Delete, "p", 30*s)},
-		"a port that has cooled":                        {wants(over), mine, nicplan.Constraints{CoolUntil: noon}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		"another port does not cool":                    {wants(over), looked("p", port("p"), "q"), nicplan.Constraints{CoolUntil: noon.Add(s)}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
-		"no host, which the provider needs":             {wants(), bare, nicplan.Constraints{NeedsHost: true, Warm: true}, nicplan.Attempts{}, after(nicplan.Create, "", 0)},
-		"a host":                                        {wants(at("node-a")), bare, nicplan.Constraints{NeedsHost: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Create}},
-		"a warm port, whatever failed before":           {wants(at("node-a")), bare, nicplan.Constraints{Warm: true}, failed(vpcport.SubnetFull, min), nicplan.Step{Kind: nicplan.Take}},
+		"refused but has a port":                        {wants(inGroup), mine, nicplan.Constraints{Refused: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Change, Port: "p", Change: vpcport.Change{Groups: []string{"g", "h"}}}},
+		"node full":                                     {wants(), mine, nicplan.Constraints{NodeFull: true}, nicplan.Attempts{}, after(nicplan.Rest, "", nicplan.NodeFull)},
+		"held by a node until a deadline":               {wants(over, held), mine, nicplan.Constraints{HeldUntil: noon.Add(min)}, nicplan.Attempts{}, after(nicplan.Rest, "", min)},
+		"held by a node, deadline reached":              {wants(over, held), mine, nicplan.Constraints{HeldUntil: noon}, nicplan.Attempts{}, after(nicplan.Rest, "", time.Millisecond)},
+		"held for longer than the delay of a full node": {wants(held), mine, nicplan.Constraints{NodeFull: true, HeldUntil: noon.Add(min)}, nicplan.Attempts{}, after(nicplan.Rest, "", nicplan.NodeFull)},
+		"held for less than the backoff":                {wants(held), bare, nicplan.Constraints{HeldUntil: noon.Add(s)}, failed(vpcport.SubnetFull, min), after(nicplan.Create, "", s)},
+		"port cooling down":                             {wants(over), mine, nicplan.Constraints{CoolUntil: noon.Add(30 * s)}, nicplan.Attempts{}, after(nicplan.Delete, "p", 30*s)},
+		"port has cooled down":                          {wants(over), mine, nicplan.Constraints{CoolUntil: noon}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		"additional port does not cool down":            {wants(over), looked("p", port("p"), "q"), nicplan.Constraints{CoolUntil: noon.Add(s)}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
+		"provider needs a host":                         {wants(), bare, nicplan.Constraints{NeedsHost: true, Warm: true}, nicplan.Attempts{}, after(nicplan.Create, "", 0)},
+		"host known":                                    {wants(at("node-a")), bare, nicplan.Constraints{NeedsHost: true}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Create}},
+		"warm port despite a backoff":                   {wants(at("node-a")), bare, nicplan.Constraints{Warm: true}, failed(vpcport.SubnetFull, min), nicplan.Step{Kind: nicplan.Take}},
 		"no node yet":                                   {wants(), bare, nicplan.Constraints{Scheduling: nicplan.Scheduling{Pending: true}}, nicplan.Attempts{}, quiet},
-		"no node, for long":                             {wants(), bare, nicplan.Constraints{Scheduling: nicplan.Scheduling{Pending: true, Since: noon.Add(-s)}}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Create}},
-		"a call that failed":                            {wants(), bare, nicplan.Constraints{}, failed(vpcport.SubnetFull, 5*s), after(nicplan.Create, "", 5*s)},
-		"a call that failed a while ago":                {wants(), bare, nicplan.Constraints{}, failed(vpcport.SubnetFull, 0), nicplan.Step{Kind: nicplan.Create}},
-		"a write waits for nothing":                     {wants(), looked("", port("p")), nicplan.Constraints{Closed: true, Refused: true}, failed(vpcport.Bug, min), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
-		"the same was invalid":                          {wants(one), bare, nicplan.Constraints{}, failed(vpcport.Invalid, min, one), after(nicplan.Create, "", min)},
-		"what was invalid is another":                   {wants(another), bare, nicplan.Constraints{}, failed(vpcport.Invalid, min, one), nicplan.Step{Kind: nicplan.Create}},
-		"another, and nothing was wrong with it":        {wants(another), bare, nicplan.Constraints{}, failed(vpcport.Transient, min, one), after(nicplan.Create, "", min)},
-		"a failure of one that is over now":             {wants(over), mine, nicplan.Constraints{}, failed(vpcport.Bug, min), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
-		"polled before":                                 {wants(at("node-a")), looked("p", port("p", bound("node-a"))), nicplan.Constraints{}, nicplan.Attempts{NotBefore: noon.Add(s)}, after(nicplan.Poll, "p", s)},
-		"looked at in vain":                             {wants(), unseen, nicplan.Constraints{}, nicplan.Attempts{Looks: 1, NotBefore: noon.Add(s)}, after(nicplan.Look, "", s)},
-		"looked at first":                               {wants(), unseen, nicplan.Constraints{}, nicplan.Attempts{NotBefore: noon.Add(s)}, nicplan.Step{Kind: nicplan.Look}},
+		"no node for a long time":                       {wants(), bare, nicplan.Constraints{Scheduling: nicplan.Scheduling{Pending: true, Since: noon.Add(-s)}}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Create}},
+		"backoff":                                       {wants(), bare, nicplan.Constraints{}, failed(vpcport.SubnetFull, 5*s), after(nicplan.Create, "", 5*s)},
+		"backoff over":                                  {wants(), bare, nicplan.Constraints{}, failed(vpcport.SubnetFull, 0), nicplan.Step{Kind: nicplan.Create}},
+		"writes are not delayed":                        {wants(), looked("", port("p")), nicplan.Constraints{Closed: true, Refused: true}, failed(vpcport.Bug, min), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
+		"same request was invalid":                      {wants(one), bare, nicplan.Constraints{}, failed(vpcport.Invalid, min, one), after(nicplan.Create, "", min)},
+		"invalid request changed":                       {wants(another), bare, nicplan.Constraints{}, failed(vpcport.Invalid, min, one), nicplan.Step{Kind: nicplan.Create}},
+		"changed request after a transient failure":     {wants(another), bare, nicplan.Constraints{}, failed(vpcport.Transient, min, one), after(nicplan.Create, "", min)},
+		"ending after a failure":                        {wants(over), mine, nicplan.Constraints{}, failed(vpcport.Bug, min), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
+		"polled recently":                               {wants(at("node-a")), looked("p", port("p", bound("node-a"))), nicplan.Constraints{}, nicplan.Attempts{NotBefore: noon.Add(s)}, after(nicplan.Poll, "p", s)},
+		"look without result":                           {wants(), unseen, nicplan.Constraints{}, nicplan.Attempts{Looks: 1, NotBefore: noon.Add(s)}, after(nicplan.Look, "", s)},
+		"first look":                                    {wants(), unseen, nicplan.Constraints{}, nicplan.Attempts{NotBefore: noon.Add(s)}, nicplan.Step{Kind: nicplan.Look}},
 		"impossible":                                    {wants(ofUser), bare, nicplan.Constraints{}, failed(vpcport.Bug, min), lost},
-		"impossible, as was said":                       {wants(ofUser), bare, nicplan.Constraints{}, nicplan.Attempts{Failed: nicplan.Failure{Message: gone, Until: noon.Add(min)}}, lostAgain},
-		"impossible, as was said a while ago":           {wants(ofUser), bare, nicplan.Constraints{}, nicplan.Attempts{Failed: nicplan.Failure{Message: gone, Until: noon}}, lost},
-		"a user's port that another PodNIC has":         {wants(ofUser), looked("", port(given, taken, lent)), nicplan.Constraints{UsedBy: "shop/db"}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Conflict, Why: "port " + given + " is in use by PodNIC shop/db"}},
-		"a user's port that is given to nobody":         {wants(ofUser), looked("", port(given, taken)), nicplan.Constraints{UsedBy: "shop/db"}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
+		"impossible, already reported":                  {wants(ofUser), bare, nicplan.Constraints{}, nicplan.Attempts{Failed: nicplan.Failure{Message: gone, Until: noon.Add(min)}}, lostAgain},
+		"impossible, reported some time ago":            {wants(ofUser), bare, nicplan.Constraints{}, nicplan.Attempts{Failed: nicplan.Failure{Message: gone, Until: noon}}, lost},
+		"user's port used by another PodNIC":            {wants(ofUser), looked("", port(given, taken, lent)), nicplan.Constraints{UsedBy: "shop/db"}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.Conflict, Why: "port " + given + " is in use by PodNIC shop/db"}},
+		"user's port without namespace tag":             {wants(ofUser), looked("", port(given, taken)), nicplan.Constraints{UsedBy: "shop/db"}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.ReferenceGone, Why: "port " + given + " does not have the tag berth:c:shop, expected one by which its owner gives it to the namespace"}},
 	} {
 		tt.c.Now = noon
 		if d := cmp.Diff(tt.want, nicplan.Next(tt.d, tt.o, tt.c, tt.a)); d != "" {
-			t.Errorf("%s (-want +got):\n%s", name, d)
+			t.Errorf("%s: Next() (-want +got):\n%s", name, d)
 		}
 	}
 }
 
-// A new port waits for its pod's node as long as the scheduler is at work.
+// A new port waits for its pod's node as long as the scheduler makes progress.
 func TestScheduling(t *testing.T) {
 	const first, most = nicplan.Unscheduled, nicplan.UnscheduledMost
 	for _, tt := range []struct {
 		name          string
-		placed        time.Duration // after noon; below 0: never
+		placed        time.Duration // when a pod was last scheduled, after noon; negative if never
 		now           time.Duration
 		atLeast, most time.Duration
 	}{
-		{"at first", -1, 0, first, first},
-		{"nobody gets a node", -1, first, 0, 0},
-		{"others got one before", 0, first / 2, first / 2, first / 2},
-		{"others get one", first, first, first, first},
-		{"others get one for long", 20 * time.Second, 20 * time.Second, first, 10 * time.Second},
-		{"others got one, and no more", 20 * time.Second, 20*time.Second + first, 0, 0},
-		{"for longer than a pod waits", most - time.Millisecond, most - time.Millisecond, time.Millisecond, time.Millisecond},
-		{"it waited long enough", most, most, 0, 0},
+		{"initial wait", -1, 0, first, first},
+		{"no pod is scheduled", -1, first, 0, 0},
+		{"other pod scheduled before", 0, first / 2, first / 2, first / 2},
+		{"other pod scheduled now", first, first, first, first},
+		{"other pods scheduled for a long time", 20 * time.Second, 20 * time.Second, first, 10 * time.Second},
+		{"no further pods scheduled", 20 * time.Second, 20*time.Second + first, 0, 0},
+		{"just before the maximum wait", most - time.Millisecond, most - time.Millisecond, time.Millisecond, time.Millisecond},
+		{"maximum wait reached", most, most, 0, 0},
 	} {
 		scheduling := nicplan.Scheduling{Pending: true, Since: noon}
 		if tt.placed >= 0 {
@@ -328,7 +327,7 @@ func TestScheduling(t *testing.T) {
 		}
 		got := nicplan.Next(wants(), looked("", nil), nicplan.Constraints{Now: noon.Add(tt.now), Scheduling: scheduling}, nicplan.Attempts{})
 		if got.Kind != nicplan.Create || got.Wait < tt.atLeast || got.Wait > tt.most || got.Waits != (got.Wait > 0) {
-			t.Errorf("%s: %+v, want %v to %v", tt.name, got, tt.atLeast, tt.most)
+			t.Errorf("%s: Next() = %+v, want a wait of %v to %v", tt.name, got, tt.atLeast, tt.most)
 		}
 	}
 }

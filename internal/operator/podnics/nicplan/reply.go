@@ -6,17 +6,16 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Reply is what came of a call that a step asked for.
+// Reply is the result of the call that a step asked for.
 type Reply struct {
-	Port  *vpcport.Port  // of Create, Change and Poll
-	Ports []vpcport.Port // of Look: all that may be the NIC's, or have its MAC address
-	Began time.Time      // when the call began, of Look
+	Port  *vpcport.Port  // for Create, Change and Poll
+	Ports []vpcport.Port // for Look: all ports that may be the NIC's or have its MAC address
+	Began time.Time      // for Look: when the call began
 	Err   error
 }
 
-// After is what is known of a NIC after a call. Of a Look, late says that it began so long after
-// this operator did, and after the last call whose effect is unclear, that it shows all ports that
-// were asked for before.
+// After returns what is known of a NIC after a call. For a Look, late says that it began long enough after this operator did, and
+// after the last call with an unclear effect, to show all ports requested before.
 func (o Observed) After(d Desired, s Step, r Reply, late bool) Observed {
 	switch {
 	case r.Err != nil:
@@ -28,7 +27,7 @@ func (o Observed) After(d Desired, s Step, r Reply, late bool) Observed {
 	case Create, Change:
 		o.Port, o.Looked, o.Unclear, o.Collided, o.Stranger = r.Port, true, false, false, false
 	case Poll:
-		if o.Port == nil || r.Port.Revision >= o.Port.Revision { // listings may trail
+		if o.Port == nil || r.Port.Revision >= o.Port.Revision { // listings may be stale
 			o.Port = r.Port
 		}
 	case Delete:
@@ -42,8 +41,7 @@ func (o Observed) After(d Desired, s Step, r Reply, late bool) Observed {
 	return o
 }
 
-// failed is what is known after a call that failed. What the failure leaves unclear is to be
-// looked at.
+// failed returns what is known after a failed call. If the failure leaves the effect unclear, a look is needed.
 func (o Observed) failed(s Step, class vpcport.Class) Observed {
 	o.Collided = o.Collided || class == vpcport.MACTaken
 	o.Unclear = o.Unclear || s.Kind == Create && mayHaveMade(class)
@@ -53,8 +51,8 @@ func (o Observed) failed(s Step, class vpcport.Class) Observed {
 	return o
 }
 
-// mayHaveMade reports whether a Create that failed may have made a port. Credentials that may make
-// ports but not read them get Forbidden in answer to one that was made.
+// mayHaveMade reports whether a failed Create may have created a port. Credentials that may create but not read ports get
+// Forbidden although the port was created.
 func mayHaveMade(c vpcport.Class) bool {
 	switch c {
 	case vpcport.Transient, vpcport.Unknown, vpcport.Bug, vpcport.Forbidden:
@@ -63,9 +61,8 @@ func mayHaveMade(c vpcport.Class) bool {
 	return false
 }
 
-// seen is what is known after a look that showed these ports: those with the NIC's device, and
-// those with the MAC address that was refused. A recorded or given port is among them, or it is
-// gone.
+// seen returns what is known after a look that showed these ports: those with the NIC's device, and those with the rejected MAC
+// address. If a recorded or given port is not among them, it is gone.
 func (o Observed) seen(d Desired, ports []vpcport.Port, late bool) Observed {
 	o.Unclear = o.Unclear && !late
 	o.Looked, o.Stranger, o.Port, o.Extra = true, false, nil, nil
@@ -89,7 +86,7 @@ func (o Observed) seen(d Desired, ports []vpcport.Port, late bool) Observed {
 	return o
 }
 
-// Renamed is what is known after another MAC address was chosen.
+// Renamed returns what is known after another MAC address was chosen.
 func (o Observed) Renamed() Observed {
 	o.Collided, o.Stranger = false, false
 	return o

@@ -13,22 +13,22 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
-// What the PodNIC says, which outlives operators, and when somebody last wrote it.
+// The PodNIC's content, which outlives operators, and when it was last written.
 type recorded struct {
 	kept    bool
 	port    string
 	version int
 }
 
-// operator works for one NIC: what it knows of the PodNIC, and what it has seen.
+// operator works for one NIC: what it knows of the PodNIC, and what it has observed.
 type operator struct {
 	saw recorded
 	h   nicplan.Observed
-	try byte // of MAC addresses
+	try byte // number of the MAC address in use
 }
 
-// simulation is one NIC's life with operators that end at any moment, two of which may
-// believe that they lead, and a provider whose calls fail before and after their effect.
+// simulation is the life of one NIC with operators that may end at any moment, two of which may believe that they lead, and with
+// a provider whose calls fail before or after taking effect.
 type simulation struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -37,8 +37,8 @@ type simulation struct {
 	object   recorded
 	leaders  [2]operator
 	trouble  bool
-	warm     bool // there are ports that were made before the NIC needed one
-	lasts    bool // the first operator is alone and goes on to the end
+	warm     bool // whether there are warm ports
+	lasts    bool // the first operator is the only one, until the end
 	log      []string
 }
 
@@ -63,13 +63,13 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 			s.provider.AddPort(vpcport.Port{NetworkID: "n", Device: vpcport.WarmDevice(cluster, "vpc-1", fmt.Sprint(i)), Owner: vpcport.Owner})
 		}
 	}
-	if seed%4 == 0 { // a stranger was first
+	if seed%4 == 0 { // a foreign port with the same MAC address
 		s.provider.AddPort(vpcport.Port{NetworkID: "n", MAC: vpcport.DerivedMAC(cluster, uid, 0), Device: "somebody"})
 	}
 	return s
 }
 
-// want is what the operator at an index asks for: MAC addresses are tried one by one.
+// want returns the desired state as seen by an operator, which tries MAC addresses one by one.
 func (s *simulation) want(o *operator) nicplan.Desired {
 	w := s.w
 	if s.provider.Traits().ChosenMAC && w.Given == "" {
@@ -78,12 +78,12 @@ func (s *simulation) want(o *operator) nicplan.Desired {
 	return w
 }
 
-// begin is the start of an operator, or its first look after somebody else wrote.
+// begin resets an operator, as after a restart or after another writer changed the PodNIC.
 func (s *simulation) begin(o *operator) {
 	*o = operator{saw: s.object, h: nicplan.Restored(s.object.kept, s.object.port)}
 }
 
-// step has one operator do its next step, and reports whether it had one.
+// step lets an operator perform its next step, and reports whether it had one.
 func (s *simulation) step(i int) bool {
 	o := &s.leaders[i]
 	w := s.want(o)
@@ -93,7 +93,7 @@ func (s *simulation) step(i int) bool {
 	}
 	s.log = append(s.log, fmt.Sprintf("operator %d: %v %s (%s)", i, next.Kind, next.Port, next.Why))
 	switch next.Kind {
-	case nicplan.Take: // it did
+	case nicplan.Take: // already done
 	case nicplan.Rest, nicplan.Poll:
 		return false
 	case nicplan.Impossible:
@@ -115,7 +115,7 @@ func (s *simulation) step(i int) bool {
 	return true
 }
 
-// take has an operator take a port for the NIC that was made before, if one is left.
+// take lets an operator take a warm port for the NIC, if there is one.
 func (s *simulation) take(o *operator) bool {
 	for _, p := range s.provider.All() {
 		if isWarm(p) && p.ID != s.object.port {
@@ -126,7 +126,7 @@ func (s *simulation) take(o *operator) bool {
 	return false
 }
 
-// write changes the PodNIC if nobody else did.
+// write changes the PodNIC unless somebody else did.
 func (s *simulation) write(o *operator, edit func(*recorded)) {
 	if o.saw.version != s.object.version {
 		s.begin(o)
@@ -139,7 +139,7 @@ func (s *simulation) write(o *operator, edit func(*recorded)) {
 	o.saw, o.h = s.object, h
 }
 
-// look asks by the device and, if it was refused, by the MAC address.
+// look lists ports by device and, if it was rejected, by MAC address.
 func (s *simulation) look(o *operator, w nicplan.Desired) {
 	f := vpcport.Filter{Devices: []string{w.Port.Device}}
 	known := o.h.Recorded
@@ -162,7 +162,7 @@ func (s *simulation) look(o *operator, w nicplan.Desired) {
 		}
 	}
 	if err == nil {
-		o.h = o.h.After(w, nicplan.Step{Kind: nicplan.Look}, nicplan.Reply{Ports: ports}, true) // nothing is under way here
+		o.h = o.h.After(w, nicplan.Step{Kind: nicplan.Look}, nicplan.Reply{Ports: ports}, true) // no calls are in flight here
 	}
 }
 
@@ -186,18 +186,18 @@ func (s *simulation) call(o *operator, w nicplan.Desired, next nicplan.Step) {
 	case nicplan.Delete:
 		err = s.provider.Delete(s.t.Context(), next.Port)
 	default:
-		s.t.Fatalf("a step that this simulation does not know: %v", next.Kind)
+		s.t.Fatalf("unknown step: %v", next.Kind)
 	}
 	s.provider.Front.ClearFaults()
 	if s.trouble && !s.lasts && s.random.IntN(5) == 0 {
-		s.log = append(s.log, "... and ends before it hears of it")
+		s.log = append(s.log, "... and ends before the reply")
 		s.begin(o)
 		return
 	}
 	o.h = o.h.After(w, next, nicplan.Reply{Port: port, Err: err}, true)
 }
 
-// happens is something that the user, the scheduler or a stranger does.
+// happens simulates an event caused by the user, the scheduler or another client.
 func (s *simulation) happens() {
 	switch s.random.IntN(6) {
 	case 0:
@@ -213,14 +213,14 @@ func (s *simulation) happens() {
 	case 4:
 		if ports := s.mine(); len(ports) > 0 && s.w.Given == "" {
 			s.provider.Remove(ports[0].ID)
-			for i := range s.leaders { // which a listing shows sooner or later
+			for i := range s.leaders { // which a later listing shows
 				s.leaders[i].h.Looked = false
 			}
 		}
 	}
 }
 
-// leader is whose turn it is.
+// leader returns the index of the operator whose turn it is.
 func (s *simulation) leader() int {
 	if s.lasts {
 		return 0
@@ -228,7 +228,7 @@ func (s *simulation) leader() int {
 	return s.random.IntN(2)
 }
 
-// mine are the ports that carry the NIC's mark.
+// mine returns the ports with the NIC's mark.
 func (s *simulation) mine() (out []vpcport.Port) {
 	for _, p := range s.provider.All() {
 		if p.Mine(cluster) && !isWarm(p) {
@@ -243,7 +243,7 @@ func isWarm(p vpcport.Port) bool {
 	return is
 }
 
-// others counts the ports that are nothing of Berth's.
+// others counts the ports that are not Berth's.
 func (s *simulation) others() (n int) {
 	for _, p := range s.provider.All() {
 		if !p.Mine(cluster) {
@@ -253,8 +253,8 @@ func (s *simulation) others() (n int) {
 	return n
 }
 
-// settle lets the operators work without trouble until neither has anything to do, as
-// the one that leads and one that is started after it.
+// settle lets the operators work without failures until neither has anything to do: the current leader, and then one started
+// after it.
 func (s *simulation) settle() {
 	s.trouble = false
 	s.w.Held = false
@@ -267,15 +267,14 @@ func (s *simulation) settle() {
 		}
 		for n := 0; s.step(i); n++ {
 			if n > 100 {
-				s.t.Fatalf("no end of it: %v", s.log[len(s.log)-20:])
+				s.t.Fatalf("operator does not come to rest; last steps: %v", s.log[len(s.log)-20:])
 			}
 		}
 	}
 }
 
-// However operators end, and whoever believes that it leads: a NIC that is wanted has one
-// port, which is recorded and bound where the pod is, and of one that is over nothing is
-// left. A user's port and a stranger's are there at the end as they were.
+// Whenever operators end and whichever believe that they lead, a needed NIC ends up with exactly one port, which is recorded and
+// bound where the pod is, and an ended NIC leaves nothing. Users' and foreign ports are unchanged at the end.
 func TestSimulation(t *testing.T) {
 	for seed := range uint64(600) {
 		s := newSimulation(t, seed)
@@ -292,7 +291,7 @@ func TestSimulation(t *testing.T) {
 		s.settle()
 		mine := s.mine()
 		if len(mine) != 1 || mine[0].ID != s.object.port || mine[0].Host != s.w.Port.Host {
-			t.Errorf("seed %d: wanted at %q, recorded %q, there are %+v\n%v", seed, s.w.Port.Host, s.object.port, mine, s.log)
+			t.Errorf("seed %d: want one port at host %q, recorded as %q, got %+v; steps:\n%v", seed, s.w.Port.Host, s.object.port, mine, s.log)
 		}
 		s.w.Over, s.trouble = true, true
 		for range 20 {
@@ -300,7 +299,7 @@ func TestSimulation(t *testing.T) {
 		}
 		s.settle()
 		if left := s.provider.All(); len(s.mine()) > 0 || s.others() != others || s.object.kept {
-			t.Errorf("seed %d: over; left are %+v, kept: %t\n%v", seed, left, s.object.kept, s.log)
+			t.Errorf("seed %d: after the end, ports left = %+v, finalizer kept = %t; steps:\n%v", seed, left, s.object.kept, s.log)
 		}
 		if t.Failed() {
 			return

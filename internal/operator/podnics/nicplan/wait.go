@@ -8,78 +8,76 @@ import (
 )
 
 const (
-	// NodeFull is the interval in which a NIC checks whether its node has room for it.
+	// NodeFull is the interval at which a NIC checks whether its node has room for it.
 	NodeFull = 2 * time.Second
-	// Unscheduled is how long a NIC waits for its pod to be scheduled before its port is made
-	// without a host: a scheduler that has room takes some milliseconds for a pod.
+	// Unscheduled is how long a NIC waits for its pod to be scheduled before its port is created without a host. A scheduler that
+	// is not busy takes some milliseconds per pod.
 	Unscheduled = 500 * time.Millisecond
-	// UnscheduledMost bounds that wait while the scheduler is busy with other pods.
+	// UnscheduledMost limits that wait while the scheduler is busy with other pods.
 	UnscheduledMost = 2 * time.Minute
 )
 
-// Constraints are what may forbid or delay a step at one moment. The zero value forbids and
-// delays nothing.
+// Constraints may forbid or delay a step. The zero value forbids and delays nothing.
 type Constraints struct {
 	Now time.Time
 	// Closed says that the VPC's provider is not open.
 	Closed bool
-	// Claimed says that a user's PodNIC is to become a pod's, which its status does not say yet. It
-	// does before the port is bound for that pod.
+	// Claimed says that a user's PodNIC is to be assigned to a pod, which is not in its status yet. It must be recorded before
+	// the port is bound for that pod.
 	Claimed bool
 	// Refused says that the NIC may not get a port.
 	Refused bool
 	// NeedsHost says that the provider creates no port without a host (vpcport.Traits).
 	NeedsHost bool
-	// Warm says that a warm port would do, and one may be left.
+	// Warm says that a warm port would do, and that one may be available.
 	Warm bool
-	// NodeFull says that the node has as many NICs as it may.
+	// NodeFull says that the node has the maximum number of NICs.
 	NodeFull bool
-	// HeldUntil is when Desired.Held ends at the latest; zero: only when the node says so.
+	// HeldUntil is when Desired.Held ends at the latest; zero if only the node's report ends it.
 	HeldUntil time.Time
-	// CoolUntil is until when the recorded port is kept after the NIC's end.
+	// CoolUntil is how long the recorded port is kept after the NIC's end.
 	CoolUntil time.Time
-	// UsedBy is the PodNIC of this cluster that has the port; empty: none, or the NIC itself.
+	// UsedBy is the PodNIC of this cluster that has the port; "" if there is none or it is the NIC's own.
 	UsedBy string
 	// Scheduling is what is known of the pod's scheduling.
 	Scheduling Scheduling
 }
 
-// Scheduling is how long a NIC has waited for its pod's node.
+// Scheduling says how long a NIC has waited for its pod's node.
 type Scheduling struct {
-	Pending bool      // the pod has no node
-	Since   time.Time // since when a port is to be made; zero: since now
-	Placed  time.Time // when another pod of the VPC last got a node; zero: never
+	Pending bool      // whether the pod has no node
+	Since   time.Time // since when a port is needed; zero if it is just now
+	Placed  time.Time // when another pod of the VPC was last scheduled; zero if never
 }
 
-// Failure is the last failure of a NIC's calls, or of calls that several NICs share. The zero
-// value: the last call succeeded.
+// Failure is the last failure of a NIC's calls, or of calls that several NICs share. It is zero if the last call succeeded.
 type Failure struct {
 	Class   vpcport.Class
 	Message string
-	Reason  string    // of the condition, where it is not that of the class
-	Times   int       // of this class in a row
-	Until   time.Time // before which it is not tried again
+	Reason  string    // reason of the condition, if it differs from the class's
+	Times   int       // successive failures of this class
+	Until   time.Time // earliest time of the next attempt
 }
 
-// Attempts are what a NIC's calls so far say about when the next may be made.
+// Attempts are the parts of a NIC's call history that determine when the next call may be made.
 type Attempts struct {
 	Failed    Failure
-	Asked     Desired   // with what the last call was made
-	Looks     int       // in a row that did not settle what there is
-	Polls     int       // since the port last changed
-	NotBefore time.Time // of the next Look or Poll
+	Asked     Desired   // desired state at the time of the last call
+	Looks     int       // successive looks without a clear result
+	Polls     int       // polls since the port last changed
+	NotBefore time.Time // earliest time of the next Look or Poll
 }
 
-// edited reports whether the NIC's desired state has changed in a way that makes a wait after the
-// last failure pointless: it is not needed any more, or somebody had to change something and did.
+// edited reports whether the NIC's desired state has changed so that waiting after the last failure is pointless: the NIC is no
+// longer needed, or the change that a user had to make was made.
 func (a Attempts) edited(d Desired) bool {
 	if d.Over != a.Asked.Over {
 		return true
 	}
-	return vpcport.PolicyOf(a.Failed.Class).Edit && fmt.Sprintf("%#v", d) != fmt.Sprintf("%#v", a.Asked) // all fields, nil lists apart from empty ones
+	return vpcport.PolicyOf(a.Failed.Class).Edit && fmt.Sprintf("%#v", d) != fmt.Sprintf("%#v", a.Asked) // compares all fields, and distinguishes nil from empty lists
 }
 
-// paced is a step with what it has to wait for.
+// paced returns a step with the delay that applies.
 func paced(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	switch s.Kind {
 	case Keep, Record, Forget, Rename:
@@ -98,7 +96,7 @@ func paced(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	return pacedCall(s, d, o, c, a)
 }
 
-// pacedCall is paced for steps that call the provider.
+// pacedCall works like paced for steps that call the provider.
 func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	cools := c.CoolUntil.Sub(c.Now)
 	switch {
@@ -125,7 +123,7 @@ func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	return s
 }
 
-// until is when a call may be made.
+// until returns when a call may be made.
 func (a Attempts) until(s Step, d Desired) time.Time {
 	until := a.Failed.Until
 	if a.edited(d) {
@@ -137,8 +135,7 @@ func (a Attempts) until(s Step, d Desired) time.Time {
 	return until
 }
 
-// Deferred is the step put off: it is decided on again after wait (0: when something changes), or
-// when a node's hold ends.
+// Deferred returns the step delayed: it is decided again after wait (0 means on the next change), or when a node's hold ends.
 func (s Step) Deferred(wait time.Duration, d Desired, c Constraints) Step {
 	if d.Held && !c.HeldUntil.IsZero() {
 		if left := max(c.HeldUntil.Sub(c.Now), time.Millisecond); wait == 0 || left < wait {
@@ -149,13 +146,12 @@ func (s Step) Deferred(wait time.Duration, d Desired, c Constraints) Step {
 	return s
 }
 
-// wait is how long a new port waits for its pod's node; 0: no longer. Providers make many ports in
-// one call, with their hosts, but bind an existing port in a call of its own: a port made too early
-// costs a pod that second call, and a provider with thousands of them a hundred times as many.
-// Waiting loses nothing, as either call takes as long.
+// wait returns how long a new port still waits for its pod's node. Providers create many ports with their hosts in one call, but
+// bind existing ports one by one: a port created too early costs a pod that second call, and a provider with thousands of them a
+// hundred times as many calls. Waiting costs nothing, as both calls take the same time.
 //
-// It waits as long as other pods get nodes, since the scheduler is at work then. So that few NICs are
-// looked at often, the wait grows with the time that it has lasted.
+// It waits as long as other pods are scheduled, since the scheduler is then making progress. The interval grows with the time
+// already waited, so that few NICs are checked often.
 func (s Scheduling) wait(now time.Time) time.Duration {
 	since := s.Since
 	if since.IsZero() {

@@ -27,7 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// workers is how many NICPolicies are reconciled at once.
+// workers is how many NICPolicies are reconciled concurrently.
 const workers = 4
 
 // Watches returns the kinds that the cache must keep for Setup and NewPolicies.
@@ -37,16 +37,16 @@ func Watches() []*watched.Kind {
 
 // Options are the settings of the controller.
 type Options struct {
-	Namespace string // the operator's own, in which policies have no effect
-	// Asked returns why the API server does not ask the webhook about the pods of a namespace; nil: it does. Changed
-	// registers a function that is called when that may have changed.
+	Namespace string // the operator's own namespace, in which policies have no effect
+	// Asked returns why the API server does not call the webhook for the pods of a namespace, or nil if it does. Changed
+	// registers a function that is called when the result may have changed.
 	Asked   func(namespace string) error
 	Changed func(tell func())
 	Clock   clock.Clock
 	Logger  *slog.Logger
 }
 
-// controller keeps the status of NICPolicies.
+// controller keeps the status of NICPolicies up to date.
 type controller struct {
 	o      Options
 	client client.Client // reads from the cache
@@ -54,8 +54,7 @@ type controller struct {
 	queue  queue.Queue
 }
 
-// Setup adds the controller to mgr, whose cache must have been made with Watches. It works
-// while mgr leads.
+// Setup adds the controller to mgr, whose cache must have been created with Watches. It runs while mgr leads.
 func Setup(mgr ctrl.Manager, o Options) error {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	c := &controller{o: o, client: mgr.GetClient(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator)}
@@ -67,7 +66,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 		}), builder.WithPredicates(predicate.Or(predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}))),
 		workers, c.reconcile)
 	if err != nil {
-		return fmt.Errorf("controller of NICPolicies: %w", err)
+		return fmt.Errorf("set up NICPolicy controller: %w", err)
 	}
 	o.Changed(func() {
 		for _, key := range c.all(context.Background()) {
@@ -77,12 +76,12 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-// all are the keys of the NICPolicies that options select.
+// all returns the keys of the NICPolicies selected by options.
 func (c *controller) all(ctx context.Context, in ...client.ListOption) []client.ObjectKey {
 	return objects.Keys(ctx, c.client, &v1alpha1.NICPolicyList{}, in...)
 }
 
-// reconcile writes into a NICPolicy whether it is in force.
+// reconcile writes the status of a NICPolicy, which says whether it is in force.
 func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	o, err := objects.Get[v1alpha1.NICPolicy](ctx, c.client, q.NamespacedName)
 	if o == nil {
@@ -113,7 +112,7 @@ func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	return reconcile.Result{}, nil
 }
 
-// tell makes an Event and a log line when the reason of a NICPolicy's condition Ready changes.
+// tell records an Event and a log line when the reason of a NICPolicy's condition Ready changes.
 func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 	if was := apimeta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady); was != nil && was.Reason == is.reason {
 		return
@@ -133,9 +132,9 @@ func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 // The reasons of a NICPolicy's condition Ready.
 const (
 	ReasonReady             = "Ready"
-	ReasonStarting          = "Starting"          // the API server does not ask the webhook about its pods yet; Ready is Unknown
-	ReasonVPCNotFound       = "VPCNotFound"       // pods that it selects are rejected
-	ReasonNotPossible       = "NotPossible"       // pods that it selects are rejected, or wait
+	ReasonStarting          = "Starting"          // the API server does not call the webhook for its pods yet; Ready is Unknown
+	ReasonVPCNotFound       = "VPCNotFound"       // selected pods are rejected
+	ReasonNotPossible       = "NotPossible"       // selected pods are rejected or wait
 	ReasonOperatorNamespace = "OperatorNamespace" // policies have no effect there
 )
 
@@ -152,11 +151,11 @@ func (v verdict) status() metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-// verdictOf decides whether a NICPolicy of a namespace is in force, given all VPCs. unasked is why the webhook is not
-// asked about its pods; nil: it is.
+// verdictOf decides whether a NICPolicy of a namespace is in force, given all VPCs. unasked is why the webhook is not called for
+// its pods, or nil if it is.
 func verdictOf(o *v1alpha1.NICPolicy, of nicrequest.Namespace, vpcs []v1alpha1.VPC, operator string, unasked error) verdict {
 	if of.Name == operator {
-		return verdict{ReasonOperatorNamespace, fmt.Sprintf("namespace %s is the operator's, whose pods could not come without it: make the policy, and its pods, in another", operator)}
+		return verdict{ReasonOperatorNamespace, fmt.Sprintf("namespace %s is the operator's, whose pods could not be created without it: create the policy and its pods in another namespace", operator)}
 	}
 	p, err := read(o)
 	if err != nil {
@@ -172,5 +171,5 @@ func verdictOf(o *v1alpha1.NICPolicy, of nicrequest.Namespace, vpcs []v1alpha1.V
 	if unasked != nil {
 		return verdict{ReasonStarting, unasked.Error()}
 	}
-	return verdict{ReasonReady, "pods that it selects get a NIC in VPC " + vpc.Name + " when they are made"}
+	return verdict{ReasonReady, "pods that it selects get a NIC in VPC " + vpc.Name + " when they are created"}
 }

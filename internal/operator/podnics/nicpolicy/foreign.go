@@ -26,36 +26,36 @@ import (
 var securityGroupPolicies = schema.GroupVersionResource{Group: "vpcresources.k8s.aws", Version: "v1beta1", Resource: "securitygrouppolicies"}
 
 const (
-	// lookEvery is the interval in which is checked whether the kind is installed.
+	// lookEvery is the interval at which the operator checks whether the kind is installed.
 	lookEvery = 30 * time.Second
-	// lookFirst is that interval while it is not known.
+	// lookFirst is that interval while it is unknown.
 	lookFirst = time.Second
-	// lookTimeout bounds one check.
+	// lookTimeout limits one check.
 	lookTimeout = 10 * time.Second
 )
 
-// longest is the largest spec of a SecurityGroupPolicy, in bytes of JSON. The definition of that kind has no limit.
+// longest is the maximum size of a SecurityGroupPolicy's spec in bytes of JSON. The CRD of that kind has no limit.
 const longest = 16 << 10
 
-// errUnknown is the error before the SecurityGroupPolicies were read.
-var errUnknown = errors.New("the SecurityGroupPolicies of the cluster were not read yet")
+// errUnknown is the error before the SecurityGroupPolicies have been read.
+var errUnknown = errors.New("the SecurityGroupPolicies of the cluster have not been read yet")
 
 // foreign caches the SecurityGroupPolicies of the cluster. Their kind may be installed or removed at any time.
 type foreign struct {
 	api     dynamic.Interface
 	clock   clock.Clock
 	log     *slog.Logger
-	changed func() // called when the namespaces with some may have changed; must return quickly
+	changed func() // called when the set of namespaces with policies may have changed; must return quickly
 
 	mu    sync.Mutex // guards known, store and said
 	known bool
-	store cache.Indexer // nil: the kind is not installed
-	said  string        // the error that was logged last
+	store cache.Indexer // nil if the kind is not installed
+	said  string        // the last logged error
 }
 
-// run follows the kind until ctx ends.
+// run tracks whether the kind is installed, until ctx ends.
 func (f *foreign) run(ctx context.Context) error {
-	var stop func() // ends the informer; nil: there is none
+	var stop func() // stops the informer; nil if there is none
 	for {
 		installed, err := f.look(ctx)
 		switch {
@@ -100,12 +100,12 @@ func (f *foreign) look(ctx context.Context) (installed bool, err error) {
 	return true, nil
 }
 
-// follow runs an informer until stop, which waits for its end.
+// follow starts an informer. stop ends it and waits for that.
 func (f *foreign) follow(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	informer := dynamicinformer.NewFilteredDynamicInformer(f.api, securityGroupPolicies, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
-	// These do not fail before an informer runs.
+	// These cannot fail before an informer runs.
 	_ = informer.SetTransform(trimForeign)
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { f.changed() }, UpdateFunc: func(any, any) { f.changed() }, DeleteFunc: func(any) { f.changed() },
@@ -124,7 +124,7 @@ func (f *foreign) follow(ctx context.Context) (stop func()) {
 	}
 }
 
-// trimForeign keeps the fields of a SecurityGroupPolicy that make a policy, or if it is too large only that fact.
+// trimForeign keeps only the fields of a SecurityGroupPolicy that make up a policy, or only the fact that it is too large.
 func trimForeign(in any) (any, error) {
 	o, ok := in.(*unstructured.Unstructured)
 	if !ok {
@@ -144,10 +144,10 @@ func trimForeign(in any) (any, error) {
 	return out, nil
 }
 
-// tooLarge is the only field that trimForeign leaves in a large spec. The kind has no field of that name.
+// tooLarge is the only field that trimForeign leaves in a large spec. The kind has no such field.
 const tooLarge = "berth.dev/too-large"
 
-// settle sets the store; nil: the kind is not installed.
+// settle sets the store, which is nil if the kind is not installed.
 func (f *foreign) settle(store cache.Indexer) {
 	f.mu.Lock()
 	news := !f.known || (f.store == nil) != (store == nil)
@@ -157,7 +157,7 @@ func (f *foreign) settle(store cache.Indexer) {
 		return
 	}
 	if store != nil {
-		f.log.Info("the kind SecurityGroupPolicy is installed: its objects count")
+		f.log.Info("the kind SecurityGroupPolicy is installed: its objects apply to pods")
 	}
 	f.changed()
 }
@@ -169,11 +169,11 @@ func (f *foreign) complain(err error) {
 	f.said = err.Error()
 	f.mu.Unlock()
 	if news {
-		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those that were read before count", "err", err)
+		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those read before still apply", "err", err)
 	}
 }
 
-// read returns the store; nil if the kind is not installed.
+// read returns the store, or nil if the kind is not installed.
 func (f *foreign) read() (cache.Indexer, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -186,8 +186,8 @@ func (f *foreign) read() (cache.Indexer, error) {
 	return f.store, nil
 }
 
-// of returns the policies of a namespace from the cache, or from the API server if live. Too many of them, or one that is
-// too large, are an error: a pod that it selects must not run without its groups.
+// of returns the policies of a namespace from the cache or, if live is set, from the API server. It is an error if there are too
+// many, or one is too large: a pod selected by it must not run without its groups.
 func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error) {
 	store, err := f.read()
 	if err != nil || store == nil {
@@ -197,10 +197,10 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicreq
 	if err != nil {
 		return nil, fmt.Errorf("list SecurityGroupPolicies of namespace %s in memory: %w", namespace, err)
 	}
-	if live && len(items) <= most { // not if the cache has too many
+	if live && len(items) <= most { // not needed if the cache already has too many
 		items = nil
 		list, err := f.api.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: most + 1})
-		if apierrors.IsNotFound(err) { // the kind was just removed
+		if apierrors.IsNotFound(err) { // the CRD was just removed
 			return nil, nil
 		}
 		if err != nil {
@@ -248,8 +248,8 @@ type foreignPolicy struct {
 	} `json:"spec"`
 }
 
-// fromForeign converts a SecurityGroupPolicy. As with the Amazon VPC CNI, one without a selector or without groups, or
-// with an invalid selector, selects nothing.
+// fromForeign converts a SecurityGroupPolicy. As in the Amazon VPC CNI, a policy without a selector or without groups, or with an
+// invalid selector, selects nothing.
 func fromForeign(o *unstructured.Unstructured) (nicrequest.Policy, bool) {
 	var f foreignPolicy
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &f); err != nil {

@@ -25,12 +25,12 @@ var Objects = watched.Of(&v1alpha1.NICPolicy{}, &v1alpha1.NICPolicyList{}, watch
 type Policies struct {
 	cached, live client.Reader
 	foreign      *foreign
-	own          string // the operator's namespace, in which policies have no effect
+	own          string // the operator's own namespace, in which policies have no effect
 	tell         []func()
 }
 
-// NewPolicies returns the policies as mgr reads them, whether it leads or not. Its cache must have Objects. Policies in
-// the operator's own namespace have no effect: its pods could not start without an operator.
+// NewPolicies returns the policies as read by mgr, whether it leads or not. Its cache must have Objects. Policies in the
+// operator's own namespace have no effect: its pods could not start without an operator.
 func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logger) (*Policies, error) {
 	api, err := dynamic.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
@@ -45,7 +45,7 @@ func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logge
 	return p, mgr.Add(always(p.foreign.run))
 }
 
-// always runs in every operator, whether it leads or not, as each serves the webhook.
+// always runs in every operator, whether it leads or not, because each serves the webhook.
 type always func(context.Context) error
 
 // Start implements manager.Runnable.
@@ -54,27 +54,27 @@ func (a always) Start(ctx context.Context) error { return a(ctx) }
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (always) NeedLeaderElection() bool { return false }
 
-// Changed registers tell, which is called when SecurityGroupPolicies have changed; NICPolicies are in the cache. It must
-// return quickly, and be registered before the manager starts.
+// Changed registers a function that is called when SecurityGroupPolicies have changed; NICPolicies are watched in the cache. It
+// must return quickly, and be registered before the manager starts.
 func (p *Policies) Changed(tell func()) { p.tell = append(p.tell, tell) }
 
-// most is how many policies of a kind a namespace may have. Each of its pods is matched against all of them, while pods
-// of other namespaces wait.
+// most is how many policies of a kind a namespace may have. Each of its pods is matched against all of them, while pods of other
+// namespaces wait.
 const most = 100
 
-// Of returns the policies of a namespace from the cache, or from the API server if live. Too many of them are an error: a
-// pod that the last ones select would have to be rejected anyway.
+// Of returns the policies of a namespace from the cache or, if live is set, from the API server. It is an error if there are too
+// many: pods selected by the last ones would have to be rejected anyway.
 func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error) {
 	if namespace == p.own {
 		return nil, nil
 	}
 	readers := []client.Reader{p.cached}
 	if live {
-		readers = append(readers, p.live) // not if the cache has too many
+		readers = append(readers, p.live) // not needed if the cache already has too many
 	}
 	var list *v1alpha1.NICPolicyList
 	for _, r := range readers {
-		list = &v1alpha1.NICPolicyList{} // a reused one would keep fields that the new items leave out
+		list = &v1alpha1.NICPolicyList{} // decoding into a reused list would keep fields that new items lack
 		if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
 			return nil, fmt.Errorf("list NICPolicies of namespace %s: %w", namespace, err)
 		}
@@ -96,7 +96,7 @@ func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]nicre
 	return all, nil
 }
 
-// read converts a NICPolicy. The error is of one that the API server would not accept.
+// read converts a NICPolicy. It returns an error for a policy that the API server would not accept.
 func read(o *v1alpha1.NICPolicy) (nicrequest.Policy, error) {
 	p := nicrequest.Policy{
 		Kind: nicrequest.KindNICPolicy, Name: o.Name, Created: o.CreationTimestamp.Time,
@@ -134,7 +134,7 @@ func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Since returns when the oldest policy of a namespace was created; false without any.
+// Since returns when the oldest policy of a namespace was created, or false if there is none.
 func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool) {
 	all, err := p.Of(ctx, namespace, false)
 	if err != nil || len(all) == 0 {

@@ -26,7 +26,7 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// having has so many NICPolicies in each namespace, and counts how often it is asked.
+// having is a reader with this many NICPolicies in each namespace, which counts its calls.
 type having struct {
 	client.Reader
 	policies int
@@ -39,7 +39,7 @@ func (h having) List(_ context.Context, list client.ObjectList, _ ...client.List
 	return nil
 }
 
-// decoding reads JSON into the list that it is given, as clients of the API server do.
+// decoding is a reader that decodes JSON into the given list, as clients of the API server do.
 type decoding struct {
 	client.Reader
 	body string
@@ -49,7 +49,7 @@ func (d decoding) List(_ context.Context, list client.ObjectList, _ ...client.Li
 	return json.Unmarshal([]byte(d.body), list)
 }
 
-// A policy of the API server has nothing of the one that the cache had in its place.
+// A policy read from the API server has no fields left over from the cached one.
 func TestLivePolicies(t *testing.T) {
 	of := func(name, spec string) decoding {
 		return decoding{body: `{"items":[{"metadata":{"name":"` + name + `"},"spec":{` + spec + `}}]}`}
@@ -61,37 +61,37 @@ func TestLivePolicies(t *testing.T) {
 	}
 	got, err := p.Of(t.Context(), "shop", true)
 	if want := []nicrequest.Policy{{Kind: nicrequest.KindNICPolicy, Name: "new", SecurityGroups: []string{"g-3"}}}; err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v, want %+v", got, err, want)
+		t.Errorf("Of() = %+v, %v, want %+v", got, err, want)
 	}
 }
 
-// Pods of a namespace with too many policies are refused, and the API server is not asked for all of them.
+// Pods of a namespace with too many policies are rejected, without reading all of them from the API server.
 func TestTooManyPolicies(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cached, live int
 		asks         int
 		refused      string
 	}{
-		"few":                     {1, 2, 1, ""},
-		"the most":                {most, most, 1, ""},
-		"one more":                {most + 1, most + 1, 0, "namespace shop has 101 NICPolicies, expected 100 at most: delete some"},
-		"one more that is so new": {most, most + 1, 1, "namespace shop has 101 NICPolicies"},
+		"few":               {1, 2, 1, ""},
+		"maximum":           {most, most, 1, ""},
+		"above the maximum": {most + 1, most + 1, 0, "namespace shop has 101 NICPolicies, expected 100 at most: delete some"},
+		"above the maximum, not in the cache yet": {most, most + 1, 1, "namespace shop has 101 NICPolicies"},
 	} {
 		cached, live := 0, 0
 		p := &Policies{cached: having{policies: tt.cached, asked: &cached}, live: having{policies: tt.live, asked: &live}, foreign: &foreign{known: true}}
 		all, err := p.Of(t.Context(), "shop", true)
 		switch {
 		case live != tt.asks:
-			t.Errorf("%s: the API server is asked %d times, want %d", name, live, tt.asks)
+			t.Errorf("%s: %d calls to the API server, want %d", name, live, tt.asks)
 		case tt.refused == "" && (err != nil || len(all) != tt.live):
-			t.Errorf("%s: %d policies, %v, want %d", name, len(all), err, tt.live)
+			t.Errorf("%s: Of() = %d policies, %v, want %d", name, len(all), err, tt.live)
 		case tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused)):
-			t.Errorf("%s: %v, want %s", name, err, tt.refused)
+			t.Errorf("%s: Of() error = %v, want it to contain %q", name, err, tt.refused)
 		}
 	}
 }
 
-// answering is what lists SecurityGroupPolicies and gets an error; nil: none is there.
+// answering returns a foreign whose lists fail with err, or are empty if err is nil.
 func answering(err error) *foreign {
 	kinds := map[schema.GroupVersionResource]string{securityGroupPolicies: "SecurityGroupPolicyList"}
 	api := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), kinds)
@@ -101,51 +101,51 @@ func answering(err error) *foreign {
 	return &foreign{api: api, log: slog.New(slog.DiscardHandler), changed: func() {}}
 }
 
-// While it is not known which there are the answer is an error, and no pod passes by it; once
-// it is known, one that cannot be asked again goes by what there was.
-func TestForeignThatCannotBeRead(t *testing.T) {
+// As long as the SecurityGroupPolicies are unknown, reading them is an error, so that no pod is admitted without its policy. Once
+// they are known, the cached ones are used if the API server is unavailable.
+func TestUnreadableSecurityGroupPolicies(t *testing.T) {
 	gone := apierrors.NewNotFound(securityGroupPolicies.GroupResource(), "")
 	forbidden := apierrors.NewForbidden(securityGroupPolicies.GroupResource(), "", errors.New("no right"))
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 
 	f := answering(forbidden)
 	if _, err := f.look(t.Context()); err == nil {
-		t.Error("a list that is forbidden is one of no kind")
+		t.Error("look() succeeded although listing is forbidden")
 	} else {
 		f.complain(err)
 	}
 	for _, live := range []bool{false, true} {
 		if _, err := f.of(t.Context(), "shop", live); !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "forbidden") {
-			t.Errorf("before it is known, live %v: %v", live, err)
+			t.Errorf("of(live = %v) before the first list: error = %v, want errUnknown with the cause", live, err)
 		}
 	}
 	if _, err := f.namespaces(); !errors.Is(err, errUnknown) {
-		t.Errorf("before it is known: %v", err)
+		t.Errorf("namespaces() before the first list: error = %v, want errUnknown", err)
 	}
 	f.settle(store)
 	if all, err := f.of(t.Context(), "shop", false); len(all) > 0 || err != nil {
-		t.Errorf("in memory: %v, %v", all, err)
+		t.Errorf("of() from the cache = %v, %v, want none", all, err)
 	}
 	if _, err := f.of(t.Context(), "shop", true); !apierrors.IsForbidden(err) {
-		t.Errorf("live: %v", err)
+		t.Errorf("of() from the API server: error = %v, want Forbidden", err)
 	}
 
 	f = answering(gone)
 	if installed, err := f.look(t.Context()); installed || err != nil {
-		t.Errorf("a kind that is not there: %v, %v", installed, err)
+		t.Errorf("look() without the kind = %v, %v, want false, nil", installed, err)
 	}
-	f.settle(store) // and was just removed
+	f.settle(store) // the CRD was just removed
 	if all, err := f.of(t.Context(), "shop", true); len(all) > 0 || err != nil {
-		t.Errorf("a kind that was removed: %v, %v", all, err)
+		t.Errorf("of() of a removed kind = %v, %v, want none", all, err)
 	}
 	f.settle(nil)
 	if names, err := f.namespaces(); len(names) > 0 || err != nil {
-		t.Errorf("a kind that is not there: %v, %v", names, err)
+		t.Errorf("namespaces() without the kind = %v, %v, want none", names, err)
 	}
 }
 
-// Of SecurityGroupPolicies, whose kind is not Berth's, too many and too large ones refuse pods of their namespace, and only
-// there, and take little memory.
+// The kind SecurityGroupPolicy is not Berth's and has no limits: too many or too large objects cause pods of their namespace, and
+// only these, to be rejected, and take little memory.
 func TestTooManySecurityGroupPolicies(t *testing.T) {
 	policies := func(n int, value string) (out []*unstructured.Unstructured) {
 		for i := range n {
@@ -165,11 +165,11 @@ func TestTooManySecurityGroupPolicies(t *testing.T) {
 		want         int
 		refused      string
 	}{
-		"the most":                   {policies(most, "web"), policies(most, "web"), most, ""},
-		"one more":                   {policies(most+1, "web"), nil, 0, "namespace shop has more than 100 SecurityGroupPolicies"},
-		"one more that is so new":    {policies(most, "web"), policies(most+1, "web"), 0, "namespace shop has more than 100 SecurityGroupPolicies"},
-		"a large one":                {policies(1, strings.Repeat("x", longest)), nil, 0, "SecurityGroupPolicy shop/p0 has more than 16384 bytes"},
-		"a large one that is so new": {nil, policies(1, strings.Repeat("x", longest)), 0, "SecurityGroupPolicy shop/p0 has more than 16384 bytes"},
+		"maximum":           {policies(most, "web"), policies(most, "web"), most, ""},
+		"above the maximum": {policies(most+1, "web"), nil, 0, "namespace shop has more than 100 SecurityGroupPolicies"},
+		"above the maximum, not in the cache yet": {policies(most, "web"), policies(most+1, "web"), 0, "namespace shop has more than 100 SecurityGroupPolicies"},
+		"too large":                       {policies(1, strings.Repeat("x", longest)), nil, 0, "SecurityGroupPolicy shop/p0 has more than 16384 bytes"},
+		"too large, not in the cache yet": {nil, policies(1, strings.Repeat("x", longest)), 0, "SecurityGroupPolicy shop/p0 has more than 16384 bytes"},
 	} {
 		store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 		for _, o := range tt.cached {
@@ -178,7 +178,7 @@ func TestTooManySecurityGroupPolicies(t *testing.T) {
 				t.Fatal(err)
 			}
 			if text := fmt.Sprint(kept); len(text) > 1000 {
-				t.Errorf("%s: %d bytes are kept", name, len(text))
+				t.Errorf("%s: trimForeign() keeps %d bytes, want at most 1000", name, len(text))
 			}
 		}
 		var live []runtime.Object
@@ -189,10 +189,10 @@ func TestTooManySecurityGroupPolicies(t *testing.T) {
 			map[schema.GroupVersionResource]string{securityGroupPolicies: "SecurityGroupPolicyList"}, live...)}
 		all, err := f.of(t.Context(), "shop", len(tt.live) > 0)
 		if tt.refused == "" && (err != nil || len(all) != tt.want) || tt.refused != "" && (err == nil || !strings.Contains(err.Error(), tt.refused)) {
-			t.Errorf("%s: %d policies, %v; want %d, %q", name, len(all), err, tt.want, tt.refused)
+			t.Errorf("%s: of() = %d policies, %v, want %d and error %q", name, len(all), err, tt.want, tt.refused)
 		}
 		if all, err := f.of(t.Context(), "other", len(tt.live) > 0); err != nil || len(all) != 0 {
-			t.Errorf("%s: another namespace: %d policies, %v", name, len(all), err)
+			t.Errorf("%s: of() for another namespace = %d policies, %v, want none", name, len(all), err)
 		}
 	}
 }
@@ -208,26 +208,25 @@ func TestVerdictOf(t *testing.T) {
 		status          metav1.ConditionStatus
 	}{
 		{"in force", "shop", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonReady, "in VPC v", metav1.ConditionTrue},
-		{"by the only VPC", "shop", v1alpha1.NICPolicySpec{}, nil, ReasonReady, "in VPC v", metav1.ConditionTrue},
-		{"nobody asks", "shop", v1alpha1.NICPolicySpec{VPC: "v"}, errors.New("not yet"), ReasonStarting, "not yet", metav1.ConditionUnknown},
-		{"no such VPC", "shop", v1alpha1.NICPolicySpec{VPC: "w"}, errors.New("not yet"), ReasonVPCNotFound, "there is no VPC w", metav1.ConditionFalse},
-		{"not for the namespace", "bank", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonNotPossible, "is not for namespace bank", metav1.ConditionFalse},
-		{"the operator's namespace", "own", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonOperatorNamespace, "in another", metav1.ConditionFalse},
-		{"more groups than EC2 has", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1", "2", "3", "4", "5", "6"}}, errors.New("not yet"), ReasonNotPossible, "has 6 groups", metav1.ConditionFalse},
-		{"a group of somebody else's", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1"}}, nil, ReasonNotPossible, "spec.securityGroups[0]: 1 is not for namespace shop in VPC v", metav1.ConditionFalse},
-		{"a selector of accounts of nonsense", "shop", v1alpha1.NICPolicySpec{VPC: "v", ServiceAccountSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.serviceAccountSelector: ", metav1.ConditionFalse},
-		{"a selector of nonsense", "shop", v1alpha1.NICPolicySpec{VPC: "v", PodSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.podSelector: ", metav1.ConditionFalse},
+		{"the only VPC", "shop", v1alpha1.NICPolicySpec{}, nil, ReasonReady, "in VPC v", metav1.ConditionTrue},
+		{"webhook not called yet", "shop", v1alpha1.NICPolicySpec{VPC: "v"}, errors.New("not yet"), ReasonStarting, "not yet", metav1.ConditionUnknown},
+		{"missing VPC", "shop", v1alpha1.NICPolicySpec{VPC: "w"}, errors.New("not yet"), ReasonVPCNotFound, "there is no VPC w", metav1.ConditionFalse},
+		{"VPC not for the namespace", "bank", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonNotPossible, "is not for namespace bank", metav1.ConditionFalse},
+		{"operator's namespace", "own", v1alpha1.NICPolicySpec{VPC: "v"}, nil, ReasonOperatorNamespace, "in another", metav1.ConditionFalse},
+		{"more groups than EC2 allows", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1", "2", "3", "4", "5", "6"}}, errors.New("not yet"), ReasonNotPossible, "has 6 groups", metav1.ConditionFalse},
+		{"group not for the namespace", "shop", v1alpha1.NICPolicySpec{VPC: "v", SecurityGroups: []string{"1"}}, nil, ReasonNotPossible, "spec.securityGroups[0]: 1 is not for namespace shop in VPC v", metav1.ConditionFalse},
+		{"invalid service account selector", "shop", v1alpha1.NICPolicySpec{VPC: "v", ServiceAccountSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.serviceAccountSelector: ", metav1.ConditionFalse},
+		{"invalid pod selector", "shop", v1alpha1.NICPolicySpec{VPC: "v", PodSelector: bad}, nil, ReasonNotPossible, "NICPolicy/p: spec.podSelector: ", metav1.ConditionFalse},
 	} {
 		o := &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: tt.namespace, Name: "p"}, Spec: tt.spec}
 		got := verdictOf(o, nicrequest.Namespace{Name: tt.namespace}, vpcs, "own", tt.unasked)
 		if got.reason != tt.reason || !strings.Contains(got.message, tt.message) || got.status() != tt.status {
-			t.Errorf("%s: got %+v, %s, want %s, %q, %s", tt.name, got, got.status(), tt.reason, tt.message, tt.status)
+			t.Errorf("%s: verdictOf() = %+v, %s, want reason %s, message containing %q, %s", tt.name, got, got.status(), tt.reason, tt.message, tt.status)
 		}
 	}
 }
 
-// A SecurityGroupPolicy says what it says to the Amazon VPC CNI, and one that makes no sense
-// selects nothing there either.
+// A SecurityGroupPolicy has the same meaning as in the Amazon VPC CNI; an invalid one selects nothing there either.
 func TestFromForeign(t *testing.T) {
 	of := func(spec string) *unstructured.Unstructured {
 		o := &unstructured.Unstructured{}
@@ -240,8 +239,8 @@ func TestFromForeign(t *testing.T) {
 	for _, tt := range []struct {
 		spec     string
 		ok       bool
-		selects  bool // db of data
-		elsewise bool // db of another account
+		selects  bool // pod db with an account of tier data
+		elsewise bool // pod db with another account
 	}{
 		{"{podSelector: {matchLabels: {app: db}}, securityGroups: {groupIds: [sg-1]}}", true, true, true},
 		{"{podSelector: {}, securityGroups: {groupIds: [sg-1]}}", true, true, true},
@@ -258,13 +257,13 @@ func TestFromForeign(t *testing.T) {
 	} {
 		p, ok := fromForeign(of(tt.spec))
 		if ok != tt.ok {
-			t.Errorf("%s: %+v, %v, want %v", tt.spec, p, ok, tt.ok)
+			t.Errorf("fromForeign(%s) = %+v, %v, want %v", tt.spec, p, ok, tt.ok)
 		}
 		if !ok {
 			continue
 		}
 		if p.String() != "SecurityGroupPolicy/a" || p.Created.Year() != 2026 || len(p.SecurityGroups) != 1 {
-			t.Errorf("%s: %+v", tt.spec, p)
+			t.Errorf("fromForeign(%s) = %+v, want the name, creation time and one group", tt.spec, p)
 		}
 		for account, want := range map[string]bool{"data": tt.selects, "other": tt.elsewise} {
 			with := data
@@ -272,7 +271,7 @@ func TestFromForeign(t *testing.T) {
 				with = nil
 			}
 			if got := len(nicrequest.Choose([]nicrequest.Policy{p}, db, with).Counts) > 0; got != want {
-				t.Errorf("%s: selects a pod of account %s: %v, want %v", tt.spec, account, got, want)
+				t.Errorf("policy %s selects a pod with account %s: %v, want %v", tt.spec, account, got, want)
 			}
 		}
 	}

@@ -21,10 +21,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// access is how a provider is reached, with the credentials. Two that are equal by reflect.DeepEqual reach the
-// same one.
+// access says how a provider is reached, and with which credentials. Two values that are equal by reflect.DeepEqual reach the same
+// provider.
 type access interface {
-	// open makes no call. The error names the invalid field of the spec.
+	// open makes no calls. The error names the invalid field of the spec.
 	open() (opened, error)
 }
 
@@ -35,7 +35,7 @@ type opened struct {
 	close    func()
 }
 
-// providers return the access by a spec and, if the spec has credentials, their Secret.
+// providers return the access for a spec and, if the spec has credentials, their Secret.
 var providers = map[v1alpha1.VPCProvider]func(Options, v1alpha1.VPCSpec, *corev1.Secret) (access, *problem){
 	v1alpha1.ProviderNeutron: neutronOf,
 	v1alpha1.ProviderAlcor:   alcorOf,
@@ -67,7 +67,7 @@ func accessOf(o Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, 
 // toNeutron is the access to Neutron.
 type toNeutron struct{ neutron.Settings }
 
-// neutronOf returns the access by a spec and the Secret of its credentials.
+// neutronOf returns the access for a spec and the Secret with its credentials.
 func neutronOf(_ Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 	s := neutron.Settings{
 		Endpoint: spec.Endpoint, Region: spec.Region, Project: spec.Project,
@@ -93,7 +93,7 @@ func (to toNeutron) open() (opened, error) {
 	return opened{provider: p, endpoint: p.Endpoint() + " " + to.Region, close: p.Close}, nil
 }
 
-// The keys of Secrets, as v1alpha1.VPCCredentials documents them.
+// The keys of Secrets, as documented at v1alpha1.VPCCredentials.
 const (
 	keyUser          = "username"
 	keyPassword      = "password"
@@ -104,7 +104,7 @@ const (
 	keySecret        = "secret"
 )
 
-// needed are the keys that credentials of a type must have. Domains have a default.
+// needed are the keys required for credentials of each type. Domains have a default.
 var needed = map[v1alpha1.CredentialsType][]string{
 	v1alpha1.CredentialsPassword:    {keyUser, keyPassword, keyProject},
 	v1alpha1.CredentialsApplication: {keyID, keySecret},
@@ -134,7 +134,7 @@ func credentialsOf(c v1alpha1.VPCCredentials, secret *corev1.Secret) (*neutron.C
 // toAlcor is the access to Alcor.
 type toAlcor struct{ alcor.Settings }
 
-// alcorOf returns the access by a spec. There are no credentials.
+// alcorOf returns the access for a spec. There are no credentials.
 func alcorOf(_ Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
 	s := alcor.Settings{
 		Endpoint: spec.Endpoint, Project: spec.Project,
@@ -157,12 +157,12 @@ func (to toAlcor) open() (opened, error) {
 	return opened{provider: p, endpoint: p.Endpoint(), close: p.Close}, nil
 }
 
-// EC2 is how VPCs of EC2 are reached: with the operator's own credentials, in its own region, and within the
-// rate limits that it keeps for ENIs.
+// EC2 is the access to VPCs of EC2: with the operator's own credentials, in its own region, and within the rate limits that it keeps
+// for ENIs.
 type EC2 struct {
 	Cloud   branch.Cloud
-	Cluster string          // whose ENIs the ports are
-	Settle  time.Duration   // how long replies outrank listings; 0: branch.Settle
+	Cluster string          // name of the cluster that owns the ENIs
+	Settle  time.Duration   // how long replies take precedence over listings; 0: branch.Settle
 	Cooling time.Duration   // how long unused branches are kept; 0: branch.Cooling
 	Ended   <-chan struct{} // closed when the operator ends
 }
@@ -179,7 +179,7 @@ type toEC2 struct {
 
 func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
 	if o.EC2 == nil {
-		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, "spec.provider: ec2 needs an operator that works for ENIs (--ipam eni-operator and port), and this one does not"}
+		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, "spec.provider: ec2 requires an operator that manages ENIs (--ipam eni-operator and port), and this one does not"}
 	}
 	to := toEC2{env: o.EC2, vpc: spec.Network, families: ipfamily.Set(spec.IPFamilies()), clock: o.Clock, log: o.Logger}
 	if spec.EC2 != nil {

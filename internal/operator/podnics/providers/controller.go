@@ -26,39 +26,37 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// Options are the settings of a Controller. Zero durations and numbers take the defaults named.
+// Options are the settings of a Controller. Zero durations and numbers mean the defaults given below.
 type Options struct {
-	// Namespace is the operator's own, with the Secrets that have credentials.
+	// Namespace is the operator's own namespace, with the Secrets for credentials.
 	Namespace string
-	// Interval is about how often a network that was found is looked up again; 1 min.
+	// Interval is approximately how often a found network is looked up again; default 1 min.
 	Interval time.Duration
-	// EC2 is how VPCs of EC2 are reached; nil: there are none.
+	// EC2 is the access to VPCs of EC2, or nil if there are none.
 	EC2 *EC2
-	// Provider, unless nil, is the provider of all VPCs in place of those that their specs name.
+	// Provider, unless nil, is used for all VPCs instead of the providers in their specs.
 	Provider vpcport.Provider
-	// Calls is how many calls to one endpoint are in flight at most, unless its provider says so
-	// (vpcport.Traits.AtOnce); 8.
+	// Calls is how many calls to one endpoint may be in flight, unless its provider says otherwise (vpcport.Traits.AtOnce);
+	// default 8.
 	Calls int
 
-	Observer Observer // of calls; nil: none
+	Observer Observer // of calls; may be nil
 	Clock    clock.Clock
 	Logger   *slog.Logger
 }
 
-// Observer is told of the calls to the providers of VPCs. Its methods must return quickly, and may be
-// called concurrently.
+// Observer is notified of the calls to the providers of VPCs. Its methods must return quickly, and may be called concurrently.
 type Observer interface {
-	// Called reports a call about a VPC with its error, how long it waited for its turn, and how long
-	// it took after that.
+	// Called reports a call for a VPC with its error, how long it waited for its turn, and how long it took after that.
 	Called(vpc, op string, err error, waited, took time.Duration)
-	// Gone reports that a VPC does not exist any more.
+	// Gone reports that a VPC no longer exists.
 	Gone(vpc string)
 }
 
-// workers is how many VPCs are reconciled at once. Each may wait lookTimeout for its provider.
+// workers is how many VPCs are reconciled concurrently. Each may wait lookTimeout for its provider.
 const workers = 16
 
-// Controller works on VPC objects.
+// Controller reconciles VPC objects.
 type Controller struct {
 	o        Options
 	client   client.Client // reads from the cache
@@ -71,21 +69,20 @@ type Controller struct {
 	vpcs     queue.Queue
 
 	mu     sync.Mutex        // guards states, but not their fields
-	states map[string]*state // by VPC; the one worker that reconciles the VPC uses its fields
+	states map[string]*state // by VPC; fields are only used by the worker that reconciles the VPC
 }
 
 // Watches returns the kinds that the cache must keep for Setup.
 func Watches() []*watched.Kind { return []*watched.Kind{podnics.VPCs, podnics.PodNICs} }
 
-// Setup adds the controller to mgr, whose cache must have been made with Watches and
-// podnics.Index. It works while mgr leads.
+// Setup adds the controller to mgr, whose cache must have been created with Watches and podnics.Index. It runs while mgr leads.
 func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Interval = cmp.Or(o.Interval, time.Minute)
 	watch, err := client.NewWithWatch(mgr.GetConfig(), client.Options{Scheme: mgr.GetScheme(), HTTPClient: mgr.GetHTTPClient(), Mapper: mgr.GetRESTMapper()})
 	if err != nil {
-		return nil, fmt.Errorf("controller of VPCs: %w", err)
+		return nil, fmt.Errorf("set up VPC controller: %w", err)
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
@@ -105,17 +102,17 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 		mgr.Add(manager.RunnableFunc(c.secrets.run)),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("controller of VPCs: %w", err)
+		return nil, fmt.Errorf("set up VPC controller: %w", err)
 	}
 	return c, nil
 }
 
-// finalizersChanged passes on updates of finalizers: a VPC gets its own back when somebody removes it.
+// finalizersChanged passes updates of finalizers: a VPC's finalizer is restored when somebody removes it.
 var finalizersChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	return len(e.ObjectOld.GetFinalizers()) != len(e.ObjectNew.GetFinalizers())
 }}
 
-// comeOrGo passes on PodNICs that are created or deleted.
+// comeOrGo passes creations and deletions of PodNICs.
 var comeOrGo = predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
 
 func vpcOf(o client.Object) string { return o.(*v1alpha1.PodNIC).Spec.VPC }

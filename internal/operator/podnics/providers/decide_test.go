@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// What a spec and a Secret say is what the provider is opened with.
+// The provider is opened with the settings of the spec and the credentials of the Secret.
 func TestAccessOf(t *testing.T) {
 	secret := &corev1.Secret{Data: map[string][]byte{}}
 	for _, k := range []string{"username", "password", "userDomain", "project", "projectDomain", "id", "secret"} {
@@ -53,19 +53,19 @@ func TestAccessOf(t *testing.T) {
 		got := a.(toNeutron).Settings
 		got.Agent, plain.Credentials = "", want
 		if diff := cmp.Diff(plain, got); diff != "" || why != nil {
-			t.Errorf("%q: %v %s", kind, why, diff)
+			t.Errorf("accessOf() with credentials %q: problem %v, settings (-want +got):\n%s", kind, why, diff)
 		}
 	}
 	spec.Credentials = &v1alpha1.VPCCredentials{Type: "token", SecretName: "neutron"}
 	if _, why := accessOf(Options{}, spec, secret); why == nil || !strings.Contains(why.message, `"token"`) {
-		t.Errorf("an unknown type: %+v", why)
+		t.Errorf("accessOf() with an unknown type of credentials: problem = %+v", why)
 	}
 	if _, why := accessOf(Options{}, v1alpha1.VPCSpec{Provider: "nova"}, nil); why == nil || why.reason != ReasonProviderNotSupported || !strings.Contains(why.message, "nova, expected alcor or ec2 or neutron") {
-		t.Errorf("a provider of a later release: %+v", why)
+		t.Errorf("accessOf() with an unknown provider: problem = %+v, want the supported ones", why)
 	}
 }
 
-// Alcor is known by the spec alone.
+// Access to Alcor depends only on the spec.
 func TestAccessOfAlcor(t *testing.T) {
 	spec := v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderAlcor, Network: "blue", Endpoint: "https://alcor.example:9009", Project: "p-1",
@@ -78,19 +78,18 @@ func TestAccessOfAlcor(t *testing.T) {
 		Endpoint: spec.Endpoint, Project: "p-1", ProviderMAC: true, NetnsPrefix: "vpc-ns-", TLS: rest.TLS{CABundle: "PEM", ServerName: "name", Insecure: true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || why != nil {
-		t.Errorf("%v %s", why, diff)
+		t.Errorf("accessOf(): problem %v, settings (-want +got):\n%s", why, diff)
 	}
 	spec.TLS.CABundle, spec.Alcor.NetnsPrefix = "", "../x"
 	if a, why = accessOf(Options{}, spec, nil); why != nil {
-		t.Fatal(why)
+		t.Fatalf("accessOf() = problem %+v", why)
 	}
 	if _, err := a.open(); err == nil || !strings.HasPrefix(err.Error(), "alcor.netnsPrefix:") {
-		t.Errorf("a prefix that leads elsewhere: %v", err)
+		t.Errorf("open() with prefix ../x: error = %v, want it to name alcor.netnsPrefix", err)
 	}
 }
 
-// Each failure of a look has its condition; what comes after it is not known, what comes
-// before it is good.
+// Each failed lookup has its condition. Later conditions are then unknown, and earlier ones good.
 func TestVerdicts(t *testing.T) {
 	spec := v1alpha1.VPCSpec{Network: "blue", Credentials: &v1alpha1.VPCCredentials{SecretName: "neutron"}}
 	failed := func(class vpcport.Class, status int, about string) error {
@@ -101,16 +100,16 @@ func TestVerdicts(t *testing.T) {
 		want    [areas]string
 		lasting bool
 	}{
-		"away":         {failed(vpcport.Transient, 0, ""), [areas]string{"False NoAnswer", "Unknown NotTried", "Unknown NotTried"}, false},
-		"5xx":          {failed(vpcport.Transient, 502, ""), [areas]string{"False ProviderFailed", "Unknown NotTried", "Unknown NotTried"}, false},
-		"no error":     {errors.New("words"), [areas]string{"False NoAnswer", "Unknown NotTried", "Unknown NotTried"}, false},
-		"throttled":    {failed(vpcport.Throttled, 429, ""), [areas]string{"True Throttled", "Unknown NotTried", "Unknown NotTried"}, false},
-		"nonsense":     {failed(vpcport.Bug, 200, ""), [areas]string{"False UnexpectedAnswer", "Unknown NotTried", "Unknown NotTried"}, false},
-		"no Keystone":  {failed(vpcport.Invalid, 404, ""), [areas]string{"False InvalidEndpoint", "Unknown NotTried", "Unknown NotTried"}, false},
-		"refused":      {failed(vpcport.Unauthorized, 401, ""), [areas]string{"True Answers", "False CredentialsRefused", "Unknown NotTried"}, true},
-		"forbidden":    {failed(vpcport.Forbidden, 403, ""), [areas]string{"True Answers", "False Forbidden", "Unknown NotTried"}, true},
-		"no network":   {failed(vpcport.NetworkGone, 0, "blue"), [areas]string{"True Answers", "True Accepted", "False NetworkNotFound"}, true},
-		"two networks": {failed(vpcport.Invalid, 0, "blue"), [areas]string{"True Answers", "True Accepted", "False NetworkAmbiguous"}, true},
+		"no connection":         {failed(vpcport.Transient, 0, ""), [areas]string{"False NoAnswer", "Unknown NotTried", "Unknown NotTried"}, false},
+		"5xx":                   {failed(vpcport.Transient, 502, ""), [areas]string{"False ProviderFailed", "Unknown NotTried", "Unknown NotTried"}, false},
+		"error without a class": {errors.New("words"), [areas]string{"False NoAnswer", "Unknown NotTried", "Unknown NotTried"}, false},
+		"throttled":             {failed(vpcport.Throttled, 429, ""), [areas]string{"True Throttled", "Unknown NotTried", "Unknown NotTried"}, false},
+		"invalid reply":         {failed(vpcport.Bug, 200, ""), [areas]string{"False UnexpectedAnswer", "Unknown NotTried", "Unknown NotTried"}, false},
+		"not a Keystone":        {failed(vpcport.Invalid, 404, ""), [areas]string{"False InvalidEndpoint", "Unknown NotTried", "Unknown NotTried"}, false},
+		"credentials rejected":  {failed(vpcport.Unauthorized, 401, ""), [areas]string{"True Answers", "False CredentialsRefused", "Unknown NotTried"}, true},
+		"forbidden":             {failed(vpcport.Forbidden, 403, ""), [areas]string{"True Answers", "False Forbidden", "Unknown NotTried"}, true},
+		"no network":            {failed(vpcport.NetworkGone, 0, "blue"), [areas]string{"True Answers", "True Accepted", "False NetworkNotFound"}, true},
+		"two networks":          {failed(vpcport.Invalid, 0, "blue"), [areas]string{"True Answers", "True Accepted", "False NetworkAmbiguous"}, true},
 	} {
 		p := problemOf(spec, tt.err)
 		var got [areas]string
@@ -118,17 +117,17 @@ func TestVerdicts(t *testing.T) {
 			got[i] = string(v.status) + " " + v.reason
 		}
 		if got != tt.want || p.lasting() != tt.lasting || !strings.Contains(p.message, "words") {
-			t.Errorf("%s: %q, want %q; lasting %t, %q", name, got, tt.want, p.lasting(), p.message)
+			t.Errorf("%s: verdicts() = %q, want %q; lasting = %t, message %q", name, got, tt.want, p.lasting(), p.message)
 		}
 	}
 	unasked := verdicts(&problem{ofCredentials, ReasonSecretNotFound, ""}, true, false)
 	if unasked[ofEndpoint].status != metav1.ConditionUnknown || unasked[ofCredentials].status != metav1.ConditionFalse {
-		t.Errorf("an endpoint that was not asked: %+v", unasked)
+		t.Errorf("verdicts() without a call = %+v, want Reachable Unknown and CredentialsAccepted False", unasked)
 	}
-	harness.OK(t, controllers.Same("the reason without credentials", verdicts(nil, false, true)[ofCredentials].reason, ReasonNotNeeded))
+	harness.OK(t, controllers.Same("reason without credentials", verdicts(nil, false, true)[ofCredentials].reason, ReasonNotNeeded))
 }
 
-// A pin counts while there are PodNICs.
+// A pin is enforced only while there are PodNICs.
 func TestPin(t *testing.T) {
 	was := pin{"n-1", "p-1"}
 	for _, tt := range []struct {
@@ -150,13 +149,13 @@ func TestPin(t *testing.T) {
 			got = why.reason
 		}
 		if got != tt.want {
-			t.Errorf("%+v: %q", tt, got)
+			t.Errorf("holds() with %+v: reason = %q", tt, got)
 		}
 	}
 }
 
-// Three calls in a row without an answer make a provider one that is away; what tells of
-// lasting trouble, or of its end, has the VPC looked at.
+// After three calls in a row without an answer, a provider counts as away. Results that suggest a lasting problem, or its end,
+// trigger a lookup of the VPC.
 func TestHealth(t *testing.T) {
 	looks := 0
 	h := newHealth(func() { looks++ })
@@ -168,7 +167,7 @@ func TestHealth(t *testing.T) {
 		}
 		h.observe(op, err)
 		if looks != wantLooks || h.away() != away || !strings.Contains(h.denied(), denied) || (denied == "") != (h.denied() == "") {
-			t.Errorf("%s: %d looks, away %t, denied %q", what, looks, h.away(), h.denied())
+			t.Errorf("%s: %d lookups, away = %t, denied = %q", what, looks, h.away(), h.denied())
 		}
 		looks = 0
 	}
@@ -192,12 +191,12 @@ func TestHealth(t *testing.T) {
 		h.observe(lanes.OpGet, &vpcport.Error{Class: vpcport.Transient, Err: context.Canceled})
 	}
 	if h.away() {
-		t.Error("away, as callers gave up")
+		t.Error("away() = true although the callers canceled their calls")
 	}
 }
 
-// Others hear of it when the answer of Of is another, and only then.
-func TestBook(t *testing.T) {
+// Listeners are notified when the result of Of changes, and only then.
+func TestListenersAreNotified(t *testing.T) {
 	b := newNetworks()
 	var changed []string
 	b.Changed(func(vpc string) { changed = append(changed, vpc) })
@@ -218,11 +217,11 @@ func TestBook(t *testing.T) {
 		changed = nil
 		b.put("blue", tt.answer)
 		if (len(changed) == 1) != tt.tells {
-			t.Errorf("step %d: changed: %q", i, changed)
+			t.Errorf("step %d: notified of %q", i, changed)
 		}
 		_, err := b.Of("blue")
 		if isOpen := tt.answer != nil && tt.answer.why == nil; isOpen != (err == nil) {
-			t.Errorf("step %d: %v", i, err)
+			t.Errorf("step %d: Of() error = %v", i, err)
 		}
 	}
 }
@@ -255,9 +254,8 @@ func TestMetricsOfVPCs(t *testing.T) {
 	harness.OK(t, controllers.Same("usage of the lanes without VPCs", c.opener.usage(), (lanes.Usage{})))
 }
 
-// What comes of a call that was under way when its VPC went is not counted: it would be for
-// ever.
-func TestCallThatOutlivesItsVPC(t *testing.T) {
+// A call in flight when its VPC is deleted is not counted: it would create series that nobody removes.
+func TestCallOutlivesItsVPC(t *testing.T) {
 	m := NewMetrics()
 	e := &callObserver{vpc: "gone", health: newHealth(func() {}), calls: m}
 	e.Called(lanes.OpPorts, nil, 0, time.Second)
@@ -271,7 +269,7 @@ func TestCallThatOutlivesItsVPC(t *testing.T) {
 	})
 }
 
-// A VPC is open for others once its status tells whose its ports are, and not before.
+// A VPC opens for other controllers only once its status records the owner of its ports.
 func TestOpenAfterTheStatus(t *testing.T) {
 	c := &Controller{networks: newNetworks()}
 	v := controllers.Named[v1alpha1.VPC]("blue")
@@ -283,12 +281,12 @@ func TestOpenAfterTheStatus(t *testing.T) {
 		s.pin = tt.pin
 		c.publish(v, s)
 		if _, err := c.networks.Of("blue"); (err == nil) != tt.open {
-			t.Errorf("with the pin %+v: %v", tt.pin, err)
+			t.Errorf("Of() with pin %+v: error = %v", tt.pin, err)
 		}
 	}
 }
 
-// Providers of one endpoint share its lanes, however it is written.
+// Providers with the same endpoint, however it is written, share its lanes.
 func TestLanesAreShared(t *testing.T) {
 	o := newOpener(lanes.Options{Calls: 8}, nil)
 	for _, endpoint := range []string{"http://127.0.0.1:1", "http://127.0.0.1:1/", "http://127.0.0.1:1/v3", "http://127.0.0.1:2/v3"} {
@@ -298,7 +296,7 @@ func TestLanesAreShared(t *testing.T) {
 	harness.OK(t, controllers.Same("calls allowed at two endpoints", o.usage().Allowed, 16))
 }
 
-// A VPC whose NICs would get no address says so.
+// A VPC whose NICs would get no address reports that.
 func TestComplaints(t *testing.T) {
 	subnet := func(cidr, six string) vpcport.Subnet {
 		s := vpcport.Subnet{ID: "s-" + cidr, CIDR: netip.MustParsePrefix(cidr)}
@@ -318,7 +316,7 @@ func TestComplaints(t *testing.T) {
 	for _, tt := range []struct {
 		spec    v1alpha1.VPCSpec
 		subnets []vpcport.Subnet
-		says    string // empty: all is well
+		says    string // part of the message; "" if there is no complaint
 	}{
 		{ofEC2(""), []vpcport.Subnet{four}, ""},
 		{v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2}, []vpcport.Subnet{four}, ""},
@@ -335,7 +333,7 @@ func TestComplaints(t *testing.T) {
 	} {
 		got := complaint(tt.spec, vpcport.Network{ID: "vpc-1", Subnets: tt.subnets})
 		if (got == nil) != (tt.says == "") || got != nil && (got.reason != ReasonNoSubnet || !strings.Contains(got.message, tt.says)) {
-			t.Errorf("%+v with %v: %+v, want %q", tt.spec, tt.subnets, got, tt.says)
+			t.Errorf("complaint(%+v) with subnets %v = %+v, want message containing %q", tt.spec, tt.subnets, got, tt.says)
 		}
 	}
 }

@@ -1,16 +1,15 @@
-// Package providers is the operator's controller of VPC objects: it opens the provider of each VPC by its
-// spec and its Secret, looks its network up, and writes its status. Other controllers get the open VPCs
-// from podnics.Networks.
+// Package providers is the operator's controller of VPC objects: it opens the provider of each VPC by its spec and its Secret,
+// looks up its network, and writes its status. Other controllers get the open VPCs from podnics.Networks.
 //
-//	controller.go  the controller: what it watches, and what wakes it
-//	reconcile.go   one VPC: opened, looked up, deleted
+//	controller.go  the controller, its watches and triggers
+//	reconcile.go   one VPC: opening, lookup, deletion
 //	access.go      how each kind of provider is reached, by a spec and a Secret
 //	secrets.go     the Secrets, each read and watched by its name
-//	open.go        open providers; those of one endpoint share its limit of concurrent calls; their health
-//	look.go        the network as the provider describes it
-//	verdict.go     what that means for conditions: decisions
+//	open.go        open providers and their health; those of one endpoint share a limit of concurrent calls
+//	look.go        lookup of the network at the provider
+//	verdict.go     the resulting conditions (pure decisions)
 //	status.go      the status, Events, the log and metrics
 //
-// The operator reads Secrets in its own namespace only, each by the name that a VPC gives, and keeps what a
-// provider needs of them. No text from a provider shows them: the provider removes them.
+// The operator reads Secrets only in its own namespace, each by the name that a VPC gives, and keeps what a provider needs of
+// them. No text from a provider reveals them: the provider package removes them.
 package providers

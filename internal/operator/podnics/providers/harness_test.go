@@ -33,10 +33,10 @@ func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
 const limit = controllers.Limit
 
-// namespace is the operator's own.
+// namespace is the operator's own namespace.
 const namespace = "kube-system"
 
-// planted are what must be in no text that people see.
+// planted are secrets that must not occur in any text visible to users.
 const (
 	planted       = "plantedPassword4711"
 	plantedSecret = "plantedSecret0815"
@@ -55,7 +55,7 @@ type bed struct {
 	end    func()
 }
 
-// buffer is a log that goes to the test's output too.
+// buffer is a log that is also written to the test's output.
 type buffer struct {
 	t    *testing.T
 	mu   sync.Mutex // guards text
@@ -75,7 +75,7 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// newBed starts the controller, after everything that prepare makes is there.
+// newBed starts the controller after prepare.
 func newBed(t *testing.T, o Options) *bed {
 	t.Helper()
 	harness.KubeClean(t)
@@ -90,8 +90,7 @@ func newBed(t *testing.T, o Options) *bed {
 	return b
 }
 
-// start runs the controller as an operator that leads, under its service account, with
-// the chart's roles and admission policies.
+// start runs the controller in a leading operator, with its service account and the chart's roles and admission policies.
 func (b *bed) start(o Options) {
 	b.t.Helper()
 	o.Namespace, o.Logger = namespace, slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -103,12 +102,12 @@ func (b *bed) start(o Options) {
 	b.end = controllers.Run(b.t, mgr)
 }
 
-// trust is the certificate of the server, in PEM.
+// trust returns the server's certificate as PEM.
 func trust(s *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
 }
 
-// newVPC is a VPC of the cloud, by a password in the Secret neutron.
+// newVPC returns a VPC of the cloud, with a password in the Secret neutron.
 func (b *bed) newVPC(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC {
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: b.server.URL + "/v3",
@@ -121,7 +120,7 @@ func (b *bed) newVPC(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC
 	return v
 }
 
-// vpc makes a VPC.
+// vpc creates a VPC.
 func (b *bed) vpc(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC {
 	b.t.Helper()
 	return controllers.Create(b.t, b.newVPC(name, edit...))
@@ -132,7 +131,7 @@ func (b *bed) edit(name string, edit func(*v1alpha1.VPCSpec)) {
 	controllers.Edit(b.t, client.ObjectKey{Name: name}, func(v *v1alpha1.VPC) { edit(&v.Spec) })
 }
 
-// password is the data of a Secret that Keystone accepts.
+// password returns the data of a Secret that Keystone accepts.
 func password(edit ...string) map[string]string {
 	data := map[string]string{"username": "berth", "password": planted, "project": "berth"}
 	for i := 0; i+1 < len(edit); i += 2 {
@@ -141,7 +140,7 @@ func password(edit ...string) map[string]string {
 	return data
 }
 
-// secret makes or changes a Secret of the operator's namespace. Empty values are left out.
+// secret creates or changes a Secret in the operator's namespace. Empty values are omitted.
 func (b *bed) secret(name string, data map[string]string) {
 	b.t.Helper()
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{}}
@@ -159,7 +158,7 @@ func (b *bed) secret(name string, data map[string]string) {
 	harness.OK(b.t, err)
 }
 
-// nic makes a PodNIC of a VPC.
+// nic creates a PodNIC of a VPC.
 func (b *bed) nic(vpc, name string) *v1alpha1.PodNIC {
 	b.t.Helper()
 	return controllers.Create(b.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.PodNICSpec{VPC: vpc}})
@@ -170,13 +169,13 @@ func (b *bed) read(name string) *v1alpha1.VPC {
 	return controllers.Get[v1alpha1.VPC](b.t, client.ObjectKey{Name: name})
 }
 
-// until waits until a VPC is as it should be.
+// until waits until is returns nil for a VPC.
 func (b *bed) until(name, what string, is func(*v1alpha1.VPC) error) *v1alpha1.VPC {
 	b.t.Helper()
 	return controllers.Await(b.t, client.ObjectKey{Name: name}, what, is)
 }
 
-// condition wants a VPC to have a condition.
+// condition checks a condition of a VPC.
 var condition = controllers.Has[*v1alpha1.VPC]
 
 // complains waits until a VPC is not ready for a reason, with a word in the message.
@@ -185,23 +184,23 @@ func (b *bed) complains(name, reason, word string) {
 	b.until(name, "complains", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, word))
 }
 
-// ready waits until a VPC is ready, and open for others.
+// ready waits until a VPC is ready and open for other controllers.
 func (b *bed) ready(name string) *v1alpha1.VPC {
 	b.t.Helper()
 	return b.until(name, "ready", func(v *v1alpha1.VPC) error {
 		if !meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady) || v.Generation != meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady).ObservedGeneration {
-			return fmt.Errorf("conditions %+v", v.Status.Conditions)
+			return fmt.Errorf("conditions = %+v", v.Status.Conditions)
 		}
 		_, err := b.vpcs.Networks().Of(name)
 		return err
 	})
 }
 
-// fails waits until a condition of a VPC is False for a reason, with a word in its message,
-// and Ready is so too. Others get nothing of it, unless it stays open.
+// fails waits until a condition of a VPC, and Ready, are False for a reason, with a word in the message. The VPC must be closed for
+// other controllers, unless it may stay open.
 func (b *bed) fails(name, kind, reason, word string) *v1alpha1.VPC {
 	b.t.Helper()
-	return b.until(name, "fails by "+kind, func(v *v1alpha1.VPC) error {
+	return b.until(name, "has False condition "+kind, func(v *v1alpha1.VPC) error {
 		return errors.Join(condition(kind, metav1.ConditionFalse, reason, word)(v), condition(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, word)(v))
 	})
 }
@@ -213,16 +212,16 @@ func (b *bed) opened(name string) podnics.Opened {
 	return o
 }
 
-// closed checks that others get nothing of a VPC, for a reason.
+// closed checks that a VPC is closed for other controllers for a reason.
 func (b *bed) closed(name, reason string) {
 	b.t.Helper()
 	_, err := b.vpcs.Networks().Of(name)
 	if why, ok := errors.AsType[*NotReady](err); !ok || why.Reason != reason {
-		b.t.Errorf("%s is open, or closed for another reason than %s: %v", name, reason, err)
+		b.t.Errorf("Of(%s): error = %[3]v, want reason %[2]s", name, reason, err)
 	}
 }
 
-// leaksNothing looks for what was planted in all that people see.
+// leaksNothing searches everything visible to users for planted secrets.
 func (b *bed) leaksNothing() {
 	ctx := context.Background()
 	var texts []string
@@ -234,10 +233,10 @@ func (b *bed) leaksNothing() {
 		texts = append(texts, fmt.Sprintf("%+v", list))
 	}
 	texts = append(texts, b.log.String())
-	for _, secret := range []string{planted, plantedSecret, "gAAAAAB"} { // the last begins tokens
+	for _, secret := range []string{planted, plantedSecret, "gAAAAAB"} { // the last one is a prefix of tokens
 		for _, text := range texts {
 			if i := strings.Index(text, secret); i >= 0 {
-				b.t.Errorf("%s is in …%s…", secret, text[max(0, i-100):min(len(text), i+100)])
+				b.t.Errorf("secret %s occurs in …%s…", secret, text[max(0, i-100):min(len(text), i+100)])
 			}
 		}
 	}

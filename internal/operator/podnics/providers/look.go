@@ -13,16 +13,16 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// lookTimeout bounds a look: two calls, and maybe another one for a token.
+// lookTimeout limits a lookup: two calls, and possibly another one for a token.
 const lookTimeout = 30 * time.Second
 
-// lookup is the result of a look.
+// lookup is the result of looking up a VPC's network.
 type lookup struct {
 	network vpcport.Network
 	project string
-	why     *problem      // nil: the network was found
-	class   vpcport.Class // of why, if a call failed
-	after   time.Duration // how long the provider asked to wait; 0: it did not
+	why     *problem      // nil if the network was found
+	class   vpcport.Class // class of the error, if a call failed
+	after   time.Duration // how long the provider asked to wait, if it did
 }
 
 // look asks the provider for the network, and for the project of the credentials.
@@ -32,7 +32,7 @@ func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) lookup
 	var s lookup
 	var err error
 	if s.network, err = p.Network(ctx, spec.Network); err == nil {
-		s.project, err = p.Project(ctx) // of the token by which the network was seen
+		s.project, err = p.Project(ctx) // of the token with which the network was read
 	}
 	if err != nil {
 		s.why, s.class = problemOf(spec, err), vpcport.ClassOf(err)
@@ -43,8 +43,7 @@ func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) lookup
 	return s
 }
 
-// complaint is a problem of a network that was found: some pods get no address there. It affects only those
-// pods.
+// complaint returns a problem of a network that was found: some pods get no address there. Other pods are not affected.
 func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 	if spec.EC2 != nil && len(spec.EC2.Subnets) > 0 && len(n.Subnets) > 0 && !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return mayBeIn(spec, s) }) {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.subnets: none of them is a subnet of %s%s: a NIC gets no address", n.ID, ofFamilies(spec))}
@@ -71,7 +70,7 @@ func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 	return nil
 }
 
-// ofFamilies is the part of a message that says which addresses a subnet of EC2 must have.
+// ofFamilies returns the part of a message that says which addresses a subnet of EC2 must have.
 func ofFamilies(spec v1alpha1.VPCSpec) string {
 	if spec.Provider != v1alpha1.ProviderEC2 {
 		return ""

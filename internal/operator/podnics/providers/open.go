@@ -16,18 +16,18 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// connection is the open provider of a VPC, with the health of its calls.
+// connection is the open provider of a VPC and the health of its calls.
 type connection struct {
 	access   access
-	provider vpcport.Provider // bounded by the lanes of its endpoint
+	provider vpcport.Provider // limited by the lanes of its endpoint
 	health   *health
 	close    func()
 }
 
-// opener opens providers. Those of one endpoint share lanes, which bound the calls in flight.
+// opener opens providers. Those of one endpoint share lanes, which limit the calls in flight.
 type opener struct {
 	options lanes.Options
-	calls   Observer // nil: none
+	calls   Observer // may be nil
 
 	mu    sync.Mutex         // guards lanes
 	lanes map[string]*shared // by endpoint
@@ -42,7 +42,7 @@ func newOpener(o lanes.Options, calls Observer) *opener {
 	return &opener{options: o, calls: calls, lanes: map[string]*shared{}}
 }
 
-// open opens the provider of a VPC. Worse is called when its calls say that the VPC should be looked up.
+// open opens the provider of a VPC. worse is called when its calls suggest that the VPC should be looked up.
 func (o *opener) open(vpc string, a access, worse func()) (*connection, error) {
 	p, err := a.open()
 	if err != nil {
@@ -64,11 +64,11 @@ type callObserver struct {
 	vpc    string
 	health *health
 
-	mu    sync.Mutex // guards calls, also while it is called
-	calls Observer   // nil: none
+	mu    sync.Mutex // guards calls; held while calls is called
+	calls Observer   // may be nil
 }
 
-// close stops passing calls on. Replies to calls in flight would otherwise create metrics of a VPC that is gone.
+// close stops passing on calls. Replies to calls in flight would otherwise create metrics of a deleted VPC.
 func (e *callObserver) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -85,7 +85,7 @@ func (e *callObserver) Called(op string, err error, waited, took time.Duration) 
 	}
 }
 
-// take returns the lanes of an endpoint, which has up to most calls in flight; 0: as many as the options say.
+// take returns the lanes of an endpoint, which may have up to most calls in flight; 0 means as in the options.
 func (o *opener) take(endpoint string, most int) *lanes.Limiter {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -110,7 +110,7 @@ func (o *opener) giveBack(endpoint string) {
 	}
 }
 
-// usage is the sum of all lanes.
+// usage returns the sum of all lanes.
 func (o *opener) usage() (out lanes.Usage) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -121,20 +121,20 @@ func (o *opener) usage() (out lanes.Usage) {
 	return out
 }
 
-// NotReady is why a VPC is not open, for a person.
+// NotReady says why a VPC is not open, to show to users.
 type NotReady struct{ Reason, Message string }
 
-// Error gives the message.
+// Error returns the message.
 func (n *NotReady) Error() string { return n.Message }
 
 // networks are the open VPCs, for other controllers. It implements podnics.Networks.
 type networks struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	answers map[string]answer
 	tell    []func(vpc string)
 }
 
-// answer is what Of returns of a VPC; with why, the VPC is not open.
+// answer is the result of Of for a VPC; if why is set, the VPC is not open.
 type answer struct {
 	opened podnics.Opened
 	why    *NotReady
@@ -165,8 +165,7 @@ func (n *networks) Changed(tell func(vpc string)) {
 	n.tell = append(n.tell, tell)
 }
 
-// put sets the answer of a VPC; nil: there is no such VPC. If that changes it, those that registered by Changed
-// are told.
+// put sets the answer for a VPC, or removes it if nil. If the answer changes, the functions registered with Changed are called.
 func (n *networks) put(name string, a *answer) {
 	for _, tell := range n.set(name, a) {
 		tell(name)
@@ -195,16 +194,16 @@ func (a answer) same(o answer) bool {
 	return a.opened.UID == o.opened.UID && a.opened.Provider == o.opened.Provider && reflect.DeepEqual(a.opened.Network, o.opened.Network) && reflect.DeepEqual(a.opened.Spec, o.opened.Spec)
 }
 
-// patience is how many calls in a row must fail until a provider counts as not answering.
+// patience is how many successive calls must fail before a provider counts as away.
 const patience = 3
 
 // health is the result of all calls to a provider.
 type health struct {
-	worse func() // called, without locks, when the VPC should be looked up
+	worse func() // called without locks when the VPC should be looked up
 
-	mu        sync.Mutex        // guards all below
-	failures  int               // calls in a row without a useful answer
-	forbidden map[string]string // by operation, the error that forbade the last call
+	mu        sync.Mutex        // guards the fields below
+	failures  int               // successive calls without a useful answer
+	forbidden map[string]string // error of the last call by operation, if it was forbidden
 }
 
 func newHealth(worse func()) *health { return &health{worse: worse, forbidden: map[string]string{}} }
@@ -221,18 +220,18 @@ func (h *health) note(op string, err error) (worse bool) {
 	was := h.forbidden[op]
 	switch vpcport.ClassOf(err) {
 	case vpcport.Transient:
-		if errors.Is(err, context.Canceled) { // by the caller
+		if errors.Is(err, context.Canceled) { // canceled by the caller
 			return false
 		}
 		h.failures++
 		return h.failures == patience
 	case vpcport.Unauthorized, vpcport.NetworkGone:
-		return op != lanes.OpNetwork // a look makes that call, and sees the error itself
+		return op != lanes.OpNetwork // made by a lookup, which handles the error itself
 	case vpcport.Forbidden:
 		h.failures = 0
 		h.forbidden[op] = err.Error()
 		return was == ""
-	case vpcport.Throttled: // the provider did nothing
+	case vpcport.Throttled: // rejected before the provider acted
 		return false
 	default:
 		h.failures = 0
@@ -248,7 +247,7 @@ func (h *health) away() bool {
 	return h.failures >= patience
 }
 
-// denied is the error of an operation that the credentials may not do; empty: none was forbidden.
+// denied returns the error of a forbidden operation, or "".
 func (h *health) denied() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -23,32 +23,32 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/branch"
 )
 
-// state is what this process knows of a VPC besides its object.
+// state is this process's state of a VPC in addition to its object.
 type state struct {
 	uid        types.UID
-	generation int64 // of the spec of the last look
+	generation int64 // generation of the spec at the last lookup
 	woken      atomic.Bool
 
-	connection *connection // nil: no provider is opened
-	open       bool        // others may use it: its network was found, and no lasting problem since
-	found      lookup      // the last good look
-	asked      bool        // the last look asked the provider
+	connection *connection // nil if no provider is open
+	open       bool        // whether others may use it: its network was found, without a lasting problem since
+	found      lookup      // the last successful lookup
+	asked      bool        // whether the last lookup called the provider
 	why        *problem
-	next       time.Time // of the next look
-	bad        int       // looks in a row that failed
+	next       time.Time // time of the next lookup
+	bad        int       // successive failed lookups
 
 	reported time.Time // when the status was last written
-	pin      pin       // what the status has
+	pin      pin       // number of PodNICs in the status
 }
 
-// stateOf is the state of a VPC, or nil if it is not known.
+// stateOf returns the state of a VPC, or nil if it is unknown.
 func (c *Controller) stateOf(name string) *state {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.states[name]
 }
 
-// keep is the state of a VPC, which is new if there was none, or another VPC of its name.
+// keep returns the state of a VPC, which is reset if the VPC was recreated.
 func (c *Controller) keep(v *v1alpha1.VPC) *state {
 	if s := c.stateOf(v.Name); s != nil {
 		if s.uid == v.UID {
@@ -63,7 +63,7 @@ func (c *Controller) keep(v *v1alpha1.VPC) *state {
 	return s
 }
 
-// forget closes the provider of a VPC, and drops its state.
+// forget closes the provider of a VPC and drops its state.
 func (c *Controller) forget(name string) {
 	c.mu.Lock()
 	s := c.states[name]
@@ -80,7 +80,7 @@ func (c *Controller) forget(name string) {
 	}
 }
 
-// wake has a VPC looked up now.
+// wake triggers an immediate lookup of a VPC.
 func (c *Controller) wake(name string) { c.wakeAfter(name, 0) }
 
 func (c *Controller) wakeAfter(name string, d time.Duration) {
@@ -90,12 +90,11 @@ func (c *Controller) wakeAfter(name string, d time.Duration) {
 	}
 }
 
-// worsePause is how long after failed calls of others the VPC is looked up, so that many of them cause one
-// look.
+// worsePause is the delay between failed calls of others and the resulting lookup of the VPC, so that many failures cause only one
+// lookup.
 const worsePause = time.Second
 
-// reconcile looks a VPC up when that is due, and writes its status. Of a VPC that is deleted it removes the
-// finalizer in the end.
+// reconcile looks a VPC up when that is due, and writes its status. For a deleted VPC, it finally removes the finalizer.
 func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	v, err := objects.Get[v1alpha1.VPC](ctx, c.client, q.NamespacedName)
 	if err != nil {
@@ -113,7 +112,7 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	}
 	due := s.woken.Swap(false) || s.generation != v.Generation || !c.now().Before(s.next)
 	if wait := s.reported.Add(reportEvery).Sub(c.now()); !due && wait > 0 && v.DeletionTimestamp == nil {
-		return reconcile.Result{RequeueAfter: wait}, nil // PodNICs come and go many at a time
+		return reconcile.Result{RequeueAfter: wait}, nil // many PodNICs may be created or deleted at the same time
 	}
 	nics, err := c.nics(ctx, v.Name)
 	if err != nil {
@@ -129,28 +128,27 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 		c.look(ctx, v, s, nics)
 	}
 	if !s.open {
-		c.publish(v, s) // first, as the write may fail
+		c.publish(v, s) // before the write, which may fail
 	}
 	wait, err := c.report(ctx, v, s, nics)
 	c.publish(v, s)
 	return reconcile.Result{RequeueAfter: queue.Sooner(wait, max(s.next.Sub(c.now()), time.Millisecond))}, err
 }
 
-// nics is how many PodNICs a VPC has by the cache.
+// nics returns how many PodNICs a VPC has in the cache.
 func (c *Controller) nics(ctx context.Context, vpc string) (int, error) {
 	list, err := objects.List[v1alpha1.PodNICList](ctx, c.client, client.MatchingFields{podnics.ByVPC: vpc})
 	if err != nil {
-		return 0, fmt.Errorf("PodNICs of VPC %s: %w", vpc, err)
+		return 0, fmt.Errorf("list PodNICs of VPC %s: %w", vpc, err)
 	}
 	return len(list.Items), nil
 }
 
-// release removes the finalizer of a VPC that is being deleted, unless the API server has a PodNIC that the
-// cache does not show yet.
+// release removes the finalizer of a VPC that is being deleted, unless the API server has a PodNIC that the cache does not show yet.
 func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (gone bool, wait time.Duration, err error) {
 	next := ""
 	for {
-		list := &v1alpha1.PodNICList{} // a reused one would keep fields that the new page leaves out
+		list := &v1alpha1.PodNICList{} // decoding into a reused list would keep fields that new items lack
 		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
 			return false, 0, fmt.Errorf("list PodNICs: %w", err)
 		}
@@ -173,7 +171,7 @@ func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (go
 	return true, 0, nil
 }
 
-// look opens the provider of a VPC, if its access has changed, and asks it for the network.
+// look opens the provider of a VPC if its access has changed, and looks up the network.
 func (c *Controller) look(ctx context.Context, v *v1alpha1.VPC, s *state, nics int) {
 	s.generation = v.Generation
 	var seen lookup
@@ -192,15 +190,15 @@ func (c *Controller) look(ctx context.Context, v *v1alpha1.VPC, s *state, nics i
 		s.next = c.now().Add(max(seen.after, pause(seen.class, s.bad)))
 		s.bad++
 		if s.open && !why.lasting() && asked && !s.connection.health.away() {
-			return // one failed call changes nothing
+			return // a single failed call changes nothing
 		}
 		s.open = s.open && !why.lasting()
 	}
 	s.why, s.asked = why, asked
 }
 
-// pause is how long after a number of failed looks the next one is. A problem that the operator finds by
-// itself counts like refused credentials.
+// pause returns the delay after a number of failed lookups. A problem that the operator finds itself is treated like rejected
+// credentials.
 func pause(class vpcport.Class, failures int) time.Duration {
 	if class == vpcport.Unknown {
 		class = vpcport.Unauthorized
@@ -209,8 +207,7 @@ func pause(class vpcport.Class, failures int) time.Duration {
 	return retry.Jitter(retry.Delay(p.First, p.Last, failures))
 }
 
-// connect opens the provider that the spec and the Secret describe. It stays open while they describe the
-// same.
+// connect opens the provider described by the spec and the Secret. It stays open until that description changes.
 func (c *Controller) connect(ctx context.Context, v *v1alpha1.VPC, s *state) *problem {
 	var secret *corev1.Secret
 	name := ""
@@ -242,12 +239,12 @@ func (c *Controller) connect(ctx context.Context, v *v1alpha1.VPC, s *state) *pr
 	return nil
 }
 
-// publish opens a VPC to other controllers, or closes it. A VPC opens once its status says of which network and
-// project the ports are, so that the next operator knows it too.
+// publish opens or closes a VPC for other controllers. A VPC opens once its status records the network and project of its ports, so
+// that the next operator knows them too.
 func (c *Controller) publish(v *v1alpha1.VPC, s *state) {
 	switch {
 	case s.open && s.pin != s.found.pin():
-		return // the write of the status is tried again first
+		return // the status write is retried first
 	case s.open:
 		c.networks.put(v.Name, &answer{opened: podnics.Opened{UID: string(v.UID), Provider: s.connection.provider, Network: s.found.network, Spec: v.Spec}})
 	default:
@@ -255,9 +252,9 @@ func (c *Controller) publish(v *v1alpha1.VPC, s *state) {
 	}
 }
 
-// drain deletes the warm ports of a VPC that is being deleted, as nobody looks for them once it is gone. The
-// listing may miss ports that were created just before the deletion: drain returns how long to wait until
-// it is to list again; 0: none is left. The pool itself deletes ports that it is creating.
+// drain deletes the warm ports of a VPC that is being deleted, because nobody looks for them afterwards. The listing may miss ports
+// created just before the deletion: drain returns how long to wait before listing again, or 0 if none is left. Ports being created
+// are deleted by the pool itself.
 func (c *Controller) drain(ctx context.Context, v *v1alpha1.VPC, s *state) (wait time.Duration, err error) {
 	if c.o.EC2 == nil || v.Spec.Provider != v1alpha1.ProviderEC2 {
 		return 0, nil
@@ -266,10 +263,10 @@ func (c *Controller) drain(ctx context.Context, v *v1alpha1.VPC, s *state) (wait
 	if err := c.deleteWarm(ctx, v, s); err != nil {
 		return 0, err
 	}
-	return max(0, v.DeletionTimestamp.Add(settle+time.Second).Sub(c.now())), nil // the API server cuts times to seconds
+	return max(0, v.DeletionTimestamp.Add(settle+time.Second).Sub(c.now())), nil // the API server's times have a resolution of one second
 }
 
-// deleteWarm deletes the warm ports that a listing shows.
+// deleteWarm deletes the warm ports in a listing.
 func (c *Controller) deleteWarm(ctx context.Context, v *v1alpha1.VPC, s *state) error {
 	if s.connection == nil {
 		if why := c.connect(ctx, v, s); why != nil {
@@ -298,5 +295,5 @@ func (c *Controller) deleteWarm(ctx context.Context, v *v1alpha1.VPC, s *state) 
 	return deletions.Wait()
 }
 
-// atOnce is how many deletions are in flight at most.
+// atOnce is the maximum number of deletions in flight.
 const atOnce = 8

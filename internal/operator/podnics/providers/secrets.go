@@ -18,27 +18,26 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// secrets reads and watches Secrets of one namespace, each by its name: the operator may not list them, and
-// needs no others.
+// secrets reads and watches Secrets of one namespace, each by name: the operator may not list them and needs no others.
 type secrets struct {
 	namespace string
-	reader    client.Reader // of the API server
+	reader    client.Reader // client of the API server
 	watcher   client.WithWatch
 	clock     clock.Clock
 	log       *slog.Logger
 	changed   func(vpc string) // called for each VPC whose Secret may have changed
 
-	mu     sync.Mutex      // guards all below
-	ctx    context.Context // of the watches; nil before run
+	mu     sync.Mutex      // guards the fields below
+	ctx    context.Context // context of the watches; nil before run
 	byVPC  map[string]use
-	follow map[string]context.CancelFunc // ends the watch of a Secret, by its name
+	follow map[string]context.CancelFunc // functions that end a watch, by name of the Secret
 	done   sync.WaitGroup                // of the watches
 }
 
-// use is the Secret that a VPC has.
+// use describes which Secret a VPC uses.
 type use struct {
 	name    string
-	version string // the resource version that was read last
+	version string // last resource version read
 }
 
 // read reads the Secret of a VPC from the API server.
@@ -55,8 +54,7 @@ func (s *secrets) read(ctx context.Context, vpc, name string) (*corev1.Secret, *
 	return out, nil
 }
 
-// noteRead remembers which version of a Secret was read: the watch, which begins with the Secret as it is, does
-// not report that one.
+// noteRead records which version of a Secret was read, so that the watch, which begins with the current version, does not report it.
 func (s *secrets) noteRead(vpc string, read use) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +63,7 @@ func (s *secrets) noteRead(vpc string, read use) {
 	}
 }
 
-// use sets the Secret of a VPC; empty: none. A Secret is watched as long as a VPC uses it.
+// use sets the Secret of a VPC, or "" for none. A Secret is watched as long as a VPC uses it.
 func (s *secrets) use(vpc, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +82,7 @@ func (s *secrets) use(vpc, name string) {
 	s.begin(name)
 }
 
-// used reports whether some VPC uses a Secret. s.mu is held.
+// used reports whether any VPC uses a Secret. s.mu is held.
 func (s *secrets) used(name string) bool {
 	for _, u := range s.byVPC {
 		if u.name == name {
@@ -94,7 +92,7 @@ func (s *secrets) used(name string) bool {
 	return false
 }
 
-// begin watches a Secret unless it is watched already. s.mu is held.
+// begin starts watching a Secret unless it is watched already. s.mu is held.
 func (s *secrets) begin(name string) {
 	if s.ctx == nil || name == "" || s.follow[name] != nil {
 		return
@@ -132,8 +130,8 @@ func (s *secrets) watchOne(ctx context.Context, name string) {
 	}
 }
 
-// watchOnce returns at the end of one watch. Each watch begins with the Secret as it is: no change between two is
-// missed.
+// watchOnce returns at the end of one watch. Each watch begins with the current state of the Secret, so no change between two
+// watches is missed.
 func (s *secrets) watchOnce(ctx context.Context, name string) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
@@ -158,7 +156,7 @@ func (s *secrets) watchOnce(ctx context.Context, name string) error {
 	return nil
 }
 
-// concerned are the VPCs that have read another version of a Secret than that of an event.
+// concerned returns the VPCs that have read another version of a Secret than the one in an event.
 func (s *secrets) concerned(name string, e watch.Event) (out []string) {
 	version := ""
 	if o, err := meta.Accessor(e.Object); err == nil && e.Type != watch.Deleted {

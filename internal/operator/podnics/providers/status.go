@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	// reportEvery is the shortest interval between two writes of a VPC's status.
+	// reportEvery is the minimum interval between writes of a VPC's status.
 	reportEvery = time.Second
-	// maxSubnets is how many subnets a status may have (v1alpha1.VPCStatus).
+	// maxSubnets is how many subnets a status may list (v1alpha1.VPCStatus).
 	maxSubnets = 1024
 )
 
 // reports are the conditions of VPCs, for metrics.
 type reports struct {
 	mu sync.Mutex                 // guards by
-	by map[string]map[string]bool // by VPC and type; without those that are Unknown
+	by map[string]map[string]bool // by VPC and type, without Unknown ones
 }
 
 func newReports() *reports { return &reports{by: map[string]map[string]bool{}} }
@@ -59,7 +59,7 @@ func (r *reports) all() map[string]map[string]bool {
 	return maps.Clone(r.by)
 }
 
-// report writes a VPC's status if it has changed, or returns how long to wait until the next write.
+// report writes a VPC's status if it has changed, or returns how long to wait before the next write.
 func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics int) (time.Duration, error) {
 	before := v.DeepCopy()
 	describe(v, s, nics, c.now())
@@ -80,7 +80,7 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 	return 0, nil
 }
 
-// describe sets a VPC's status to what is known now.
+// describe updates a VPC's status to the current state.
 func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
 	st := &v.Status
 	st.NICs = int32(min(nics, 1<<30))
@@ -100,10 +100,10 @@ func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
 	set(v, v1alpha1.ConditionReady, ready(v, s, all, nics), now)
 }
 
-// ready is the verdict of the condition Ready: that of the first area that is not good.
+// ready returns the verdict of the condition Ready: that of the first area with a problem.
 func ready(v *v1alpha1.VPC, s *state, all [areas]verdict, nics int) verdict {
 	if v.DeletionTimestamp != nil {
-		return verdict{metav1.ConditionFalse, ReasonDeleting, fmt.Sprintf("%d PodNICs are still there; it goes with the last", nics)}
+		return verdict{metav1.ConditionFalse, ReasonDeleting, fmt.Sprintf("%d PodNICs still exist; the VPC is deleted after the last one", nics)}
 	}
 	if s.why != nil {
 		return verdict{metav1.ConditionFalse, s.why.reason, s.why.message}
@@ -126,7 +126,7 @@ func set(v *v1alpha1.VPC, kind string, is verdict, now time.Time) {
 	})
 }
 
-// subnets are the subnets of a network as the status has them.
+// subnets returns the subnets of a network as listed in the status.
 func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 	for _, s := range n.Subnets[:min(len(n.Subnets), maxSubnets)] {
 		o := v1alpha1.VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR.String()}
@@ -141,10 +141,10 @@ func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 	return out
 }
 
-// maxNote bounds the note of an Event, in bytes. The API allows podnics.MaxNote.
+// maxNote limits the note of an Event in bytes. The API allows podnics.MaxNote.
 const maxNote = 1000
 
-// tell makes an Event and a log line when the reason of a VPC's condition Ready changes.
+// tell records an Event and a log line when the reason of a VPC's condition Ready changes.
 func (c *Controller) tell(before, v *v1alpha1.VPC) {
 	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
 	is := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady)
@@ -175,14 +175,14 @@ var (
 	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Absent while it is Unknown because an earlier one is False.", "vpc", "type")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famCondition}
 
-// providerBuckets are in seconds, from a quick answer of a provider near by to the longest wait. They are few, as
-// each VPC has its own.
+// providerBuckets are in seconds, from a quick answer of a nearby provider to the longest wait. They are few, because each VPC has
+// its own series.
 var providerBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// Metrics count the calls to providers. They may be used concurrently.
+// Metrics measures the calls to providers. It is safe for concurrent use.
 type Metrics struct {
 	calls          *prometheus.CounterVec
 	duration, wait *prometheus.HistogramVec
@@ -196,7 +196,7 @@ func NewMetrics() *Metrics {
 // classOK is the class of successful calls.
 const classOK = "ok"
 
-// Collectors returns the metrics to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.calls, m.duration, m.wait}
 }
@@ -220,7 +220,7 @@ func (m *Metrics) Gone(vpc string) {
 	m.wait.DeletePartialMatch(of)
 }
 
-// Gauges returns the metrics that are computed when Prometheus scrapes.
+// Gauges returns the metrics that are computed on each scrape.
 func (c *Controller) Gauges() prometheus.Collector {
 	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
 		u := c.opener.usage()

@@ -36,8 +36,8 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// A Secret that is not there, or lacks a key, is named; once it is mended all goes on at
-// once. One of another namespace is no help.
+// A missing Secret or key is named in the status. Once it is corrected, work continues immediately. A Secret in another namespace is
+// not used.
 func TestSecrets(t *testing.T) {
 	b := newBed(t, Options{})
 	elsewhere := controllers.Create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "neutron"}, StringData: password()})
@@ -49,7 +49,7 @@ func TestSecrets(t *testing.T) {
 		b.secret("neutron", password(key, ""))
 		b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonSecretIncomplete, "lacks the key "+key+",")
 	}
-	harness.OK(t, controllers.Same("questions to Keystone without credentials", b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"), 0))
+	harness.OK(t, controllers.Same("calls to Keystone without credentials", b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"), 0))
 	b.secret("neutron", password())
 	b.ready("blue")
 
@@ -63,8 +63,7 @@ func TestSecrets(t *testing.T) {
 	b.ready("blue")
 }
 
-// Credentials that Keystone refuses are reported as such; a Secret that is mended is used at
-// once, and one that is spoiled closes the VPC.
+// Credentials that Keystone rejects are reported. A corrected Secret is used immediately, and an invalid one closes the VPC.
 func TestCredentialsMended(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password("password", planted+"x"))
@@ -84,12 +83,12 @@ func TestCredentialsMended(t *testing.T) {
 	b.secret("neutron", password())
 	b.ready("blue")
 	if second, err := b.vpcs.Networks().Of("blue"); err != nil || second.Provider == first.Provider {
-		t.Errorf("the provider of the Secret before: %v", err)
+		t.Errorf("still the provider with the old Secret; Of() error = %v", err)
 	}
 }
 
-// A user of Keystone who loses his rights is found out by the calls of others.
-func TestCallsTellOfTrouble(t *testing.T) {
+// If a Keystone user loses rights, calls of other controllers reveal that.
+func TestCallsRevealProblems(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
 	b.vpc("blue")
@@ -101,7 +100,7 @@ func TestCallsTellOfTrouble(t *testing.T) {
 	}
 	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Denied = []string{"create_port"} })
 	if err := create(); vpcport.ClassOf(err) != vpcport.Forbidden {
-		t.Fatal(err)
+		t.Fatalf("create() = %v, want Forbidden", err)
 	}
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonForbidden, "create_port")
 	b.opened("blue")
@@ -112,16 +111,16 @@ func TestCallsTellOfTrouble(t *testing.T) {
 	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = "another" })
 	b.cloud.Keystone.RevokeTokens()
 	if err := create(); vpcport.ClassOf(err) != vpcport.Unauthorized {
-		t.Fatal(err)
+		t.Fatalf("create() = %v, want Unauthorized", err)
 	}
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "Keystone")
 	b.closed("blue", ReasonCredentialsRefused)
 	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = planted })
-	b.secret("neutron", password("userDomain", "Default")) // somebody writes to it again
+	b.secret("neutron", password("userDomain", "Default")) // an edit of the VPC
 	b.ready("blue")
 }
 
-// A network that is not there, or not the only one of its name.
+// A missing network, or an ambiguous network name, is reported.
 func TestNetworks(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -137,7 +136,7 @@ func TestNetworks(t *testing.T) {
 	b.vpc("first", func(s *v1alpha1.VPCSpec) { s.Network = b.blue.ID })
 	b.ready("first")
 
-	// Pods would get no address there, which holds nobody else up.
+	// Some pods would get no address there; other pods are not affected.
 	b.vpc("bare", func(s *v1alpha1.VPCSpec) { s.Network = second.ID })
 	b.complains("bare", ReasonNoSubnet, second.ID)
 	b.edit("first", func(s *v1alpha1.VPCSpec) { s.DefaultSubnets = []string{"wep"} })
@@ -147,8 +146,7 @@ func TestNetworks(t *testing.T) {
 	b.ready("first")
 }
 
-// A provider that is away is reported as such after some calls; what was open stays so. The
-// certificate that it proves itself with must be one that is trusted.
+// A provider that is away is reported after some calls, and an open VPC stays open. The provider's certificate must be trusted.
 func TestEndpointAway(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -168,7 +166,7 @@ func TestEndpointAway(t *testing.T) {
 	}
 	b.fails("blue", v1alpha1.ConditionReachable, ReasonNoAnswer, "")
 	if again, err := b.vpcs.Networks().Of("blue"); err != nil || again.Provider != o.Provider {
-		t.Errorf("closed while it is away: %v", err)
+		t.Errorf("Of() while the provider is away: error = %v, want the same provider", err)
 	}
 	b.cloud.HTTP.ClearFaults()
 	b.ready("blue")
@@ -181,7 +179,7 @@ func TestEndpointAway(t *testing.T) {
 	b.ready("blue")
 }
 
-// What is wrong with the certificates, or where the endpoint leads, is reported.
+// Problems with certificates or redirects of the endpoint are reported.
 func TestCertificates(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -203,8 +201,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// While a VPC has NICs, credentials of another project are not used: Neutron would say of
-// their ports that there are none. Nor is another network that got the name.
+// While a VPC has NICs, credentials of another project are not used, because Neutron would deny the existence of their ports. The
+// same holds for another network that got the name.
 func TestAnotherProject(t *testing.T) {
 	b := newBed(t, Options{})
 	const other = "9c1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
@@ -217,7 +215,7 @@ func TestAnotherProject(t *testing.T) {
 	b.secret("neutron", password("username", "else", "project", "else"))
 	v := b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonProjectChanged, other)
 	b.closed("blue", ReasonProjectChanged)
-	harness.OK(t, controllers.Same("the project", v.Status.ProjectID, was))
+	harness.OK(t, controllers.Same("project in the status", v.Status.ProjectID, was))
 	b.secret("neutron", password())
 	b.ready("blue")
 
@@ -227,14 +225,13 @@ func TestAnotherProject(t *testing.T) {
 	b.fails("blue", v1alpha1.ConditionNetworkFound, ReasonNetworkChanged, b.blue.ID)
 	b.closed("blue", ReasonNetworkChanged)
 
-	// Without NICs there is nothing that could be lost.
+	// Without NICs, no ports can be lost.
 	harness.OK(t, b.client.Delete(t.Context(), n))
 	b.secret("neutron", password("username", "else", "project", "else"))
-	b.until("blue", "takes the other", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.ProjectID == other && v.Status.NetworkID != b.blue.ID }))
+	b.until("blue", "uses the other network", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.ProjectID == other && v.Status.NetworkID != b.blue.ID }))
 }
 
-// Two VPCs of one endpoint have providers of their own and share its lanes; the trouble of
-// one is not the other's.
+// Two VPCs with the same endpoint have their own providers but share its lanes. Problems of one do not affect the other.
 func TestTwoVPCs(t *testing.T) {
 	b := newBed(t, Options{Calls: 3})
 	red := b.cloud.AddNetwork(neutronfake.Network{Name: "red"})
@@ -253,15 +250,15 @@ func TestTwoVPCs(t *testing.T) {
 	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), b.read("red")))
 	controllers.AwaitGone(t, controllers.Named[v1alpha1.VPC]("red"))
-	harness.Eventually(t, limit, "red is forgotten", func() error {
+	harness.Eventually(t, limit, "VPC red forgotten", func() error {
 		if _, err := b.vpcs.Networks().Of("red"); err == nil || !strings.Contains(err.Error(), "no VPC red") {
-			return fmt.Errorf("open: %w", err)
+			return fmt.Errorf("Of(red): error = %w", err)
 		}
 		return nil
 	})
 }
 
-// A VPC that is deleted stays, and is open, until its last PodNIC is gone.
+// A deleted VPC stays, and stays open, until its last PodNIC is gone.
 func TestDeletion(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -273,11 +270,11 @@ func TestDeletion(t *testing.T) {
 	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), n))
 	controllers.AwaitGone(t, controllers.Named[v1alpha1.VPC]("blue"))
-	b.vpc("blue") // another of its name
+	b.vpc("blue") // another VPC of the same name
 	b.ready("blue")
 }
 
-// What a restarted operator finds is taken up, and the pin of the project holds.
+// A restarted operator continues with existing VPCs, and the pin of the project still holds.
 func TestRestart(t *testing.T) {
 	b := newBed(t, Options{})
 	b.cloud.Keystone.AddUser(neutronfake.User{Name: "else", Password: planted, Project: "else", ProjectID: "9c1c0a0e9d0b4e0f8d8f2c7d6b5a4930"})
@@ -292,8 +289,7 @@ func TestRestart(t *testing.T) {
 	b.closed("blue", ReasonProjectChanged)
 }
 
-// A Keystone that shows the password to everybody does not get it into conditions; the
-// bed looks for it in all that people see.
+// If Keystone reveals the password in an error, it does not get into conditions; the bed checks everything visible to users.
 func TestEchoedSecrets(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -305,7 +301,7 @@ func TestEchoedSecrets(t *testing.T) {
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "(concealed)")
 }
 
-// A VPC is ready with what Neutron says of its network, and open for others.
+// A ready VPC has Neutron's data about its network in its status, and is open for other controllers.
 func TestReady(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -318,30 +314,30 @@ func TestReady(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{
 		"Ready": "True Ready", "Reachable": "True Answers", "CredentialsAccepted": "True Accepted", "NetworkFound": "True Found",
 	}, conditions); diff != "" {
-		t.Error(diff)
+		t.Errorf("conditions (-want +got):\n%s", diff)
 	}
 	v.Status.Conditions = nil
 	if diff := cmp.Diff(v1alpha1.VPCStatus{
 		NetworkID: b.blue.ID, ProjectID: "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930", MTU: 1442,
 		Subnets: []v1alpha1.VPCSubnet{{ID: b.web.ID, Name: "web", CIDR: "192.168.0.0/24", Gateway: "192.168.0.1"}},
 	}, v.Status); diff != "" {
-		t.Error(diff)
+		t.Errorf("status (-want +got):\n%s", diff)
 	}
 	o, err := b.vpcs.Networks().Of("blue")
 	if err != nil || o.Network.ID != b.blue.ID || o.Spec.Network != "blue" {
-		t.Fatalf("%+v, %v", o, err)
+		t.Fatalf("Of(blue) = %+v, %v, want network blue", o, err)
 	}
 	made, err := o.Provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: o.Network.ID, Device: vpcport.Device("test", "u-1")}})
 	if err != nil || len(made) != 1 {
-		t.Errorf("a port: %+v, %v", made, err)
+		t.Errorf("Create() = %+v, %v, want one port", made, err)
 	}
 	if _, err := b.vpcs.Networks().Of("red"); err == nil {
-		t.Error("a VPC that there is not is open")
+		t.Error("Of() of a missing VPC succeeded")
 	}
 }
 
-// What changes at the provider is seen after the interval, and told to others; else it is
-// quiet: NICs that come and go are counted, and no call is made for them.
+// Changes at the provider are noticed after the interval and passed on. Otherwise it is quiet: created and deleted NICs are counted
+// without calls.
 func TestQuiet(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -352,8 +348,8 @@ func TestQuiet(t *testing.T) {
 		b.nic("blue", fmt.Sprintf("n-%d", i))
 	}
 	b.until("blue", "counts", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.NICs == 20 }))
-	if n := len(b.cloud.HTTP.Calls()) - before; n > 3 { // one more look may be due
-		t.Errorf("%d calls for nothing: %+v", n, b.cloud.HTTP.Calls()[before:])
+	if n := len(b.cloud.HTTP.Calls()) - before; n > 3 { // one more lookup may be due
+		t.Errorf("%d calls without a change, want at most 3: %+v", n, b.cloud.HTTP.Calls()[before:])
 	}
 	events := &eventsv1.EventList{}
 	harness.OK(t, b.client.List(t.Context(), events))
@@ -364,7 +360,7 @@ func TestQuiet(t *testing.T) {
 		}
 	}
 	if !slices.Equal(reasons, []string{"Normal Ready"}) {
-		t.Errorf("events %q", reasons)
+		t.Errorf("Events = %q, want [Normal Ready]", reasons)
 	}
 }
 
@@ -377,14 +373,13 @@ func TestInterval(t *testing.T) {
 	b.vpcs.Networks().Changed(func(vpc string) { changed <- vpc })
 	b.cloud.AddSubnet(neutronfake.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
 	b.until("blue", "has the subnet", controllers.If(func(v *v1alpha1.VPC) bool { return len(v.Status.Subnets) == 2 }))
-	harness.OK(t, controllers.Same("the VPC that changed", <-changed, "blue"))
+	harness.OK(t, controllers.Same("changed VPC", <-changed, "blue"))
 	if o, err := b.vpcs.Networks().Of("blue"); err != nil || len(o.Network.Subnets) != 2 {
-		t.Errorf("%+v, %v", o.Network, err)
+		t.Errorf("Of(blue) = %+v, %v, want two subnets", o.Network, err)
 	}
 }
 
-// A VPC of Alcor is opened without credentials, and says what is wrong in the same words as
-// others.
+// A VPC of Alcor is opened without credentials, and reports problems in the same way as others.
 func TestVPCOfAlcor(t *testing.T) {
 	b := newBed(t, Options{})
 	cloud := alcorfake.New(alcorfake.Options{})
@@ -400,12 +395,12 @@ func TestVPCOfAlcor(t *testing.T) {
 	b.vpc("green", of("green"))
 	st := b.ready("green").Status
 	if st.NetworkID != green.ID || st.ProjectID != green.Project || st.MTU != 1450 || len(st.Subnets) != 1 || st.Subnets[0].ID != subnet.ID {
-		t.Errorf("status %+v", st)
+		t.Errorf("status = %+v, want network, project, MTU and subnet of Alcor", st)
 	}
-	harness.OK(t, controllers.Same("the reason", meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionCredentialsAccepted).Reason, ReasonNotNeeded))
+	harness.OK(t, controllers.Same("reason", meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionCredentialsAccepted).Reason, ReasonNotNeeded))
 	o, err := b.vpcs.Networks().Of("green")
 	if err != nil || o.Provider.Traits() != (vpcport.Traits{MaxBatch: 1, MaxFilter: 100, ChosenMAC: true}) {
-		t.Errorf("opened %+v, %v", o, err)
+		t.Errorf("Of(green) = %+v, %v, want Alcor's traits", o, err)
 	}
 	b.vpc("none", of("grey"))
 	b.fails("none", v1alpha1.ConditionNetworkFound, ReasonNetworkNotFound, "grey")
@@ -420,11 +415,11 @@ func TestVPCOfAlcor(t *testing.T) {
 type away struct{ client.Reader }
 
 func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
-	return apierrors.NewServiceUnavailable("the API server is away")
+	return apierrors.NewServiceUnavailable("API server unavailable")
 }
 
-// A Secret that cannot be read for a moment is reported, and closes no VPC that is open.
-func TestSecretThatIsNotRead(t *testing.T) {
+// If a Secret cannot be read for a moment, that is reported, but no open VPC is closed.
+func TestTemporarilyUnreadableSecret(t *testing.T) {
 	c := &Controller{
 		o: Options{Clock: clock.Real{}, Interval: time.Minute}, states: map[string]*state{},
 		secrets: &secrets{namespace: namespace, reader: away{}, byVPC: map[string]use{}, follow: map[string]context.CancelFunc{}},
@@ -436,13 +431,12 @@ func TestSecretThatIsNotRead(t *testing.T) {
 		s := &state{open: open}
 		c.look(t.Context(), v, s, 1)
 		if s.open != open || s.why == nil || s.why.reason != ReasonSecretUnreadable || !s.next.After(time.Now()) {
-			t.Errorf("was open %v: is open %v, because of %+v, next look %v", open, s.open, s.why, s.next)
+			t.Errorf("with open = %v before: open = %v, why = %+v, next lookup %v", open, s.open, s.why, s.next)
 		}
 	}
 }
 
-// A VPC of EC2 goes once its warm pool is deleted, and not before; the ports of another object's
-// pool in the same VPC stay.
+// A VPC of EC2 disappears only after its warm pool has been deleted. Warm ports of another object for the same VPC stay.
 func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 	lab, err := endpoints.Serve(spec.Default())
 	harness.OK(t, err)
@@ -465,10 +459,10 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 		return e.ID
 	}
 	mine, other := made(string(v.UID)), made("other")
-	harness.Eventually(t, limit, "EC2 shows both", func() error { // whose listings trail
+	harness.Eventually(t, limit, "both ENIs listed", func() error { // its listings are stale
 		list, err := amazon.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{mine, other}})
 		if err == nil && len(list) != 2 {
-			err = errors.New("not yet")
+			err = errors.New("deleted although listings may be stale")
 		}
 		return err
 	})
@@ -479,6 +473,6 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 		left[e.ID] = true
 	}
 	if left[mine] || !left[other] {
-		t.Errorf("there are %v, want %s and not %s", left, other, mine)
+		t.Errorf("ENIs = %v, want %s and not %s", left, other, mine)
 	}
 }

@@ -18,7 +18,7 @@ const (
 	ReasonAccepted             = "Accepted"
 	ReasonNotNeeded            = "NotNeeded" // there are no credentials
 	ReasonFound                = "Found"
-	ReasonNotTried             = "NotTried" // because of another condition
+	ReasonNotTried             = "NotTried" // another condition has the problem
 	ReasonProviderNotSupported = "ProviderNotSupported"
 	ReasonInvalidEndpoint      = "InvalidEndpoint"
 	ReasonCertificateRefused   = "CertificateRefused"
@@ -40,7 +40,7 @@ const (
 	ReasonDeleting             = "Deleting"
 )
 
-// area is what a problem is about. While there is one, later areas are unknown.
+// area is what a problem is about. While there is a problem, later areas are unknown.
 type area int
 
 const (
@@ -50,7 +50,7 @@ const (
 	areas
 )
 
-// conditionOf has the type of the condition of each area.
+// conditionOf has the condition type of each area.
 var conditionOf = [areas]string{v1alpha1.ConditionReachable, v1alpha1.ConditionCredentialsAccepted, v1alpha1.ConditionNetworkFound}
 
 // problem is why a VPC cannot be used.
@@ -65,7 +65,7 @@ type verdict struct {
 	reason, message string
 }
 
-// good are the verdicts of a VPC without problems.
+// good returns the verdicts of a VPC without problems.
 func good(credentials bool) [areas]verdict {
 	out := [areas]verdict{
 		{metav1.ConditionTrue, ReasonAnswers, ""}, {metav1.ConditionTrue, ReasonAccepted, ""}, {metav1.ConditionTrue, ReasonFound, ""},
@@ -76,8 +76,8 @@ func good(credentials bool) [areas]verdict {
 	return out
 }
 
-// verdicts are the conditions of a VPC with a problem, or without one. Areas before that of the problem are good, as
-// the provider answered, unless it was not asked.
+// verdicts returns the conditions of a VPC with a problem or without one. Areas before that of the problem are good, as the provider
+// answered, unless it was not called.
 func verdicts(p *problem, credentials, asked bool) [areas]verdict {
 	out := good(credentials)
 	if p == nil {
@@ -90,7 +90,7 @@ func verdicts(p *problem, credentials, asked bool) [areas]verdict {
 		}
 	}
 	if p.area == ofEndpoint && p.reason == ReasonThrottled {
-		out[p.area].status = metav1.ConditionTrue // it answers
+		out[p.area].status = metav1.ConditionTrue // the provider answers
 	}
 	return out
 }
@@ -103,7 +103,7 @@ func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
 	case vpcport.Forbidden:
 		return &problem{ofCredentials, ReasonForbidden, text + secretOf(spec)}
 	case vpcport.NetworkGone:
-		return &problem{ofNetwork, ReasonNetworkNotFound, text + "; spec.network and the project of the credentials tell which there are"}
+		return &problem{ofNetwork, ReasonNetworkNotFound, text + "; check spec.network and the project of the credentials"}
 	case vpcport.Throttled:
 		return &problem{ofEndpoint, ReasonThrottled, text}
 	case vpcport.Invalid:
@@ -118,7 +118,7 @@ func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
 	}
 }
 
-// unreachable is the problem of a provider without a useful answer.
+// unreachable returns the problem of a provider that gives no useful answer.
 func unreachable(err error) *problem {
 	p := &problem{ofEndpoint, ReasonNoAnswer, err.Error()}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
@@ -130,7 +130,7 @@ func unreachable(err error) *problem {
 	return p
 }
 
-// secretOf is the part of a message that names the Secret with the credentials.
+// secretOf returns the part of a message that names the Secret with the credentials.
 func secretOf(spec v1alpha1.VPCSpec) string {
 	if spec.Credentials == nil {
 		return "; spec.credentials is not set"
@@ -138,8 +138,7 @@ func secretOf(spec v1alpha1.VPCSpec) string {
 	return fmt.Sprintf("; the credentials are in Secret %s", spec.Credentials.SecretName)
 }
 
-// lasting reports whether a problem ends the use of a VPC. Other problems may be over at the next call, to the
-// provider or to the API server.
+// lasting reports whether a problem closes a VPC. Other problems may be over with the next call to the provider or the API server.
 func (p *problem) lasting() bool {
 	switch p.reason {
 	case ReasonCertificateRefused, ReasonProviderNotSupported:
@@ -150,17 +149,17 @@ func (p *problem) lasting() bool {
 	return p.area != ofEndpoint
 }
 
-// pin is the network and the project of a VPC's ports. A provider answers that a port of another project or
-// cloud does not exist: deleting it would seem to succeed.
+// pin is the network and the project of a VPC's ports. A provider reports a port of another project or cloud as missing, so that its
+// deletion would seem to succeed.
 type pin struct{ network, project string }
 
-// pinIn is the pin in a status.
+// pinIn returns the pin in a status.
 func pinIn(s v1alpha1.VPCStatus) pin { return pin{s.NetworkID, s.ProjectID} }
 
-// pin is the pin of ports that are created after a look.
+// pin returns the pin of ports created after a lookup.
 func (s lookup) pin() pin { return pin{s.network.ID, s.project} }
 
-// pinOf is the pin of a VPC, whose object in the cache may be stale.
+// pinOf returns the pin of a VPC, whose cached object may be stale.
 func (s *state) pinOf(v *v1alpha1.VPC) pin {
 	if s.pin != (pin{}) {
 		return s.pin
@@ -168,18 +167,17 @@ func (s *state) pinOf(v *v1alpha1.VPC) pin {
 	return pinIn(v.Status)
 }
 
-// holds compares the result of a look with the pin of a VPC. Without PodNICs there are no ports, and any network
-// will do.
+// holds compares the result of a lookup with the pin of a VPC. Without PodNICs there are no ports, so any network will do.
 func (p pin) holds(spec v1alpha1.VPCSpec, nics int, found lookup) *problem {
 	switch is := found.pin(); {
 	case nics == 0:
 		return nil
 	case p.network != "" && p.network != is.network:
 		return &problem{ofNetwork, ReasonNetworkChanged, fmt.Sprintf(
-			"spec.network %s now is the network %s, and %d PodNICs are of %s: nothing is asked for until it is that again, or they are gone", spec.Network, is.network, nics, p.network)}
+			"spec.network %s is now network %s, but %d PodNICs use %s: no requests are made until it is that network again, or these PodNICs are gone", spec.Network, is.network, nics, p.network)}
 	case p.project != "" && p.project != is.project:
 		return &problem{ofCredentials, ReasonProjectChanged, fmt.Sprintf(
-			"the credentials now are of project %s, and %d PodNICs were made with those of %s, whose ports others do not see: nothing is asked for until they are of that again, or the PodNICs are gone%s", is.project, nics, p.project, secretOf(spec))}
+			"the credentials are now for project %s, but %d PodNICs were created with those for %s, whose ports other projects cannot see: no requests are made until the credentials are for that project again, or these PodNICs are gone%s", is.project, nics, p.project, secretOf(spec))}
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// fail adds a failure to create ports. err is nil if the provider created a port that could not be bound.
+// fail records a failure to create ports. err is nil if the provider created a port that could not be bound.
 func fail(b *retry.Backoff, now time.Time, err error) {
 	class := vpcport.Conflict
 	if err != nil {
@@ -17,25 +17,25 @@ func fail(b *retry.Backoff, now time.Time, err error) {
 	b.Fail(now, max(policy.First, firstAgain), max(policy.Last, lastAgain))
 }
 
-// Nobody waits for these ports, so that the backoff is long.
+// Nobody waits for these ports, so the backoff is long.
 const (
 	firstAgain = 5 * time.Second
 	lastAgain  = 5 * time.Minute
 )
 
-// most is how many calls that create ports are in flight at most, and how many that delete some.
+// most is the maximum number of calls in flight that create ports, and of those that delete ports.
 const most = 8
 
 func (v VPC) keepsNone() bool { return v.Ports == 0 || v.Ending }
 
-// order is which ports are to be created and deleted now.
+// order says which ports to create and delete now.
 type order struct {
 	make []*demand
 	drop []*stocked
 }
 
-// plan decides what is to be done on all hosts, and marks it as in flight. Room is how many ports each host may
-// have, and open has the open VPCs.
+// plan decides what to do on all hosts, and marks it as in flight. room is how many ports each host may have, and open has the open
+// VPCs.
 func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (out order) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,7 +53,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		v := decide(h)
 		for _, k := range v.make {
 			if h.unsure {
-				break // a port that was found may do
+				break // a port found at the provider may do
 			}
 			if d := p.demands[k]; making < most && !now.Before(d.failed.Until) {
 				d.making++
@@ -81,7 +81,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 	return out
 }
 
-// hosts are the hosts with ports or NICs. p.mu is held.
+// hosts returns the hosts with ports or NICs. p.mu is held.
 func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) map[string]host {
 	out := map[string]host{}
 	edit := func(name string, do func(*host)) {
@@ -107,10 +107,10 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 	}
 	for id, o := range p.ports {
 		if v, is := open[o.vpc]; !is || v.UID != o.uid || o.deleting {
-			edit(o.port.Host, func(h *host) { h.room-- }) // it takes room
+			edit(o.port.Host, func(h *host) { h.room-- }) // takes room
 			continue
 		}
-		if o.found && !o.doomed && !open[o.vpc].keepsNone() { // a listing will show whether it can be used
+		if o.found && !o.doomed && !open[o.vpc].keepsNone() { // a listing will show whether the port can be used
 			edit(o.port.Host, func(h *host) { h.room, h.unsure = h.room-1, true })
 			continue
 		}

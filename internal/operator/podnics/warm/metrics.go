@@ -15,7 +15,7 @@ var (
 	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "Calls to providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famPorts, famTakes, famSteps}
 
 const (
@@ -23,7 +23,7 @@ const (
 	stepDelete = "delete"
 )
 
-// Metrics count the work of the pool. They may be used concurrently.
+// Metrics measures the work of the pool. It is safe for concurrent use.
 type Metrics struct {
 	ports *prometheus.GaugeVec
 	takes *prometheus.CounterVec
@@ -38,7 +38,7 @@ func NewMetrics() *Metrics {
 	return &Metrics{ports: famPorts.Gauge(), takes: famTakes.Counter(), steps: famSteps.Counter(), vpcs: map[string]bool{}}
 }
 
-// Collectors returns the metrics to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.ports, m.takes, m.steps}
 }

@@ -18,18 +18,18 @@ type wanted struct {
 // stock is a port of the pool.
 type stock struct {
 	id   string
-	kind Kind          // zero: it serves no demand
-	idle time.Duration // for how long it has been surplus
+	kind Kind          // zero if it serves no demand
+	idle time.Duration // how long it has been surplus
 }
 
-// host is what a decision about one host depends on.
+// host is the input of a decision about one host.
 type host struct {
-	room   int      // how many ports it may have besides those of its NICs
-	wants  []wanted // the most important first
+	room   int      // how many ports it may have in addition to those of its NICs
+	wants  []wanted // most important first
 	ports  []stock
-	making []Kind        // of each port that is being created
-	keep   time.Duration // for how long a surplus port is kept
-	unsure bool          // it is not known yet whether some of its ports can be used
+	making []Kind        // kind of each port that is being created
+	keep   time.Duration // how long a surplus port is kept
+	unsure bool          // whether some of its ports may turn out to be usable
 }
 
 // verdict is a decision about one host.
@@ -40,8 +40,8 @@ type verdict struct {
 	spare []string // IDs of surplus ports that are kept for now
 }
 
-// decide decides which ports are created and deleted on a host. Wanted ports come before surplus ones, and none
-// is created without room for it.
+// decide decides which ports to create and delete on a host. Wanted ports take precedence over surplus ones, and none is created without
+// room for it.
 func decide(h host) (v verdict) {
 	left := h.room - len(h.making)
 	used := map[string]bool{}
@@ -95,13 +95,13 @@ func byUse(all []*demand) {
 	slices.SortFunc(all, func(a, b *demand) int { return cmp.Or(cmp.Compare(b.nics, a.nics), b.used.Compare(a.used)) })
 }
 
-// Kind is what ports must have in common to be interchangeable.
+// Kind is what interchangeable ports have in common.
 type Kind struct {
-	VPC, Host       string // the name of the VPC object, and the provider's name of the host
-	Subnets, Groups string // IDs that are asked for, separated by spaces; empty: any
+	VPC, Host       string // name of the VPC object, and the provider's name of the host
+	Subnets, Groups string // requested IDs, separated by spaces; "" means any
 }
 
-// KindOf is the kind of a new port in a VPC; false for a port without a host, or with a certain address.
+// KindOf returns the kind of a new port in a VPC, or false for a port without a host or with a fixed address.
 func KindOf(vpc string, n vpcport.NewPort) (k Kind, ok bool) {
 	if n.Host == "" || n.MAC != nil {
 		return Kind{}, false
@@ -116,13 +116,13 @@ func KindOf(vpc string, n vpcport.NewPort) (k Kind, ok bool) {
 	return Kind{VPC: vpc, Host: n.Host, Subnets: list(subnets), Groups: list(n.Groups)}, true
 }
 
-// list is a set of IDs, separated by spaces.
+// list formats a set of IDs, separated by spaces.
 func list(ids []string) string {
 	return strings.Join(slices.Compact(slices.Sorted(slices.Values(ids))), " ")
 }
 
-// serves reports whether a port has an address of each IP family of its VPC's ports. A port that is older than one of
-// the families does not.
+// serves reports whether a port has an address of each IP family of its VPC's ports. A port created before the VPC got one of the
+// families does not.
 func (v VPC) serves(p vpcport.Port) bool { return len(p.Addresses) >= max(1, v.Families) }
 
 // fits reports whether a port is like one that the VPC would create now.

@@ -16,75 +16,73 @@ import (
 
 // VPC is an open VPC as the pool needs it.
 type VPC struct {
-	UID      string // of its object
-	Network  string // the ID
+	UID      string // UID of its object
+	Network  string // ID of its network
 	Provider vpcport.Provider
-	Families int  // how many IP families each port has an address of; 0: one
-	Ports    int  // how many ports of each kind a node has; 0: none
-	Ending   bool // it is being deleted
+	Families int  // number of IP families of each port's addresses; 0 means one
+	Ports    int  // number of warm ports of each kind per node
+	Ending   bool // whether it is being deleted
 }
 
-// Options are the settings of a Pool. Zero durations take the defaults named.
+// Options are the settings of a Pool. Zero durations mean the defaults given below.
 type Options struct {
 	Cluster string
-	// VPC returns a VPC; false: it has no warm ports. It does no I/O.
+	// VPC returns a VPC, or false if it has no warm ports. It does no I/O.
 	VPC func(name string) (VPC, bool)
-	// Most is how many ports of all VPCs a Node may have. It does no I/O.
+	// Most returns how many ports of all VPCs a Node may have. It does no I/O.
 	Most func(ctx context.Context, node string) int
-	// Exists reports whether there is a VPC object with a UID, open or not. It does no I/O.
+	// Exists reports whether there is a VPC object with this UID, open or not. It does no I/O.
 	Exists func(uid string) bool
-	// Recorded returns the IDs of the ports of all PodNICs as the API server has them, and of the ports that
-	// NICs of this process have.
+	// Recorded returns the IDs of the ports of all PodNICs at the API server, and of the ports that NICs of this process have.
 	Recorded func(ctx context.Context) (map[string]bool, error)
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
 	Metrics *Metrics
 
-	// Freed is called with a VPC after one of its ports was deleted. It must return quickly; nil: it is
-	// not called.
+	// Freed is called with a VPC after one of its ports was deleted. It must return quickly; may be nil.
 	Freed func(vpc string)
 
-	// Settle is how long the effect of an earlier operator's call may take to show; 1 min.
+	// Settle is how long the effect of an earlier operator's call may take to show; default 1 min.
 	Settle time.Duration
-	// Idle is for how long a kind has ports after a NIC last had one; 10 min.
+	// Idle is how long a kind keeps ports after a NIC last had one; default 10 min.
 	Idle time.Duration
-	// Keep is for how long a surplus port is kept while there is room; 1 min.
+	// Keep is how long a surplus port is kept while there is room; default 1 min.
 	Keep time.Duration
 }
 
-// Pool has the ports of all VPCs that no NIC has. It may be used concurrently.
+// Pool holds the ports of all VPCs that belong to no NIC. It is safe for concurrent use.
 type Pool struct {
 	o    Options
 	wake retry.Signal
 
-	mu       sync.Mutex // guards all below; nothing is called under it but Logger and Metrics
+	mu       sync.Mutex // guards the fields below; only Logger and Metrics are called while holding it
 	nics     map[types.UID]noted
-	onHost   map[string]int    // how many NICs each host has
-	nodes    map[string]string // the names of Nodes, by host
+	onHost   map[string]int    // number of NICs by host
+	nodes    map[string]string // names of Nodes by host
 	demands  map[Kind]*demand
 	ports    map[string]*stocked  // by ID
 	creating map[string]bool      // devices of ports that are being created
 	taken    map[string]time.Time // when ports were taken, by ID, until listings show them as a NIC's
-	found    map[string]time.Time // when a VPC was listed first, by its object's UID
-	again    map[string]time.Time // when the first listing is tried again, likewise
-	short    map[string]time.Time // when a NIC last found no address or quota that warm ports have, by the VPC's name
+	found    map[string]time.Time // when a VPC was first listed, by its object's UID
+	again    map[string]time.Time // when the first listing is retried, by the same UID
+	short    map[string]time.Time // when a NIC last lacked an address or quota that warm ports use, by VPC name
 }
 
 // stocked is a port of the pool.
 type stocked struct {
 	vpc, uid string // the VPC object
 	port     vpcport.Port
-	kind     Kind          // zero: it serves no demand
-	since    time.Time     // when it was known
-	found    bool          // an earlier operator created it, and may have deleted it since
-	doomed   bool          // its deletion was tried, or no NIC may have it
-	spare    time.Time     // since when it is surplus; zero: it is not
-	deleting bool          // it is being deleted
-	again    retry.Backoff // of its deletion
+	kind     Kind          // zero if it serves no demand
+	since    time.Time     // when it became known
+	found    bool          // created by an earlier operator, which may have deleted it since
+	doomed   bool          // its deletion was attempted, or no NIC may have it
+	spare    time.Time     // since when it has been surplus; zero if it is not
+	deleting bool          // whether it is being deleted
+	again    retry.Backoff // backoff of its deletion
 }
 
-// New returns a pool. It works while Run does.
+// New returns a pool. It does its work while Run is running.
 func New(o Options) *Pool {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
@@ -100,8 +98,8 @@ func New(o Options) *Pool {
 	}
 }
 
-// Take takes a port for a NIC without one that would ask for n in a VPC; false: there is none like that. The
-// port never returns to the pool: if no PodNIC records it, it is deleted.
+// Take takes a port for a NIC without a port that would request n in a VPC; false if there is no such port. The port never returns to the
+// pool: if no PodNIC records it, it is deleted.
 func (p *Pool) Take(uid types.UID, vpc string, n vpcport.NewPort) (out vpcport.Port, ok bool) {
 	k, ok := KindOf(vpc, n)
 	v, open := p.o.VPC(vpc)
@@ -117,7 +115,7 @@ func (p *Pool) Take(uid types.UID, vpc string, n vpcport.NewPort) (out vpcport.P
 			best = o
 		}
 	}
-	if asks := p.nics[uid]; best != nil || !asks.cold { // each NIC counts once
+	if asks := p.nics[uid]; best != nil || !asks.cold { // each NIC is counted once
 		p.o.Metrics.took(vpc, best != nil)
 	}
 	if best == nil {
@@ -133,8 +131,8 @@ func (p *Pool) Take(uid types.UID, vpc string, n vpcport.NewPort) (out vpcport.P
 	return best.port, true
 }
 
-// Yield gives up the ports of a VPC for a while: its provider had no address or no quota left for a NIC's port. They
-// can be taken until they are deleted.
+// Yield gives up the ports of a VPC for a while, because its provider had no address or quota left for a NIC's port. They can be taken until
+// they are deleted.
 func (p *Pool) Yield(vpc string) {
 	now := p.o.Clock.Now()
 	p.edit(func() { p.short[vpc] = now })
@@ -153,10 +151,10 @@ func (p *Pool) yields(vpc string) (yes bool) {
 	return yes
 }
 
-// Changed wakes the pool: a VPC or a Node has changed.
+// Changed wakes the pool because a VPC or a Node has changed.
 func (p *Pool) Changed() { p.wake.Set() }
 
-// Run keeps the pool until ctx ends, and waits for the calls in flight then.
+// Run maintains the pool until ctx ends, and then waits for the calls in flight.
 func (p *Pool) Run(ctx context.Context) error {
 	w := &worker{Pool: p, surveying: map[string]bool{}}
 	defer w.calls.Wait()
@@ -178,13 +176,13 @@ func (p *Pool) Run(ctx context.Context) error {
 	return nil
 }
 
-// The longest and the shortest time between two rounds.
+// The maximum and minimum interval between two rounds.
 const (
 	atLeast = 10 * time.Second
 	atMost  = 200 * time.Millisecond
 )
 
-// Ready is how many ports can be taken, by VPC.
+// Ready returns how many ports can be taken, by VPC.
 func (p *Pool) Ready() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,31 +198,31 @@ func (p *Pool) Ready() map[string]int {
 	return out
 }
 
-// NIC is a NIC as the pool needs it, of a provider with warm ports.
+// NIC is a NIC, with a provider that has warm ports, as the pool needs it.
 type NIC struct {
-	VPC        string // the VPC object
-	Host, Node string // where its port is or is to be bound: the provider's name and the Node's
-	Port       string // the ID of its recorded port; empty: none
-	// Request is what a new port would be asked for with; nil: the NIC takes no warm port.
+	VPC        string // name of the VPC object
+	Host, Node string // where its port is or is to be bound: the provider's name of the host, and the Node's
+	Port       string // ID of its recorded port, or ""
+	// Request is the request for a new port; nil if the NIC takes no warm port.
 	Request *vpcport.NewPort
 }
 
-// noted is a NIC with the kind of port that it asks for; zero: none.
+// noted is a NIC and the kind of port that it needs, which is zero if it needs none.
 type noted struct {
 	NIC
 	kind Kind
-	cold bool // it asked for a port, and none was ready
+	cold bool // whether it asked for a port when none was ready
 }
 
-// demand is a kind of ports that NICs ask for.
+// demand is a kind of ports that NICs need.
 type demand struct {
 	kind    Kind
 	request vpcport.NewPort // without device and name
 	nics    int             // NICs that have or want one
 	used    time.Time       // when the last NIC left, if there is none
 	making  int             // ports that are being created
-	unclear []string        // devices of ports that a failed call may have created, to be asked for again
-	of      string          // the UID of their VPC object
+	unclear []string        // devices of ports that a failed call may have created; requested again
+	of      string          // UID of their VPC object
 	failed  retry.Backoff
 }
 
@@ -240,7 +238,7 @@ func (p *Pool) Note(uid types.UID, n NIC) {
 	after.cold = before.cold
 	p.nics[uid] = after
 	if d := p.demands[after.kind]; d != nil {
-		d.request = *n.Request // the VPC may have changed
+		d.request = *n.Request // its VPC may have changed
 	}
 	if known && before.kind == after.kind && before.Host == n.Host && before.Node == n.Node {
 		return
@@ -296,7 +294,7 @@ func (d *demand) isUsed(now time.Time, idle time.Duration) bool {
 	return d.nics > 0 || now.Sub(d.used) < idle
 }
 
-// tidy drops kinds that nobody has needed for long, and hosts without ports and NICs. p.mu is held.
+// tidy drops kinds that have not been needed for a long time, and hosts without ports and NICs. p.mu is held.
 func (p *Pool) tidy(now time.Time) {
 	on := map[string]bool{}
 	for k, d := range p.demands {

@@ -29,8 +29,7 @@ const (
 	vpcUID  = "uid-e"
 )
 
-// bed is an EC2 with the instance i-1 (m5.large: nine branches) on Node node-1, its VPC e, and a pool,
-// in virtual time.
+// bed is a fake EC2 with the instance i-1 (m5.large: nine branches) on Node node-1, its VPC e, and a pool, in virtual time.
 type bed struct {
 	t   *testing.T
 	ec2 *cloudfake.Cloud
@@ -40,16 +39,16 @@ type bed struct {
 	end     context.CancelFunc // of the pool
 	metrics *warm.Metrics
 
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards the fields below
 	vpc      warm.VPC
 	shut     bool
 	recorded map[string]bool
-	fails    error // of the listing of PodNICs
-	most     int   // of node-1
-	lost     error // why nothing can be resolved
+	fails    error // error of listing PodNICs
+	most     int   // maximum number of branches of node-1
+	lost     error // error of Resolve
 }
 
-// inBed does a test with a pool that has so many ports of each kind ready.
+// inBed runs a test with a pool that keeps this many ports of each kind.
 func inBed(t *testing.T, ports int, do func(b *bed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -64,11 +63,11 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 		b.begin()
 		do(b)
 		b.end()
-		passes(time.Hour) // what waits for nothing any more ends
+		passes(time.Hour) // lets goroutines that wait for nothing end
 	})
 }
 
-// inWarmBed is inBed once the pool had time to make ports like that of the NIC 1, which is in sg-web.
+// inWarmBed works like inBed, but calls do after the pool had time to create ports like that of NIC 1, which is in sg-web.
 func inWarmBed(t *testing.T, ports int, do func(b *bed)) {
 	t.Helper()
 	inBed(t, ports, func(b *bed) {
@@ -78,7 +77,7 @@ func inWarmBed(t *testing.T, ports int, do func(b *bed)) {
 	})
 }
 
-// begin runs a pool, as an operator does that begins to lead, in the place of the one before.
+// begin runs a pool as a new leader does, in place of the previous one.
 func (b *bed) begin() {
 	if b.end != nil {
 		b.end()
@@ -116,7 +115,7 @@ func (b *bed) begin() {
 	}()
 }
 
-// request asks for a port on i-1 in groups.
+// request returns a request for a port on i-1 in these groups.
 func request(groups ...string) *vpcport.NewPort {
 	return &vpcport.NewPort{NetworkID: cloudfake.VPC, Groups: groups, Host: "i-1"}
 }
@@ -125,32 +124,32 @@ func (b *bed) nic(uid string, r *vpcport.NewPort) {
 	b.pool.Note(types.UID(uid), warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Request: r})
 }
 
-// passes returns after some time, which is virtual: nothing really waits.
+// passes advances virtual time.
 func passes(d time.Duration) { <-time.After(d) }
 
-// lasts lets some time pass, and all be done that is due by then.
+// lasts advances virtual time and lets everything due by then happen.
 func lasts(d time.Duration) {
 	passes(d)
 	synctest.Wait()
 }
 
-// ready checks how many ports are ready, without a question to EC2.
+// ready checks how many ports are ready, without asking EC2.
 func (b *bed) ready(what string, ready int) {
 	b.t.Helper()
 	if n := b.pool.Ready()["e"]; n != ready {
-		b.t.Errorf("%s: %d are ready, want %d", what, n, ready)
+		b.t.Errorf("%s: %d ports are ready, want %d", what, n, ready)
 	}
 }
 
-// has checks how many ports are ready, and how many ENIs EC2 has for the pool.
+// has checks how many ports are ready, and how many ENIs the pool has at EC2.
 func (b *bed) has(what string, ready, enis int) {
 	b.t.Helper()
 	if n, list := b.pool.Ready()["e"], b.enis(); n != ready || len(list) != enis {
-		b.t.Errorf("%s: %d are ready, want %d; EC2 has %d, want %d: %+v", what, n, ready, len(list), enis, list)
+		b.t.Errorf("%s: %d ports are ready, want %d; %d ENIs, want %d: %+v", what, n, ready, len(list), enis, list)
 	}
 }
 
-// metric is what a metric of VPC e says, with a result if it has such.
+// metric returns the value of a metric of VPC e, with this result if it has that label.
 func (b *bed) metric(name, result string) float64 {
 	b.t.Helper()
 	r := prometheus.NewRegistry()
@@ -161,7 +160,7 @@ func (b *bed) metric(name, result string) float64 {
 	}
 	for _, f := range all {
 		for _, m := range f.GetMetric() {
-			labels := m.GetLabel() // in the order of their names
+			labels := m.GetLabel() // sorted by name
 			if f.GetName() == name && (result == "" || labels[0].GetValue() == result) {
 				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
 			}
@@ -170,7 +169,7 @@ func (b *bed) metric(name, result string) float64 {
 	return 0
 }
 
-// late is a cloud whose creations and associations take a while to be asked for.
+// late is a cloud whose creations and associations are delayed.
 type late struct {
 	*cloudfake.Cloud
 	by atomic.Int64 // nanoseconds
@@ -187,7 +186,7 @@ func (l *late) AssociateBranch(ctx context.Context, a cloud.Association, token s
 	return l.Cloud.AssociateBranch(ctx, a, token)
 }
 
-// Resolve implements vpcport.Resolver, of the bed's provider.
+// Resolve implements vpcport.Resolver for the bed's provider.
 func (b *bed) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
 	b.mu.Lock()
 	lost := b.lost
@@ -200,7 +199,7 @@ func (b *bed) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved,
 
 func (b *bed) slow(by time.Duration) { b.late.by.Store(int64(by)) }
 
-// set changes what the pool is given.
+// set changes the inputs of the pool.
 func (b *bed) set(do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -216,7 +215,7 @@ func (b *bed) enis() []cloud.ENI {
 	return list
 }
 
-// leave makes an ENI that is marked as the pool's, as an operator does that is killed then.
+// leave creates an ENI with the pool's mark, as an operator does that is then killed.
 func (b *bed) leave(id string) string {
 	b.t.Helper()
 	e, err := b.ec2.CreateENI(context.Background(), cloud.CreateENI{
@@ -238,7 +237,7 @@ func (b *bed) calls(op string) (n int) {
 	return n
 }
 
-// lists is listed, which must not fail.
+// lists calls listed, which must succeed.
 func (b *bed) lists() {
 	b.t.Helper()
 	if err := b.listed(); err != nil {
@@ -246,7 +245,7 @@ func (b *bed) lists() {
 	}
 }
 
-// listed is what an operator's sweep does.
+// listed lists the ports as an operator's sweep does.
 func (b *bed) listed() error {
 	began := time.Now()
 	list, err := b.Provider.Ports(context.Background(), vpcport.Filter{NetworkID: cloudfake.VPC, Owner: vpcport.Owner})
@@ -256,7 +255,7 @@ func (b *bed) listed() error {
 	return b.pool.Listed(context.Background(), "e", list, began)
 }
 
-// gets gives a new NIC in groups a port, and returns its ID; empty: there is none.
+// gets takes a port for a new NIC in these groups, and returns its ID, or "" if there is none.
 func (b *bed) gets(groups ...string) string {
 	p, _ := b.pool.Take("nic", "e", *request(groups...))
 	return p.ID
@@ -266,14 +265,14 @@ func (b *bed) gets(groups ...string) string {
 func (b *bed) getsNone(what string) {
 	b.t.Helper()
 	if id := b.gets("sg-web"); id != "" {
-		b.t.Errorf("%s: a NIC gets %s", what, id)
+		b.t.Errorf("%s: Take() = port %s, want none", what, id)
 	}
 }
 
-// However many ask at once, a port is given away once.
-func TestTakenOnce(t *testing.T) {
+// However many NICs ask concurrently, each port is given away once.
+func TestPortIsGivenAwayOnce(t *testing.T) {
 	inWarmBed(t, 2, func(b *bed) {
-		b.has("they are made", 2, 2)
+		b.has("ports created", 2, 2)
 		var mu sync.Mutex
 		times := map[string]int{}
 		var all sync.WaitGroup
@@ -289,97 +288,97 @@ func TestTakenOnce(t *testing.T) {
 		all.Wait()
 		for id, n := range times {
 			if n != 1 {
-				t.Errorf("%s was given away %d times", id, n)
+				t.Errorf("port %s was given away %d times", id, n)
 			}
 		}
 		if len(times) < 2 {
-			t.Errorf("%v were given away, want 2 at least", times)
+			t.Errorf("ports given away = %v, want at least 2", times)
 		}
-		b.lists() // which shows them as the pool's still
+		b.lists() // still shows them as the pool's
 		lasts(time.Minute)
 		if id := b.gets("sg-web"); id == "" || times[id] > 0 {
-			t.Errorf("then %q is given away, of those made since", id)
+			t.Errorf("Take() = port %q, want one created since", id)
 		}
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "")})
 		b.nic("cold", request())
 		cold := b.metric("berth_operator_warm_port_takes_total", "cold")
 		for _, r := range []*vpcport.NewPort{request(), request(), {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}}, {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}, Host: "i-2"}} {
 			if p, ok := b.pool.Take("cold", "e", *r); ok {
-				t.Errorf("%+v gets %s", r, p.ID)
+				t.Errorf("Take(%+v) = port %s, want none", r, p.ID)
 			}
-			b.nic("cold", request()) // as each time that it is looked at
+			b.nic("cold", request()) // as on each reconciliation
 		}
 		lasts(time.Minute)
 		if n := b.metric("berth_operator_warm_ports", ""); n != float64(b.pool.Ready()["e"]) || n < 1 {
-			t.Errorf("the metric says that %v are ready, of %v", n, b.pool.Ready())
+			t.Errorf("berth_operator_warm_ports = %v, want %v", n, b.pool.Ready())
 		}
 		if n := b.metric("berth_operator_warm_port_takes_total", "cold"); n != cold+1 {
-			t.Errorf("the metric says that %v NICs were cold, want %v", n, cold+1)
+			t.Errorf("cold takes = %v, want %v", n, cold+1)
 		}
 	})
 }
 
-// What cannot be made is not asked for again and again, and is made once it can be.
+// A port that cannot be created is not retried too often, and is created once that is possible.
 func TestNoRoomInTheSubnet(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")})
 		of := request("sg-web")
-		of.NetworkID = "vpc-before" // of a VPC object of the same name
+		of.NetworkID = "vpc-before" // of an earlier VPC object of the same name
 		b.nic("0", of)
 		b.nic("1", request("sg-web"))
 		lasts(time.Hour)
 		if n := b.calls("CreateENI"); n < 10 || n > 40 {
-			t.Errorf("%d calls within an hour, want one every few minutes", n)
+			t.Errorf("%d CreateENI calls within an hour, want one every few minutes", n)
 		}
 		b.ec2.Front.ClearFaults()
 		b.nic("1", request("sg-web"))
 		lasts(10 * time.Minute)
-		b.has("there is room", 1, 1)
+		b.has("created once there is room", 1, 1)
 	})
 }
 
-// A port whose reply was lost is not made twice; one that a dead operator made and did not bind goes; and
-// those that are of use are used, once it is sure that they are nobody's.
+// A port is not created twice after a lost reply. A port that a dead operator created and did not bind is deleted. Usable ports are used once
+// it is certain that they belong to nobody.
 func TestFoundPorts(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		b.nic("1", request("sg-web"))
 		lasts(30 * time.Second)
-		b.has("asked for again", 1, 1)
+		b.has("request repeated", 1, 1)
 		b.leave("half")
 		for range 4 {
 			b.lists()
 			lasts(time.Minute)
 		}
-		b.has("the other, which is no branch, goes", 1, 1)
+		b.has("port that is not bound deleted", 1, 1)
 		mine := b.enis()[0].ID
 
-		b.set(func() { b.fails = errors.New("the API server is away") })
+		b.set(func() { b.fails = errors.New("API server unavailable") })
 		b.begin() // another operator
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		b.has("not as long as nobody says whose it is", 0, 1)
+		b.has("not offered while PodNICs cannot be listed", 0, 1)
 		b.set(func() { b.fails = nil })
 		lasts(time.Minute)
-		b.has("what the operator before did may not show yet", 0, 1)
+		b.has("not offered while an earlier deletion may not show yet", 0, 1)
 		for range 3 {
 			b.lists()
 			lasts(time.Minute)
 		}
-		b.has("seen once more", 1, 1)
+		b.has("offered after later listings", 1, 1)
 
 		b.set(func() { b.recorded = map[string]bool{mine: true} })
-		b.begin() // and another
+		b.begin() // yet another operator
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		b.has("a NIC has it", 1, 2)
+		b.has("port recorded in a PodNIC", 1, 2)
 		if id := b.gets("sg-web"); id == "" || id == mine {
-			t.Errorf("%q is given away", id)
+			t.Errorf("Take() = port %q, want another than the recorded one", id)
 		}
 	})
 }
 
-// What an operator before this one deleted, and listings show still, is given to nobody.
+// A port that an earlier operator deleted, but that stale listings still show, is not given away.
 func TestFoundAndGone(t *testing.T) {
 	inWarmBed(t, 1, func(b *bed) {
 		before := time.Now()
@@ -397,24 +396,23 @@ func TestFoundAndGone(t *testing.T) {
 		b.nic("1", request("sg-web"))
 		for range 3 {
 			lasts(15 * time.Second)
-			if err := b.pool.Listed(t.Context(), "e", shown, time.Now()); err != nil { // it trails
+			if err := b.pool.Listed(t.Context(), "e", shown, time.Now()); err != nil { // stale
 				t.Fatal(err)
 			}
 			lasts(time.Second)
 			if id := b.gets("sg-web"); id == shown[0].ID {
-				t.Errorf("%s is given away", id)
+				t.Errorf("Take() = deleted port %s", id)
 			}
 		}
 		lasts(time.Minute)
 		b.lists()
 		lasts(time.Minute)
-		b.has("another is made", 1, 1)
+		b.has("another port created", 1, 1)
 	})
 }
 
-// A port whose deletion has started is given to nobody, whatever came of that; it is tried again, and not
-// without end.
-func TestDeletionThatFails(t *testing.T) {
+// A port is not given away after an attempt to delete it, whatever the result. The deletion is retried, with increasing delays.
+func TestFailedDeletionIsRetried(t *testing.T) {
 	inWarmBed(t, 1, func(b *bed) {
 		id := b.enis()[0].ID
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: id, Err: cloudfake.Err(cloud.Transient, "")})
@@ -422,23 +420,23 @@ func TestDeletionThatFails(t *testing.T) {
 		lasts(time.Second)
 		for range 4 {
 			if b.gets("sg-web") == id {
-				t.Errorf("%s is given away", id)
+				t.Errorf("Take() = port %s after an attempt to delete it", id)
 			}
 			lasts(15 * time.Minute)
 		}
 		if n := b.calls("DeleteENI"); n < 5 || n > 40 {
-			t.Errorf("%d deletions within an hour, want one every few minutes", n)
+			t.Errorf("%d DeleteENI calls within an hour, want one every few minutes", n)
 		}
 		b.ec2.Front.ClearFaults()
 		lasts(10 * time.Minute)
 		if slices.ContainsFunc(b.enis(), func(e cloud.ENI) bool { return e.ID == id }) || b.pool.Ready()["e"] != 1 {
-			t.Errorf("%d are ready, EC2 has %+v; want another than %s", b.pool.Ready()["e"], b.enis(), id)
+			t.Errorf("%d ports are ready, ENIs = %+v, want one other than %s", b.pool.Ready()["e"], b.enis(), id)
 		}
 	})
 }
 
-// A listing says nothing of what was made after it began, and shows what is being made as nobody's.
-func TestListingsThatTrail(t *testing.T) {
+// A listing does not show ports created after it began, and shows ports in creation as unbound.
+func TestStaleListings(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		began := time.Now()
 		b.nic("1", request("sg-web"))
@@ -446,26 +444,25 @@ func TestListingsThatTrail(t *testing.T) {
 		if err := b.pool.Listed(b.t.Context(), "e", nil, began); err != nil {
 			t.Fatal(err)
 		}
-		b.has("it was made since", 1, 1)
+		b.has("created after the listing began", 1, 1)
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 		b.slow(10 * time.Second)
 		b.nic("2", request())
-		lasts(15 * time.Second) // it is created, and no branch yet
+		lasts(15 * time.Second) // created, but not associated yet
 		b.lists()
 		b.slow(0)
 		lasts(5 * time.Minute)
-		b.has("made once, and not deleted", 2, 2)
+		b.has("created once and not deleted", 2, 2)
 		b.pool.Note("1", warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Port: b.leave("of a NIC"), Request: request("sg-web")})
 		for range 4 {
 			b.lists()
 			lasts(time.Minute)
 		}
-		b.has("a NIC has one with the pool's mark", 2, 3)
+		b.has("a NIC's port still has the pool's mark", 2, 3)
 	})
 }
 
-// However many kinds there are, few calls are under way at once; and what was found is not deleted
-// before NICs had time to be known.
+// However many kinds there are, few calls are in flight at a time. Found ports are not deleted before NICs had time to become known.
 func TestManyKinds(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.set(func() { b.most = 1000 })
@@ -475,7 +472,7 @@ func TestManyKinds(t *testing.T) {
 		}
 		lasts(50 * time.Second)
 		if n := b.calls("CreateENI"); n == 0 || n > 8 {
-			t.Errorf("%d calls at once", n)
+			t.Errorf("%d calls in flight, want 1 to 8", n)
 		}
 		b.slow(0)
 	})
@@ -483,27 +480,26 @@ func TestManyKinds(t *testing.T) {
 		b.begin()
 		b.lists()
 		lasts(50 * time.Second)
-		b.has("no NIC is known yet", 0, 1)
+		b.has("before any NIC is known", 0, 1)
 	})
 }
 
-// What a pod lacks the pool gives up, and keeps none for a while.
-func TestYields(t *testing.T) {
+// When a pod lacks an address or quota, the pool gives up its ports and keeps none for a while.
+func TestPoolGivesUpPorts(t *testing.T) {
 	inWarmBed(t, 2, func(b *bed) {
-		b.has("they are made", 2, 2)
+		b.has("ports created", 2, 2)
 		b.pool.Yield("e")
 		lasts(10 * time.Second)
 		b.has("given up", 0, 0)
 		lasts(9 * time.Minute)
-		b.has("for a while", 0, 0)
+		b.has("still given up", 0, 0)
 		lasts(2 * time.Minute)
-		b.has("made again", 2, 2)
+		b.has("ports created again", 2, 2)
 	})
 }
 
-// Ports that were there before the operator are used for what they are by EC2's word; whatever
-// groups they have, and whoever changed those.
-func TestPortsThatAreOther(t *testing.T) {
+// Existing ports are used according to EC2's data about them, whatever groups they have and whoever changed these.
+func TestPortsWithOtherProperties(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.State.AddSecurityGroup("sg-open", nil)
 		b.nic("1", request("sg-web"))
@@ -512,96 +508,93 @@ func TestPortsThatAreOther(t *testing.T) {
 		if err := b.ec2.SetGroups(b.t.Context(), changed, []string{"sg-open"}); err != nil {
 			t.Fatal(err)
 		}
-		b.slow(100 * time.Millisecond) // the port that replaces it is not there at once
+		b.slow(100 * time.Millisecond) // the replacement takes time
 		b.lists()
-		b.getsNone("its groups are others")
+		b.getsNone("groups changed")
 		b.nic("2", request("sg-open"))
 		lasts(time.Second)
 		if id := b.gets("sg-open"); id != changed {
-			t.Errorf("a pod in sg-open gets %q, want %s", id, changed)
+			t.Errorf("Take() in sg-open = port %q, want %s", id, changed)
 		}
 	})
 }
 
-// A branch that was made before its VPC got another family is given to no pod, and another is made in its
-// place.
+// A branch created before its VPC got another IP family is not given away, and is replaced.
 func TestPortsOfFewerFamilies(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:1::/64")
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		b.has("of one family", 1, 1)
+		b.has("single-stack port", 1, 1)
 		b.set(func() {
 			b.Provider = branch.Open(branch.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second, Families: ipfamily.Dual})
 			b.vpc.Families = 2
 		})
-		b.getsNone("a pod of two families")
+		b.getsNone("dual-stack pod")
 		b.lists()
 		lasts(5 * time.Minute)
-		b.has("of both", 1, 1)
+		b.has("dual-stack port", 1, 1)
 		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || len(p.Addresses) != 2 {
-			t.Errorf("a pod of two families gets %+v, %v", p.Addresses, ok)
+			t.Errorf("Take() for a dual-stack pod = addresses %+v, %v, want two addresses", p.Addresses, ok)
 		}
 	})
 }
 
-// A branch whose host lost its trunk is of no use, and of one that nobody can be asked about nothing is
-// said.
+// A branch whose host lost its trunk is not used. If the state of the host cannot be determined, its branches stay.
 func TestHostWithoutTrunk(t *testing.T) {
 	inWarmBed(t, 1, func(b *bed) {
 		b.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		if b.listed() == nil {
-			t.Error("EC2 answers")
+			t.Error("listing succeeded although EC2 is unavailable")
 		}
 		lasts(time.Minute)
-		b.ready("nobody says anything", 1)
+		b.ready("EC2 unavailable", 1)
 		b.ec2.Front.ClearFaults()
 		b.set(func() { b.lost = &vpcport.Error{Class: vpcport.Transient, Message: "no answer"} })
 		b.lists()
-		b.has("it is there", 1, 1)
+		b.has("host cannot be resolved", 1, 1)
 		b.set(func() { b.lost = &vpcport.Error{Class: vpcport.Conflict, Message: "there is no trunk"} })
 		b.lists()
-		b.getsNone("its host has no trunk")
+		b.getsNone("host without trunk")
 		b.set(func() { b.lost = nil })
 		lasts(2 * time.Minute)
-		b.has("it serves again", 1, 1)
+		b.has("trunk restored", 1, 1)
 	})
 }
 
-// Nothing is done for a VPC that is not open; one that is being deleted loses its ports, also
-// those on their way; and nothing of it is left for one of its name.
-func TestVPCThatEnds(t *testing.T) {
+// The pool does nothing for a VPC that is not open. If a VPC is being deleted, its ports are deleted, including those in creation, and
+// nothing is passed on to a VPC of the same name.
+func TestDeletedVPCEmptiesItsPool(t *testing.T) {
 	inWarmBed(t, 2, func(b *bed) {
 		b.set(func() { b.shut = true })
 		b.nic("2", request())
 		lasts(time.Hour)
 		b.has("shut", 2, 2)
-		b.getsNone("the VPC is not open")
+		b.getsNone("VPC not open")
 		b.set(func() { b.shut = false })
 		b.slow(time.Minute)
-		lasts(30 * time.Second) // two more are on their way
+		lasts(30 * time.Second) // two more are in creation
 		b.set(func() { b.vpc.Ending = true })
 		lasts(20 * time.Second)
-		b.getsNone("the VPC ends")
+		b.getsNone("VPC being deleted")
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", Times: 3, Err: cloudfake.Err(cloud.Transient, "")})
 		b.set(func() { b.shut = true })
 		lasts(time.Hour)
-		b.has("ended", 0, 0)
+		b.has("VPC deleted", 0, 0)
 
 		b.slow(0)
 		b.set(func() { b.shut, b.vpc.Ending = false, false })
 		b.nic("2", request())
 		lasts(time.Minute)
-		b.has("one that was not", 4, 4)
+		b.has("VPC not being deleted", 4, 4)
 		b.set(func() { b.vpc.UID = "another" })
-		b.getsNone("the VPC is another")
+		b.getsNone("VPC recreated")
 		lasts(time.Minute)
-		b.has("another of its name", 4, 8)
+		b.has("recreated VPC with the same name", 4, 8)
 	})
 }
 
-// A kind that nobody needs any more has ports for a while, and what the NICs of a node need is
-// never the pool's.
+// A kind that is no longer needed keeps ports for a while, and the pool never takes room that the NICs of a node need.
 func TestDemand(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		for i := range 8 {
@@ -609,23 +602,23 @@ func TestDemand(t *testing.T) {
 		}
 		b.set(func() { b.vpc.Ports = 0 })
 		lasts(time.Minute)
-		b.has("none are wanted", 0, 0)
+		b.has("no warm ports configured", 0, 0)
 		b.set(func() { b.vpc.Ports = 1 })
-		b.nic("8", nil) // with an address of its own
+		b.nic("8", nil) // with a fixed address
 		lasts(time.Minute)
-		b.has("the NICs have all", 0, 0)
+		b.has("NICs use all the room", 0, 0)
 		b.pool.Forget("8")
 		lasts(time.Minute)
 		b.has("room for one", 1, 1)
 		b.nic("8", nil)
 		lasts(time.Minute)
-		b.has("it makes room", 0, 0)
+		b.has("warm port made room", 0, 0)
 		for i := range 9 {
 			b.pool.Forget(types.UID(fmt.Sprint(i)))
 		}
 		lasts(9 * time.Minute)
-		b.has("it was needed a while ago", 1, 1)
+		b.has("needed recently", 1, 1)
 		lasts(3 * time.Minute)
-		b.has("it is not needed", 0, 0)
+		b.has("no longer needed", 0, 0)
 	})
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// surveyFirst lists a VPC's ports once before any is created in it, in a goroutine of its own.
+// surveyFirst lists a VPC's ports in a separate goroutine, once before any port is created in the VPC.
 func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	now := w.o.Clock.Now()
 	w.mu.Lock()
@@ -39,7 +39,7 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	})
 }
 
-// Listed takes in a listing of a VPC's ports that began at a moment.
+// Listed takes a listing of a VPC's ports that began at a given time.
 func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, began time.Time) error {
 	v, open := p.o.VPC(vpc)
 	if !open {
@@ -54,7 +54,7 @@ func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, bega
 	if found := p.compare(v, mine, began); len(found) > 0 {
 		recorded, err := p.o.Recorded(ctx)
 		if err != nil {
-			return fmt.Errorf("find out which warm ports PodNICs have: %w", err)
+			return fmt.Errorf("list the warm ports recorded in PodNICs: %w", err)
 		}
 		p.adopt(vpc, v, found, recorded)
 	}
@@ -69,7 +69,7 @@ func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, bega
 	return nil
 }
 
-// compare updates the ports of the pool from a listing, and returns listed ports that are not known.
+// compare updates the ports of the pool from a listing, and returns the listed ports that are not known.
 func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (unknown []vpcport.Port) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +80,7 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 		case o.uid != v.UID || o.deleting || !o.since.Before(began):
 		case is:
 			o.port = got
-			o.found = o.found && began.Sub(o.since) < p.o.Settle // an earlier deletion would show by now
+			o.found = o.found && began.Sub(o.since) < p.o.Settle // a deletion by an earlier operator would show by now
 		default:
 			if !o.doomed && !o.found {
 				p.o.Logger.Warn("somebody else deleted a warm port", "vpc", o.vpc, "port", id, "host", o.port.Host)
@@ -90,7 +90,7 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 	}
 	for id, at := range p.taken {
 		if _, is := listed[id]; !is && at.Before(began) {
-			delete(p.taken, id) // it carries a NIC's mark by now, or is gone
+			delete(p.taken, id) // it has a NIC's mark by now, or is gone
 		}
 	}
 	has := map[string]bool{}
@@ -105,15 +105,13 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 	return unknown
 }
 
-// over reports whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is
-// held.
+// over reports whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is held.
 func (p *Pool) over(id string, now time.Time) bool {
 	at, taken := p.taken[id]
 	return !taken || now.Sub(at) >= p.o.Idle
 }
 
-// adopt adds unknown ports, except those that PodNICs have recorded. A port that was taken is added to be
-// deleted.
+// adopt adds unknown ports, except those recorded in PodNICs. Ports that were taken are added to be deleted.
 func (p *Pool) adopt(vpc string, v VPC, found []vpcport.Port, recorded map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,9 +126,8 @@ func (p *Pool) adopt(vpc string, v VPC, found []vpcport.Port, recorded map[strin
 	}
 }
 
-// check removes the kind from ports of a VPC that are not like new ones any more, because somebody changed their groups
-// or the VPC's subnets or families. It does so too if that cannot be found out, as when the host's trunk
-// is gone.
+// check clears the kind of a VPC's ports that are no longer like new ones, because somebody changed their groups, or the VPC's subnets or
+// families. It also does so if that cannot be determined, for example because the host's trunk is gone.
 func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 	var kinds []demand
 	p.edit(func() {
@@ -147,20 +144,20 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 	for _, d := range kinds {
 		r, err := resolve(ctx, v, d.request)
 		if class := vpcport.ClassOf(err); err != nil && (class == vpcport.Transient || class == vpcport.Throttled) {
-			continue // this says nothing about the ports
+			continue // says nothing about the ports
 		}
 		p.edit(func() {
 			for _, o := range p.ports {
 				if o.kind == d.kind && (err != nil || !v.fits(o.port, d.kind.Host, r)) {
 					o.kind = Kind{}
-					p.o.Logger.Warn("a warm port is not like new ports any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "err", err)
+					p.o.Logger.Warn("a warm port is no longer like new ports", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "err", err)
 				}
 			}
 		})
 	}
 }
 
-// find assigns a port that was found to a demand, if there is one like that.
+// find assigns a found port to a matching demand, if there is one.
 func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err error) {
 	candidates := false
 	w.edit(func() {
@@ -185,12 +182,12 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 	return found, nil
 }
 
-// mayServe reports whether a port without a kind may be of a demand's.
+// mayServe reports whether a port without a kind may match a demand.
 func (o *stocked) mayServe(d *demand) bool {
 	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.doomed && !o.found
 }
 
-// resolve asks what a new port would be like.
+// resolve determines what a new port would be like.
 func resolve(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.Resolved, error) {
 	resolver, ok := v.Provider.(vpcport.Resolver)
 	if !ok {

@@ -16,10 +16,10 @@ import (
 
 var _ = failpoint.Register("operator.warm.make.before", "operator.warm.make.after", "operator.warm.drop.before", "operator.warm.drop.after")
 
-// NamePrefix begins the names of warm ports. The name of the VPC object follows.
+// NamePrefix is the prefix of the names of warm ports. The name of the VPC object follows.
 const NamePrefix = "berth/warm/"
 
-// callTimeout bounds a call, including its wait for its turn.
+// callTimeout limits a call, including its wait for its turn.
 const callTimeout = 2 * time.Minute
 
 // worker makes the calls of a pool.
@@ -28,10 +28,10 @@ type worker struct {
 	calls sync.WaitGroup
 
 	surveyMu  sync.Mutex      // guards surveying
-	surveying map[string]bool // VPC objects by name
+	surveying map[string]bool // UIDs of VPC objects by name
 }
 
-// round starts what is to be done now.
+// round starts everything that is to be done now.
 func (w *worker) round(ctx context.Context) {
 	w.forgetGone()
 	vpcs, nodes := w.look()
@@ -59,7 +59,7 @@ func (w *worker) round(ctx context.Context) {
 	w.o.Metrics.keep(w.Ready())
 }
 
-// forgetGone drops VPC objects that do not exist any more. Their ports were deleted before.
+// forgetGone drops VPC objects that no longer exist. Their ports have been deleted.
 func (p *Pool) forgetGone() {
 	gone := map[string]bool{}
 	p.edit(func() {
@@ -82,7 +82,7 @@ func (p *Pool) forgetGone() {
 	})
 }
 
-// look returns the VPCs and hosts that the pool has something of.
+// look returns the VPCs and hosts for which the pool has state.
 func (p *Pool) look() (vpcs []string, nodes map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,12 +104,12 @@ func (p *Pool) look() (vpcs []string, nodes map[string]string) {
 	return vpcs, nodes
 }
 
-// bounded is the context of a call that nobody waits for. It outlasts ctx, so that the reply is not lost.
+// bounded returns the context of a call that nobody waits for. It outlives ctx, so that the reply is not lost.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Ahead), callTimeout)
 }
 
-// make adds a port of a kind: one that was found, or a new one.
+// make adds a port of a kind: a found one or a new one.
 func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	call, cancel := bounded(ctx)
 	defer cancel()
@@ -140,8 +140,8 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	w.wake.Set()
 }
 
-// begin chooses and remembers the device of a port that is to be created. It takes that of a port that a failed call
-// may have created, if there is one, so that the provider creates no second port.
+// begin chooses and remembers the device of a port that is to be created. If a failed call may have created a port, it takes that port's
+// device, so that the provider creates no second port.
 func (w *worker) begin(d *demand, v VPC) (device string) {
 	device = vpcport.WarmDevice(w.o.Cluster, v.UID, rand.Text())
 	w.edit(func() {
@@ -156,13 +156,13 @@ func (w *worker) begin(d *demand, v VPC) (device string) {
 	return device
 }
 
-// asking is what a demand's port is asked for with now.
+// asking returns the current request for a demand's port.
 func (w *worker) asking(d *demand) (n vpcport.NewPort) {
 	w.edit(func() { n = d.request })
 	return n
 }
 
-// made takes in the result of creating a port.
+// made handles the result of creating a port.
 func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.Port, err error) {
 	now := w.o.Clock.Now()
 	w.edit(func() {
@@ -179,7 +179,7 @@ func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.
 		case port.Host == d.kind.Host && port.Binding.Result == vpcport.Bound:
 			d.failed = retry.Backoff{}
 			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, kind: d.kind, since: now}
-		default: // it cannot be used, and is deleted
+		default: // cannot be used, so it is deleted
 			fail(&d.failed, now, nil)
 			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, since: now, doomed: true}
 		}
@@ -201,8 +201,8 @@ func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.
 	return made[0], nil
 }
 
-// discard deletes a port of a VPC object that was deleted while the port was created. It tries until the port is gone or
-// ctx ends, as nobody looks for it after that.
+// discard deletes a port whose VPC object was deleted while the port was being created. It retries until the port is gone or ctx ends, as
+// nobody looks for the port afterwards.
 func (w *worker) discard(ctx context.Context, id string, v VPC) {
 	w.edit(func() { delete(w.ports, id) })
 	_ = retry.Until(ctx, w.o.Clock, retry.Policy{First: firstAgain, Most: lastAgain}, func(ctx context.Context) error {
@@ -247,7 +247,7 @@ func (w *worker) drop(ctx context.Context, o *stocked, v VPC) {
 	w.wake.Set()
 }
 
-// edit has do read and change the pool.
+// edit calls do to read and change the pool.
 func (p *Pool) edit(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -33,8 +33,8 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// serveBranches is serve where nodes have trunks: with all that tells the scheduler of branch
-// interfaces, and the VPCs e, of EC2, and n, of Neutron. It ends once pods are made to ask.
+// serveBranches works like serve on a cluster whose nodes have trunks, with everything that tells the scheduler about branch interfaces, and the
+// VPCs e, of EC2, and n, of Neutron. It returns once the webhook is called for new pods.
 func serveBranches(t *testing.T) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -47,15 +47,14 @@ func serveBranches(t *testing.T) (end func(), all []prometheus.Collector) {
 			_, err := callers.Setup(mgr, o.Logger, []callers.Caller{{Webhook: callers.WebhookName, Namespaces: callers.ByVPC(mgr.GetClient())}})
 			return errors.Join(err, branchcapacity.Setup(mgr, o.Logger))
 		})
-	harness.Eventually(t, limit, "the webhook is asked", func() error {
+	harness.Eventually(t, limit, "webhook called", func() error {
 		p := pod("probe", v1alpha1.AnnotationVPC, "e")
 		return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), "1")
 	})
 	return end, all
 }
 
-// makeVPCs makes the VPCs e, of EC2, and n, of Neutron with the subnet web, which are for all
-// namespaces.
+// makeVPCs creates the VPCs e, of EC2, and n, of Neutron with the subnet web, for all namespaces.
 func makeVPCs(t *testing.T) {
 	t.Helper()
 	admin := harness.KubeClient(t)
@@ -73,8 +72,7 @@ func makeVPCs(t *testing.T) {
 	}
 }
 
-// asksFor is nil if the first container of a pod that was made asks for a number of branch
-// interfaces, or with "" none does.
+// asksFor returns nil if the first container of a created pod requests this number of branch interfaces, or none does if it is "".
 func asksFor(p *corev1.Pod, err error, want ...string) error {
 	if err != nil {
 		return err
@@ -91,12 +89,12 @@ func asksFor(p *corev1.Pod, err error, want ...string) error {
 		got = append(got, text)
 	}
 	if !slices.Equal(got, want) {
-		return fmt.Errorf("the containers of pod %s ask for %q, want %q", p.Name, got, want)
+		return fmt.Errorf("containers of pod %s request %q branch interfaces, want %q", p.Name, got, want)
 	}
 	return nil
 }
 
-// reviews are how often the webhook was asked which branch interfaces a pod has.
+// reviews returns how often the webhook was called about the branch interfaces of a pod.
 func reviews(t *testing.T, metrics []prometheus.Collector) (n float64) {
 	t.Helper()
 	for _, outcome := range []string{"allowed", "changed", "error"} {
@@ -105,8 +103,7 @@ func reviews(t *testing.T, metrics []prometheus.Collector) (n float64) {
 	return n
 }
 
-// Pods ask for as many branch interfaces as they have NICs in a VPC of EC2, and others are
-// as they were made.
+// Pods request as many branch interfaces as they have NICs in a VPC of EC2. Other pods are not changed.
 func TestPodsAskForBranches(t *testing.T) {
 	end, metrics := serveBranches(t)
 	admin := harness.KubeClient(t)
@@ -128,25 +125,25 @@ func TestPodsAskForBranches(t *testing.T) {
 		two.Spec.Containers = append(two.Spec.Containers, corev1.Container{Name: "b", Image: "b"})
 		try(t, two, "1", "")
 	})
-	t.Run("with what they ask for already", func(t *testing.T) {
+	t.Run("existing requests", func(t *testing.T) {
 		p := pod("a", vpc, "e")
 		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m")}, Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")},
 		}
 		try(t, p, "1")
 		if r := p.Spec.Containers[0].Resources; r.Requests.Cpu().String() != "100m" || r.Limits.Memory().String() != "1Gi" {
-			t.Errorf("resources %+v", r)
+			t.Errorf("resources = %+v, want the pod's own requests kept", r)
 		}
 		some := corev1.ResourceList{v1alpha1.ResourceBranches: resource.MustParse("5")}
 		p = pod("a", vpc, "e")
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "b", Image: "b", Resources: corev1.ResourceRequirements{Requests: some, Limits: some}})
 		try(t, p, "", "5")
-		p = pod("a", vpc, "e", nics, "[{}, {}]") // fewer would be none of the namespace's quota
+		p = pod("a", vpc, "e", nics, "[{}, {}]") // fewer would bypass the namespace's quota
 		few := corev1.ResourceList{v1alpha1.ResourceBranches: resource.MustParse("0")}
 		p.Spec.Containers[0].Resources = corev1.ResourceRequirements{Requests: few, Limits: few}
 		try(t, p, "2")
 	})
-	t.Run("by their namespace", func(t *testing.T) {
+	t.Run("VPC of the namespace", func(t *testing.T) {
 		harness.OK(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{vpc: "e"}}}))
 		in := func(p *corev1.Pod) *corev1.Pod { p.Namespace = "shop"; return p }
 		plain := func(want string) func() error {
@@ -155,7 +152,7 @@ func TestPodsAskForBranches(t *testing.T) {
 				return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), want)
 			}
 		}
-		harness.Eventually(t, limit, "pods of the namespace ask", plain("1"))
+		harness.Eventually(t, limit, "pods of the namespace request branch interfaces", plain("1"))
 		try(t, in(pod("a", nics, "[{}, {}, {}]")), "3")
 		try(t, in(pod("a", vpc, "n")), "")
 		before := reviews(t, metrics)
@@ -164,18 +161,18 @@ func TestPodsAskForBranches(t *testing.T) {
 		host.Spec.HostNetwork = true
 		try(t, host, "")
 		try(t, pod("a"), "")
-		harness.OK(t, controllers.Same("reviews of pods that have no NICs", reviews(t, metrics)-before, 0))
+		harness.OK(t, controllers.Same("reviews of pods without NICs", reviews(t, metrics)-before, 0))
 		config := controllers.Get[admissionregistrationv1.MutatingWebhookConfiguration](t, client.ObjectKey{Name: webhook.ConfigurationName})
 		asked := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == callers.WebhookName })
 		if values := config.Webhooks[asked].NamespaceSelector.MatchExpressions[0].Values; !slices.Equal(values, []string{"shop"}) {
-			t.Errorf("it is asked about pods of %v", values)
+			t.Errorf("webhook is called for namespaces %v, want [shop]", values)
 		}
 		controllers.Merge(t, controllers.Named[corev1.Namespace]("shop"), `{"metadata":{"annotations":null}}`)
-		harness.Eventually(t, limit, "they do no more", plain(""))
-		harness.Eventually(t, limit, "and nobody is asked", func() error {
+		harness.Eventually(t, limit, "webhook without rules", plain(""))
+		harness.Eventually(t, limit, "no requests and no webhook rules", func() error {
 			harness.OK(t, admin.Get(t.Context(), client.ObjectKey{Name: webhook.ConfigurationName}, config))
 			if w := config.Webhooks[asked]; len(w.Rules) > 0 {
-				return fmt.Errorf("it has rules %+v", w.Rules)
+				return fmt.Errorf("webhook has rules %+v", w.Rules)
 			}
 			return nil
 		})
@@ -185,10 +182,10 @@ func TestPodsAskForBranches(t *testing.T) {
 			`berth_operator_webhook_reviews_total{outcome="error",resource="branches"}`: "0",
 		})
 		if n := value(t, metrics, "berth_operator_webhook_reviews_total", "changed", "branches"); n < 7 {
-			t.Errorf("%v pods were changed", n)
+			t.Errorf("%v reviews changed a pod, want at least 7", n)
 		}
 		if n := value(t, metrics, "berth_operator_webhook_reviews_total", "allowed", "branches"); n < 2 {
-			t.Errorf("%v pods were left as they were", n)
+			t.Errorf("%v reviews left a pod unchanged, want at least 2", n)
 		}
 	})
 	t.Run("without an operator", func(t *testing.T) {
@@ -197,9 +194,8 @@ func TestPodsAskForBranches(t *testing.T) {
 	})
 }
 
-// The scheduler gives a node no more pods than it has branch interfaces for, and the rest
-// once some are given back.
-func TestNoPodWhereNoBranchIsLeft(t *testing.T) {
+// The scheduler places no more pods on a node than it has branch interfaces for, and the remaining pods once some are released.
+func TestSchedulerCountsBranches(t *testing.T) {
 	serveBranches(t)
 	admin := harness.KubeClient(t)
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/i-1"}}
@@ -210,7 +206,7 @@ func TestNoPodWhereNoBranchIsLeft(t *testing.T) {
 	harness.OK(t, admin.Update(t.Context(), n))
 	o := controllers.Create(t, &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-1", InstanceType: "m5.large"}})
 
-	// m5.large has 9 branches: two pods of four, and one that waits.
+	// An m5.large has nine branches: two pods with four each are scheduled, and one waits.
 	for i := range 3 {
 		p := pod(fmt.Sprint("four-", i), v1alpha1.AnnotationVPC, "e", v1alpha1.AnnotationNICs, "[{}, {}, {}, {}]")
 		p.Spec.SchedulerName = ""
@@ -234,35 +230,35 @@ func TestNoPodWhereNoBranchIsLeft(t *testing.T) {
 				}
 			}
 			if placed != want || (said != "") != (waits != "") || !strings.Contains(said, waits) {
-				return fmt.Errorf("%d pods have a node, one waits: %q", placed, said)
+				return fmt.Errorf("%d pods are scheduled; message of a waiting pod: %q", placed, said)
 			}
 			return nil
 		}
 	}
 	const insufficient = "Insufficient berth.dev/branch-interfaces"
-	harness.Eventually(t, limit, "a node without a trunk gets none", placed(0, insufficient))
+	harness.Eventually(t, limit, "no pods on a node without a trunk", placed(0, insufficient))
 	controllers.MergeStatus(t, admin, o, `{"status":{"eni":{"trunk":{"id":"eni-1","mac":"02:00:00:00:00:01"}}}}`)
-	controllers.Await(t, client.ObjectKeyFromObject(n), "says how many branches it has", controllers.If(func(n *corev1.Node) bool {
+	controllers.Await(t, client.ObjectKeyFromObject(n), "has its capacity of branches", controllers.If(func(n *corev1.Node) bool {
 		q := n.Status.Capacity[v1alpha1.ResourceBranches]
 		return q.String() == "9"
 	}))
 	// As the node's kubelet does.
 	controllers.MergeStatus(t, admin, n, `{"status":{"allocatable":{"berth.dev/branch-interfaces":"9"}}}`)
-	harness.Eventually(t, limit, "two have the node", placed(2, insufficient))
+	harness.Eventually(t, limit, "two pods scheduled", placed(2, insufficient))
 	list := &corev1.PodList{}
 	harness.OK(t, admin.List(t.Context(), list, client.InNamespace("default")))
 	i := slices.IndexFunc(list.Items, func(p corev1.Pod) bool { return p.Spec.NodeName != "" })
 	harness.OK(t, admin.Delete(t.Context(), &list.Items[i], client.GracePeriodSeconds(0)))
-	harness.Eventually(t, limit, "the third has it too", placed(2, ""))
+	harness.Eventually(t, limit, "third pod scheduled", placed(2, ""))
 }
 
-// hasty is a clock on which every wait is a moment.
+// hasty is a clock on which every wait is very short.
 type hasty struct{ clock.Real }
 
 func (hasty) After(time.Duration) <-chan time.Time { return time.After(50 * time.Millisecond) }
 
-// servePolicies is serve with policies, where nodes have trunks: with the VPCs e, of EC2, and
-// n, of Neutron, and the namespaces shop and bank.
+// servePolicies works like serve with policies on a cluster whose nodes have trunks, with the VPCs e, of EC2, and n, of Neutron, and the
+// namespaces shop and bank.
 func servePolicies(t *testing.T) (c client.Client, end func()) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -293,7 +289,7 @@ func servePolicies(t *testing.T) (c client.Client, end func()) {
 	return c, end
 }
 
-// policy is one of a namespace.
+// policy returns a policy of a namespace.
 func policy(namespace, name string, spec v1alpha1.NICPolicySpec) *v1alpha1.NICPolicy {
 	return &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec}
 }
@@ -302,18 +298,17 @@ func labelled(key, value string) *v1alpha1.LabelSelector {
 	return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{key: v1alpha1.LabelValue(value)}}
 }
 
-// isReady is nil once a policy says of itself what is wanted; of a reason other than Ready
-// also something in the message.
+// isReady waits until a policy's condition Ready has this reason and, unless that is Ready, a message with these words.
 func isReady(t *testing.T, o *v1alpha1.NICPolicy, reason, message string) {
 	t.Helper()
 	status := metav1.ConditionFalse
 	if reason == nicpolicy.ReasonReady {
 		status = metav1.ConditionTrue
 	}
-	controllers.Await(t, client.ObjectKeyFromObject(o), "says "+reason, controllers.Has[*v1alpha1.NICPolicy](v1alpha1.ConditionReady, status, reason, message))
+	controllers.Await(t, client.ObjectKeyFromObject(o), "has reason "+reason, controllers.Has[*v1alpha1.NICPolicy](v1alpha1.ConditionReady, status, reason, message))
 }
 
-// made is a pod with labels as the API server makes it, without the annotations that say nothing.
+// made is a pod with labels as created by the API server, without annotations that carry no information.
 type made struct {
 	*corev1.Pod
 	annotations map[string]string
@@ -332,27 +327,27 @@ func tryPod(t *testing.T, c client.Client, namespace string, labels map[string]s
 	return made{p, p.Annotations, q.String()}, err
 }
 
-// given are the annotations of a pod with the NIC of a policy.
+// given returns the annotations of a pod that has a policy's NIC.
 func given(by, vpc, nics string) map[string]string {
 	return map[string]string{v1alpha1.AnnotationNICPolicy: by, v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: nics}
 }
 
-// asks is nil if a pod was made with annotations and branch interfaces.
+// asks returns nil if a pod was created with these annotations and branch interfaces.
 func (m made) asks(annotations map[string]string, branches string) error {
 	if !maps.Equal(m.annotations, annotations) || m.branches != branches {
-		return fmt.Errorf("the pod has the annotations %v and asks for %s branch interfaces, want %v and %s", m.annotations, m.branches, annotations, branches)
+		return fmt.Errorf("pod has annotations %v and requests %s branch interfaces, want %v and %s", m.annotations, m.branches, annotations, branches)
 	}
 	return nil
 }
 
-// Pods ask for the NIC of the policy that selects them, and others for none.
+// Pods get the NIC of the policy that selects them, and other pods none.
 func TestPolicies(t *testing.T) {
 	c, end := servePolicies(t)
 	db := map[string]string{"app": "db"}
 	nothing, none := map[string]string{v1alpha1.AnnotationNICPolicy: ""}, map[string]string(nil)
 	refuses := func(t *testing.T, why string) {
 		t.Helper()
-		harness.Eventually(t, limit, "pods that it selects are refused", func() error {
+		harness.Eventually(t, limit, "selected pods are rejected", func() error {
 			_, err := tryPod(t, c, "bank", db)
 			return refused(err, why)
 		})
@@ -377,13 +372,13 @@ func TestPolicies(t *testing.T) {
 	byOne := given("NICPolicy/db", "e", `[{"name":"eth0","securityGroups":["sg-1","sg-2"]}]`)
 	eventually(t, "shop", db, byOne, "1")
 
-	t.Run("others", func(t *testing.T) {
+	t.Run("pods that are not selected", func(t *testing.T) {
 		want(t, "shop", map[string]string{"app": "web"}, nothing, "0")
 		want(t, "shop", nil, nothing, "0")
 		want(t, "bank", db, none, "0")
 		want(t, "shop", db, none, "0", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 	})
-	t.Run("annotations count first", func(t *testing.T) {
+	t.Run("annotations take precedence", func(t *testing.T) {
 		for _, own := range []map[string]string{
 			{v1alpha1.AnnotationVPC: ""},
 			{v1alpha1.AnnotationVPC: "n"},
@@ -392,11 +387,11 @@ func TestPolicies(t *testing.T) {
 			want(t, "shop", db, own, "0", func(p *corev1.Pod) { p.Annotations = maps.Clone(own) })
 		}
 	})
-	t.Run("a pod that says it was looked at", func(t *testing.T) {
+	t.Run("forged annotation of the webhook", func(t *testing.T) {
 		want(t, "shop", db, byOne, "1", func(p *corev1.Pod) { p.Annotations[v1alpha1.AnnotationNICPolicy] = "" })
 	})
-	t.Run("the oldest", func(t *testing.T) {
-		// By its name it comes after the other also where both are of one second.
+	t.Run("oldest policy wins", func(t *testing.T) {
+		// Its name sorts after the other one's, in case both have the same creation time.
 		two := controllers.Create(t, policy("shop", "rest", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "n", Subnet: "web"}))
 		isReady(t, two, nicpolicy.ReasonReady, "in VPC n")
 		both := maps.Clone(byOne)
@@ -406,7 +401,7 @@ func TestPolicies(t *testing.T) {
 		harness.OK(t, c.Delete(t.Context(), two))
 		eventually(t, "shop", nil, nothing, "0")
 	})
-	t.Run("of a policy that was made with the pod", func(t *testing.T) {
+	t.Run("policy created just before the pod", func(t *testing.T) {
 		for i := range 10 {
 			app := fmt.Sprint("new-", i)
 			p := controllers.Create(t, policy("shop", app, v1alpha1.NICPolicySpec{PodSelector: labelled("app", app), VPC: "e"}))
@@ -414,7 +409,7 @@ func TestPolicies(t *testing.T) {
 			harness.OK(t, c.Delete(t.Context(), p))
 		}
 	})
-	t.Run("by service accounts", func(t *testing.T) {
+	t.Run("service account selector", func(t *testing.T) {
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "bank", Name: "ledger", Labels: map[string]string{"tier": "data"}}}
 		p := policy("bank", "data", v1alpha1.NICPolicySpec{ServiceAccountSelector: labelled("tier", "data"), PodSelector: labelled("app", "db"), SecurityGroups: []string{"sg-3"}, VPC: "e"})
 		harness.OK(t, c.Create(t.Context(), account))
@@ -430,7 +425,7 @@ func TestPolicies(t *testing.T) {
 		harness.OK(t, c.Delete(t.Context(), p))
 		eventually(t, "bank", db, none, "0")
 	})
-	t.Run("in no VPC", func(t *testing.T) {
+	t.Run("no VPC", func(t *testing.T) {
 		p := controllers.Create(t, policy("bank", "lost", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), SecurityGroups: []string{"sg-3"}}))
 		const why = "NICPolicy/lost: spec.vpc is not set, and 2 VPCs are for namespace bank"
 		isReady(t, p, nicpolicy.ReasonVPCNotFound, why)
@@ -439,35 +434,35 @@ func TestPolicies(t *testing.T) {
 		harness.OK(t, c.Delete(t.Context(), p))
 		eventually(t, "bank", db, none, "0")
 	})
-	t.Run("with what the VPC has not", func(t *testing.T) {
+	t.Run("missing subnet", func(t *testing.T) {
 		p := controllers.Create(t, policy("bank", "lost", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), Subnet: "nowhere", VPC: "n"}))
 		isReady(t, p, nicpolicy.ReasonNotPossible, `spec.subnet: VPC n has no subnet "nowhere"`)
 		refuses(t, `NICPolicy/lost: metadata.annotations[berth.dev/nics][0].subnet: VPC n has no subnet "nowhere"`)
 		harness.OK(t, c.Delete(t.Context(), p))
 		eventually(t, "bank", db, none, "0")
 	})
-	t.Run("of the operator's namespace", func(t *testing.T) {
+	t.Run("operator's namespace", func(t *testing.T) {
 		p := controllers.Create(t, policy("kube-system", "all", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "e"}))
-		isReady(t, p, nicpolicy.ReasonOperatorNamespace, "make the policy, and its pods, in another")
+		isReady(t, p, nicpolicy.ReasonOperatorNamespace, "create the policy and its pods in another namespace")
 		want(t, "kube-system", nil, none, "0")
 	})
-	t.Run("of the Amazon VPC CNI", func(t *testing.T) { securityGroupPolicies(t, c, want, eventually) })
+	t.Run("SecurityGroupPolicies of the Amazon VPC CNI", func(t *testing.T) { securityGroupPolicies(t, c, want, eventually) })
 	t.Run("without an operator", func(t *testing.T) {
 		end()
 		_, err := tryPod(t, c, "shop", nil)
 		if err == nil || !strings.Contains(err.Error(), callers.PolicyWebhookName) {
-			t.Errorf("a pod that a policy may select is made: %v", err)
+			t.Errorf("creating a pod that a policy may select: error = %v, want it to name the webhook", err)
 		}
 		want(t, "shop", db, none, "0", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 		want(t, "bank", db, none, "0")
-		want(t, "kube-system", nil, none, "0") // or no operator could come again
+		want(t, "kube-system", nil, none, "0") // otherwise no operator could start again
 		own := map[string]string{v1alpha1.AnnotationVPC: ""}
 		want(t, "shop", db, own, "0", func(p *corev1.Pod) { p.Annotations = maps.Clone(own) })
 	})
 }
 
-// securityGroupPolicies has their kind come, policies of it give pods branch interfaces with the
-// groups of all that select them, and the kind go.
+// securityGroupPolicies installs the CRD, checks that its policies give pods branch interfaces with the groups of all policies that select
+// them, and removes the CRD.
 func securityGroupPolicies(t *testing.T, c client.Client, want func(*testing.T, string, map[string]string, map[string]string, string, ...func(*corev1.Pod)), eventually func(*testing.T, string, map[string]string, map[string]string, string)) {
 	kind := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "securitygrouppolicies.vpcresources.k8s.aws"}}
 	kind.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
@@ -492,7 +487,7 @@ func securityGroupPolicies(t *testing.T, c client.Client, want func(*testing.T, 
 		u.SetName(name)
 		return u
 	}
-	harness.Eventually(t, limit, "a SecurityGroupPolicy is made", func() error { return c.Create(t.Context(), foreign("a", "db", "sg-4")) })
+	harness.Eventually(t, limit, "SecurityGroupPolicy created", func() error { return c.Create(t.Context(), foreign("a", "db", "sg-4")) })
 	eventually(t, "bank", db, given("SecurityGroupPolicy/a", "e", `[{"name":"eth0","securityGroups":["sg-4"]}]`), "1")
 	want(t, "bank", nil, map[string]string{v1alpha1.AnnotationNICPolicy: ""}, "0")
 	harness.OK(t, c.Create(t.Context(), foreign("b", "db", "sg-5", "sg-4")))

@@ -19,11 +19,11 @@ import (
 const (
 	authorityLife   = 365 * 24 * time.Hour
 	certificateLife = 30 * 24 * time.Hour
-	// skew is how far clocks may differ: certificates are valid from that long before they are made.
+	// skew is how far clocks may differ: certificates are valid from that long before their creation.
 	skew = time.Hour
 )
 
-// authority signs the certificates with which operators serve.
+// authority signs the certificates that operators serve with.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -34,7 +34,7 @@ func (a authority) made() time.Time { return a.cert.NotBefore.Add(skew) }
 func newAuthority(now time.Time) (authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return authority{}, fmt.Errorf("make a key: %w", err)
+		return authority{}, fmt.Errorf("generate a key: %w", err)
 	}
 	der, err := sign(&x509.Certificate{
 		Subject:   pkix.Name{CommonName: "berth-operator webhook"},
@@ -51,11 +51,11 @@ func newAuthority(now time.Time) (authority, error) {
 	return authority{cert, key}, nil
 }
 
-// serving creates a certificate, with a key of its own, of a server with some names and addresses.
+// serving creates a certificate, with its own key, for a server with these names and addresses.
 func (a authority) serving(now time.Time, names []string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make a key: %w", err)
+		return nil, fmt.Errorf("generate a key: %w", err)
 	}
 	c := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: names[0]},
@@ -84,7 +84,7 @@ func (a authority) serving(now time.Time, names []string) (*tls.Certificate, err
 func sign(c, parent *x509.Certificate, key, by *ecdsa.PrivateKey) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("make a serial number: %w", err)
+		return nil, fmt.Errorf("generate a serial number: %w", err)
 	}
 	c.SerialNumber = serial
 	if parent == nil {
@@ -97,7 +97,7 @@ func sign(c, parent *x509.Certificate, key, by *ecdsa.PrivateKey) ([]byte, error
 	return der, nil
 }
 
-// bundle returns the certificates of authorities in PEM.
+// bundle returns the certificates of authorities as PEM.
 func bundle(list []authority) []byte {
 	var out []byte
 	for _, a := range list {
@@ -106,7 +106,7 @@ func bundle(list []authority) []byte {
 	return out
 }
 
-// keys returns the keys of authorities in PEM, in the same order.
+// keys returns the keys of authorities as PEM, in the same order.
 func keys(list []authority) ([]byte, error) {
 	var out []byte
 	for _, a := range list {
@@ -119,7 +119,7 @@ func keys(list []authority) ([]byte, error) {
 	return out, nil
 }
 
-// read parses what bundle and keys return. Empty texts are no authorities.
+// read parses the results of bundle and keys. Empty texts mean no authorities.
 func read(certs, keys []byte) ([]authority, error) {
 	var list []authority
 	for {
@@ -130,7 +130,7 @@ func read(certs, keys []byte) ([]authority, error) {
 			return list, nil
 		}
 		if c == nil || k == nil {
-			return nil, errors.New("there are not as many keys as certificates")
+			return nil, errors.New("the numbers of keys and certificates differ")
 		}
 		cert, err := x509.ParseCertificate(c.Bytes)
 		if err != nil {
@@ -142,7 +142,7 @@ func read(certs, keys []byte) ([]authority, error) {
 		}
 		key, is := parsed.(*ecdsa.PrivateKey)
 		if !is || !key.PublicKey.Equal(cert.PublicKey) || !cert.IsCA {
-			return nil, errors.New("a key is not that of its certificate")
+			return nil, errors.New("a key does not match its certificate")
 		}
 		list = append(list, authority{cert, key})
 	}
@@ -151,18 +151,17 @@ func read(certs, keys []byte) ([]authority, error) {
 const (
 	// renewAfter is how old the newest authority is when the next one is created.
 	renewAfter = authorityLife * 2 / 3
-	// settle is how long a new authority is trusted before it signs, so that every API server knows it by
-	// then.
+	// settle is how long a new authority is trusted before it signs, so that every API server knows it by then.
 	settle = time.Hour
 )
 
-// current returns the authorities that have not expired, and whether another one is due.
+// current returns the authorities that have not expired, and whether a new one is due.
 func current(list []authority, now time.Time) (kept []authority, due bool) {
 	kept = slices.DeleteFunc(slices.Clone(list), func(a authority) bool { return !now.Before(a.cert.NotAfter) })
 	return kept, !slices.ContainsFunc(kept, func(a authority) bool { return now.Before(a.made().Add(renewAfter)) })
 }
 
-// signer returns the authority that signs: the newest that has settled, or else the oldest.
+// signer returns the authority that signs: the newest one that has settled, otherwise the oldest.
 func signer(list []authority, now time.Time) (authority, bool) {
 	kept, _ := current(list, now)
 	if len(kept) == 0 {

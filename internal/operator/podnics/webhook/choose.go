@@ -20,19 +20,18 @@ import (
 
 // Policies are the policies that give pods a NIC.
 type Policies interface {
-	// Of returns the policies of a namespace from the cache, or from the API server if live.
+	// Of returns the policies of a namespace from the cache or, if live is set, from the API server.
 	Of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error)
 }
 
-// applyPolicy has a pod that is created ask for the NIC of the policy that selects it. The API server asks about
-// pods of namespaces with policies only. There a pod that cannot be judged is rejected: it would run
-// without the security groups that it is to have.
+// applyPolicy adds the NIC of the policy that selects a new pod to the pod. The API server calls it only for pods of namespaces with
+// policies. There a pod that cannot be judged is rejected: otherwise it would run without its security groups.
 func (r reviewer) applyPolicy(ctx context.Context, q admission.Request) (admission.Response, string) {
 	p := &corev1.Pod{}
 	if err := r.decoder.Decode(q, p); err != nil {
 		return unchosen(http.StatusBadRequest, fmt.Errorf("read the pod: %w", err)), outcomeError
 	}
-	if !asking(p, &metav1.PartialObjectMetadata{}).MayBeSelected() { // whatever VPC its namespace names
+	if !asking(p, &metav1.PartialObjectMetadata{}).MayBeSelected() { // regardless of the VPC that its namespace names
 		return admission.Allowed(""), outcomeAllowed
 	}
 	choice, err := r.choose(ctx, p, q.Namespace)
@@ -62,8 +61,8 @@ func (r reviewer) applyPolicy(ctx context.Context, q admission.Request) (admissi
 	return admission.PatchResponseFromRaw(q.Object.Raw, changed), outcomeChanged
 }
 
-// choose is which policies count for a pod. As the cache may be stale, a pod that no policy selects may be
-// selected by one that was created with it.
+// choose returns which policies apply to a pod. As the cache may be stale, a pod that no cached policy selects may be selected by one that
+// was created together with it.
 func (r reviewer) choose(ctx context.Context, p *corev1.Pod, namespace string) (choice nicrequest.Choice, err error) {
 	var account map[string]string
 	for _, live := range []bool{false, true} {
@@ -83,15 +82,15 @@ func (r reviewer) choose(ctx context.Context, p *corev1.Pod, namespace string) (
 	return choice, nil
 }
 
-// account returns the labels of a pod's service account, which is "default" if it names none. It asks the API
-// server, as the account may just have been created.
+// account returns the labels of a pod's service account, which is "default" if it names none. It asks the API server, as the account may
+// just have been created.
 func (r reviewer) account(ctx context.Context, namespace, name string) (map[string]string, error) {
 	o := &metav1.PartialObjectMetadata{}
 	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	name = cmp.Or(name, "default")
 	err := r.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, o)
 	if apierrors.IsNotFound(err) {
-		return map[string]string{}, nil // the API server rejects the pod for that
+		return map[string]string{}, nil // the API server rejects the pod for this
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read service account %s/%s: %w", namespace, name, err)
@@ -102,8 +101,8 @@ func (r reviewer) account(ctx context.Context, namespace, name string) (map[stri
 	return o.Labels, nil
 }
 
-// policyVPC is the VPC in which a pod of a namespace gets its NIC; nil if no policy counts. The refusal is what
-// is wrong with the policy.
+// policyVPC returns the VPC in which a pod of a namespace gets its NIC, or nil if no policy applies. The refusal says what is wrong with the
+// policy.
 func (r reviewer) policyVPC(ctx context.Context, choice nicrequest.Choice, in string) (v *v1alpha1.VPC, refusal, err error) {
 	if len(choice.Counts) == 0 {
 		return nil, nil, nil
@@ -125,7 +124,7 @@ func (r reviewer) policyVPC(ctx context.Context, choice nicrequest.Choice, in st
 	return nil, refusal, nil
 }
 
-// unchosen rejects a pod whose policy could not be found. Its controller tries again.
+// unchosen rejects a pod whose policy could not be determined. Its controller will retry.
 func unchosen(code int32, err error) admission.Response {
 	reason := metav1.StatusReasonInternalError
 	if code == http.StatusUnprocessableEntity {

@@ -21,13 +21,13 @@ import (
 	"github.com/berthnet/berth/internal/listener"
 )
 
-// Anybody who reaches the webhook's port could ask what pods of any namespace would get. It therefore answers only
-// the API server, which it knows by its address (an endpoint of the Service default/kubernetes, or a node's), or
-// by a client certificate if the Secret has an authority for that.
+// Anybody who reaches the webhook's port could find out what pods of any namespace would get. The webhook therefore answers only the API
+// server, which it recognizes by its address (an endpoint of the Service default/kubernetes, or a node's) or, if the Secret has an
+// authority for that, by a client certificate.
 
 const (
-	// lookForClients is the interval in which the addresses are read, and lookAgain the shortest one, when a
-	// connection comes from an unknown address.
+	// lookForClients is the interval at which the addresses are read, and lookAgain the minimum interval, when a connection comes from
+	// an unknown address.
 	lookForClients = 10 * time.Second
 	lookAgain      = time.Second
 	lookTimeout    = 2 * time.Second // less than the API server waits for a response
@@ -36,10 +36,10 @@ const (
 
 // clients decides which clients are answered.
 type clients struct {
-	servers func(context.Context) ([]netip.Addr, error) // of the API
+	servers func(context.Context) ([]netip.Addr, error) // endpoints of the API server
 	nodes   func(context.Context) ([]netip.Addr, error)
-	also    []netip.Prefix // by Options.Clients
-	// authority returns the authority of client certificates; nil: none are demanded.
+	also    []netip.Prefix // from Options.Clients
+	// authority returns the authority of client certificates, or nil if none are required.
 	authority func() *x509.CertPool
 	clock     clock.Clock
 	log       *slog.Logger
@@ -48,11 +48,11 @@ type clients struct {
 	looking sync.Mutex // held while addresses are read
 	looked  time.Time  // guarded by looking
 
-	mu     sync.Mutex // guards below
+	mu     sync.Mutex // guards the fields below
 	known  map[netip.Addr]place
-	failed error     // why known was never read; an older known stays in use
-	stale  bool      // known could not be read again, which was logged
-	logged time.Time // when a refused connection was logged last
+	failed error     // why known has never been read; an older value stays in use
+	stale  bool      // whether a failure to read known again was logged
+	logged time.Time // when a refused connection was last logged
 }
 
 type place int
@@ -81,7 +81,7 @@ func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.C
 	}
 }
 
-// mayAsk reports whether the API server may have an address. For an unknown one the addresses are read again.
+// mayAsk reports whether an address may be the API server's. For an unknown address, the addresses are read again.
 func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	if from.IsLoopback() || slices.ContainsFunc(c.also, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -91,7 +91,7 @@ func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	}
 	c.look(ctx, lookAgain)
 	at, err := c.find(from)
-	return at != 0 || err != nil // pods of namespaces with policies could not be created otherwise
+	return at != 0 || err != nil // otherwise pods of namespaces with policies could not be created
 }
 
 // preferred reports whether an address is known to be the API server's.
@@ -117,14 +117,14 @@ func (c *clients) run(ctx context.Context) error {
 	}
 }
 
-// look reads the addresses, unless they were read within within.
+// look reads the addresses unless they were read within the given time.
 func (c *clients) look(ctx context.Context, within time.Duration) {
 	c.looking.Lock()
 	defer c.looking.Unlock()
 	if now := c.clock.Now(); !c.looked.IsZero() && now.Sub(c.looked) < within {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for the result too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others may be waiting for the result
 	defer cancel()
 	known := map[netip.Addr]place{}
 	nodes, errNodes := c.nodes(ctx)
@@ -146,7 +146,7 @@ func (c *clients) look(ctx context.Context, within time.Duration) {
 		c.failed = err
 		c.log.Warn("reading the addresses of the API server failed: the webhook answers all clients", "err", err)
 	case c.known != nil:
-		maps.Copy(c.known, known) // those that could be read
+		maps.Copy(c.known, known) // keep those that could be read
 		if !c.stale {
 			c.log.Warn("reading the addresses of the API server and the nodes failed: the webhook answers the addresses that it knows", "err", err)
 		}
@@ -184,7 +184,7 @@ func serversOf(r client.Reader) func(context.Context) ([]netip.Addr, error) {
 	}
 }
 
-// nodesOf lists the addresses of all Nodes, of a cache.
+// nodesOf returns the addresses of all Nodes in a cache.
 func nodesOf(r client.Reader) func(context.Context) ([]netip.Addr, error) {
 	return func(ctx context.Context) (list []netip.Addr, err error) {
 		nodes := &corev1.NodeList{}

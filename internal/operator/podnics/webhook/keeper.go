@@ -24,7 +24,7 @@ import (
 // Names of objects that the chart creates and the operator fills in.
 const (
 	SecretName        = "berth-operator-webhook" // in the operator's namespace
-	ConfigurationName = "berth-ports"            // of both webhook configurations
+	ConfigurationName = "berth-ports"            // name of both webhook configurations
 	ServiceName       = "berth-operator"
 )
 
@@ -32,19 +32,18 @@ const (
 const (
 	keyCerts = "ca.crt"
 	keyKeys  = "ca.key"
-	// keyClients is set by people whose API server presents a client certificate.
+	// keyClients is set by administrators whose API server presents a client certificate.
 	keyClients = "client-ca.crt"
 )
 
 const (
-	// look is the interval in which an operator reads the Secret and, if it leads, the webhook
-	// configurations.
+	// look is the interval at which an operator reads the Secret and, if it leads, the webhook configurations.
 	look = time.Minute
 	// lookFirst is that interval while it has no certificate.
 	lookFirst = 2 * time.Second
 )
 
-// store keeps authorities, and makes the API server trust them.
+// store stores authorities, and makes the API server trust them.
 type store interface {
 	// read returns the data of the Secret, and its version for write.
 	read(ctx context.Context) (data map[string][]byte, version string, err error)
@@ -53,31 +52,31 @@ type store interface {
 	trust(ctx context.Context, certs []byte) error
 }
 
-// keeper has the certificate that this operator serves with. While the operator leads, it also renews the
-// authorities that sign such certificates.
+// keeper holds the certificate that this operator serves with. While the operator leads, it also renews the authorities that sign such
+// certificates.
 type keeper struct {
 	store   store
 	names   []string
 	leads   func() bool
-	every   time.Duration // look; tests have another
+	every   time.Duration // look, except in tests
 	clock   clock.Clock
 	log     *slog.Logger
 	metrics *Metrics
 
-	seen parsed // by run alone
+	seen parsed // used only by run
 
-	mu      sync.Mutex // guards below
+	mu      sync.Mutex // guards the fields below
 	serving *tls.Certificate
-	trusted *x509.CertPool // of clients; nil: they need no certificate
+	trusted *x509.CertPool // authority of client certificates; nil if clients need none
 }
 
-// parsed is what was read last, with the authorities in it.
+// parsed is the Secret as last read, with the authorities in it.
 type parsed struct {
 	certs, keys []byte
 	list        []authority
 }
 
-// authorities parses the Secret, if it has changed.
+// authorities parses the Secret if it has changed.
 func (k *keeper) authorities(certs, secret []byte) ([]authority, error) {
 	if k.seen.list != nil && bytes.Equal(certs, k.seen.certs) && bytes.Equal(secret, k.seen.keys) {
 		return k.seen.list, nil
@@ -100,15 +99,14 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return k.serving, nil
 }
 
-// clients returns the authority of client certificates; nil: clients need none.
+// clients returns the authority of client certificates, or nil if clients need none.
 func (k *keeper) clients() *x509.CertPool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.trusted
 }
 
-// require demands client certificates of an authority, if there is one. After an error no certificate is
-// accepted.
+// require demands client certificates of an authority, if there is one. If it fails, no certificate is accepted.
 func (k *keeper) require(authority []byte) (err error) {
 	var pool *x509.CertPool
 	if len(authority) > 0 {
@@ -122,10 +120,10 @@ func (k *keeper) require(authority []byte) (err error) {
 	return err
 }
 
-// errUnfilled is the error of a Secret that no leader has filled in yet. It ends once an operator leads.
+// errUnfilled is the error for a Secret that no leader has filled in yet. It disappears once an operator leads.
 var errUnfilled = fmt.Errorf("secret %s: no leader has filled it in yet", SecretName)
 
-// unfilled is how long that is not logged: getting a Lease takes no longer.
+// unfilled is how long errUnfilled is not logged: acquiring the Lease takes no longer.
 const unfilled = time.Minute
 
 func (k *keeper) run(ctx context.Context) error {
@@ -153,7 +151,7 @@ func (k *keeper) run(ctx context.Context) error {
 	}
 }
 
-// keep reads the Secret once, and does what is due.
+// keep reads the Secret once and does what is due.
 func (k *keeper) keep(ctx context.Context) error {
 	now := k.clock.Now()
 	data, version, err := k.store.read(ctx)
@@ -168,7 +166,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	if err != nil && !leads {
 		return err
 	}
-	if leads { // it replaces what cannot be parsed
+	if leads { // replaces data that cannot be parsed
 		if list, err = k.renew(ctx, list, now, version); err != nil {
 			return err
 		}
@@ -179,7 +177,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	return k.serve(list, now)
 }
 
-// renew removes expired authorities, and creates the next one if it is due.
+// renew removes expired authorities, and creates the next one if due.
 func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, version string) ([]authority, error) {
 	kept, due := current(list, now)
 	if !due && len(kept) == len(list) {
@@ -203,8 +201,7 @@ func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, ver
 	return kept, nil
 }
 
-// serve creates a certificate if there is none, the current one is about to expire, or another authority
-// signs.
+// serve creates a certificate if there is none, the current one is about to expire, or another authority signs now.
 func (k *keeper) serve(list []authority, now time.Time) error {
 	by, ok := signer(list, now)
 	if !ok {
@@ -226,12 +223,12 @@ func (k *keeper) serve(list []authority, now time.Time) error {
 	return nil
 }
 
-// clusterStore is the store in a cluster: a Secret, and the webhook configurations.
+// clusterStore is the store in a cluster: a Secret and the webhook configurations.
 type clusterStore struct {
 	live      client.Reader
 	writer    client.Client
 	namespace string
-	mutates   bool // there is a MutatingWebhookConfiguration too
+	mutates   bool // whether there is also a MutatingWebhookConfiguration
 }
 
 func (o clusterStore) read(ctx context.Context) (data map[string][]byte, version string, err error) {
@@ -272,12 +269,11 @@ func (o clusterStore) trust(ctx context.Context, certs []byte) error {
 	}))
 }
 
-// trustFor is trust for one webhook configuration. reached returns its client configurations once it is read into
-// c.
+// trustFor works like trust for one webhook configuration. reached returns its client configurations after it was read into c.
 func (o clusterStore) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
 	err := o.live.Get(ctx, client.ObjectKey{Name: ConfigurationName}, c)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s %s does not exist, so that the API server does not ask the webhook", kind, ConfigurationName)
+		return fmt.Errorf("%s %s does not exist, so the API server does not call the webhook", kind, ConfigurationName)
 	}
 	if err != nil {
 		return fmt.Errorf("read the webhook configuration: %w", err)

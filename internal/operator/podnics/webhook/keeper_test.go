@@ -26,16 +26,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// memory is a store whose API server hears of authorities a while later.
+// memory is a store whose API server trusts authorities with a delay.
 type memory struct {
 	lag time.Duration
-	mu  sync.Mutex // guards the rest
+	mu  sync.Mutex // guards the fields below
 
 	certs, keys []byte
-	clients     []byte // the authority of their certificates
+	clients     []byte // authority of client certificates
 	version     int
-	trusted     []byte // by the API server
-	fail        error  // of every call
+	trusted     []byte // trusted by the API server
+	fail        error  // error of every call
 	writes      int
 }
 
@@ -71,7 +71,7 @@ func (m *memory) trust(_ context.Context, certs []byte) error {
 	return nil
 }
 
-// accepts is nil if the API server would take what a keeper serves with.
+// accepts returns nil if the API server would accept the certificate that a keeper serves with.
 func (m *memory) accepts(k *keeper) error {
 	cert, err := k.certificate(nil)
 	if err != nil {
@@ -89,9 +89,8 @@ func (m *memory) keeper(leads func() bool) *keeper {
 	return &keeper{store: m, names: []string{"berth-operator.kube-system.svc"}, leads: leads, every: 20 * time.Minute, clock: clock.Real{}, log: slog.New(slog.DiscardHandler), metrics: NewMetrics()}
 }
 
-// For four years there is no moment at which the API server would not take what either
-// of two operators serves with: while authorities and certificates come and go, the
-// lead changes, and the API server hears of it late.
+// In four years there is no moment at which the API server would not accept the certificates of both operators, while authorities and
+// certificates are rotated, leadership changes, and the API server trusts authorities with a delay.
 func TestCertificatesAreAlwaysTrusted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -108,7 +107,7 @@ func TestCertificatesAreAlwaysTrusted(t *testing.T) {
 		for time.Since(begin) < 4*authorityLife {
 			for i, k := range both {
 				if err := m.accepts(k); err != nil {
-					t.Fatalf("after %v operator %d is not trusted: %v", time.Since(begin), i, err)
+					t.Fatalf("after %v, operator %d is not trusted: %v", time.Since(begin), i, err)
 				}
 				cert, _ := k.certificate(nil)
 				authorities[string(cert.Leaf.AuthorityKeyId)] = true
@@ -120,29 +119,29 @@ func TestCertificatesAreAlwaysTrusted(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		// One to begin with, and another every eight months.
+		// One at the beginning, and another every eight months.
 		if m.writes < 6 || m.writes > 14 || len(authorities) < 6 {
-			t.Errorf("%d writes, %d authorities signed", m.writes, len(authorities))
+			t.Errorf("%d writes and %d signing authorities, want 6 to 14 writes and at least 6 authorities", m.writes, len(authorities))
 		}
 	})
 }
 
-func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
+func TestOnlyTheLeaderCreatesAuthorities(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		k := m.keeper(func() bool { return false })
 		if err := k.keep(t.Context()); err == nil || m.writes != 0 {
-			t.Errorf("one that stands by: %v, %d writes", err, m.writes)
+			t.Errorf("keep() of a standby = %v with %d writes, want an error and no writes", err, m.writes)
 		}
 		if _, err := k.certificate(nil); err == nil {
-			t.Error("it serves without a certificate")
+			t.Error("certificate() succeeded without a certificate")
 		}
 		leads := m.keeper(func() bool { return true })
 		for what, spoil := range map[string]func(){
-			"nothing":        func() { m.certs, m.keys = nil, nil },
-			"no certificate": func() { m.certs, m.keys = []byte("a"), []byte("b") },
-			"half of it":     func() { m.keys = nil },
-			"another's key": func() {
+			"nothing":            func() { m.certs, m.keys = nil, nil },
+			"no certificate":     func() { m.certs, m.keys = []byte("a"), []byte("b") },
+			"half a certificate": func() { m.keys = nil },
+			"key of another certificate": func() {
 				other, err := newAuthority(time.Now())
 				harness.OK(t, err)
 				m.keys, _ = keys([]authority{other})
@@ -150,23 +149,23 @@ func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
 		} {
 			spoil()
 			if err := leads.keep(t.Context()); err != nil {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: keep() of the leader: %v", what, err)
 			}
 			synctest.Wait()
 			if err := errors.Join(k.keep(t.Context()), m.accepts(k), m.accepts(leads)); err != nil {
-				t.Errorf("%s: %v", what, err)
+				t.Errorf("%s: certificate not accepted: %v", what, err)
 			}
 		}
 		writes := m.writes
 		if err := leads.keep(t.Context()); err != nil || m.writes != writes {
-			t.Errorf("again: %v, %d writes", err, m.writes-writes)
+			t.Errorf("second keep() = %v with %d writes, want no writes", err, m.writes-writes)
 		}
 		m.fail = errors.New("the API server is away")
 		if err := leads.keep(t.Context()); err == nil {
-			t.Error("no error")
+			t.Error("keep() succeeded without an API server")
 		}
 		if err := m.accepts(leads); err != nil {
-			t.Errorf("while the API server is away: %v", err)
+			t.Errorf("certificate not accepted while the API server is unavailable: %v", err)
 		}
 	})
 }
@@ -189,9 +188,9 @@ func (l *sharedLog) count(text string) int {
 	return strings.Count(l.text.String(), text)
 }
 
-// That the Secret is empty is no news while an operator may be about to lead; that it stays
-// so is, once. All else is logged at once.
-func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
+// An empty Secret is not logged while an operator may be about to lead; if it stays empty, that is logged once. All other errors are
+// logged immediately.
+func TestLastingEmptySecretIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -207,7 +206,7 @@ func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
 			time.Sleep(step.after) //nolint:forbidigo // inside a synctest bubble
 			synctest.Wait()
 			if n := log.count("\n"); n != step.lines {
-				t.Errorf("after %v more: %d lines, want %d", step.after, n, step.lines)
+				t.Errorf("after another %v: %d log lines, want %d", step.after, n, step.lines)
 			}
 		}
 		m.mu.Lock()
@@ -216,12 +215,12 @@ func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
 		time.Sleep(lookFirst) //nolint:forbidigo // inside a synctest bubble
 		synctest.Wait()
 		if n := log.count("is away"); n != 1 {
-			t.Errorf("that the API server is away was logged %d times", n)
+			t.Errorf("outage of the API server was logged %d times, want once", n)
 		}
 	})
 }
 
-// cluster is what is known of the addresses of one.
+// cluster is the addresses of a cluster as known to the webhook.
 type cluster struct {
 	servers, nodes []netip.Addr
 	err            error
@@ -247,7 +246,7 @@ var (
 	aPod      = netip.MustParseAddr("10.66.0.1")
 )
 
-func TestWhoMayAsk(t *testing.T) {
+func TestAllowedClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known := &cluster{servers: []netip.Addr{apiServer}, nodes: []netip.Addr{node}}
 		c := known.clients("10.99.0.0/16")
@@ -255,35 +254,35 @@ func TestWhoMayAsk(t *testing.T) {
 			"10.0.0.2": true, "10.0.0.7": true, "127.0.0.1": true, "10.99.0.1": true, "10.66.0.1": false, "2001:db8::1": false,
 		} {
 			if got := c.mayAsk(t.Context(), netip.MustParseAddr(a)); got != want {
-				t.Errorf("%s may ask: %v", a, got)
+				t.Errorf("mayAsk(%s) = %v", a, got)
 			}
 		}
 		for a, want := range map[netip.Addr]bool{apiServer: true, node: false, aPod: false} {
 			if got := c.preferred(a); got != want {
-				t.Errorf("%s is preferred: %v", a, got)
+				t.Errorf("preferred(%s) = %v", a, got)
 			}
 		}
 		if known.looks != 1 {
-			t.Errorf("the addresses were read %d times at once", known.looks)
+			t.Errorf("addresses were read %d times, want once", known.looks)
 		}
 		time.Sleep(lookAgain) //nolint:forbidigo // in a synctest bubble
 		fresh := netip.MustParseAddr("10.0.0.3")
 		known.servers = append(known.servers, fresh)
 		if !c.mayAsk(t.Context(), fresh) || !c.preferred(fresh) {
-			t.Error("an API server that is new may not ask")
+			t.Error("a new API server is refused")
 		}
 		time.Sleep(lookAgain) //nolint:forbidigo // in a synctest bubble
 		known.err = errors.New("forbidden")
 		if c.mayAsk(t.Context(), aPod) || !c.mayAsk(t.Context(), apiServer) {
-			t.Error("what was known does not hold while nothing can be read")
+			t.Error("known addresses are not used while reading them fails")
 		}
 		if c := known.clients(); !c.mayAsk(t.Context(), aPod) {
-			t.Error("an operator that could never read the addresses refuses the API server too")
+			t.Error("clients are refused although the addresses have never been read")
 		}
 	})
 }
 
-// Others who may ask keep neither the API server nor a node out of the webhook.
+// Other allowed clients cannot keep the API server or a node from using the webhook.
 func TestAttacksOnTheWebhook(t *testing.T) {
 	serving, err := authorityOf(t).serving(time.Now(), []string{"x"})
 	harness.OK(t, err)
@@ -312,7 +311,7 @@ func authorityOf(t *testing.T) authority {
 	return a
 }
 
-// With an authority in the Secret only who has a certificate of it is answered, wherever it is.
+// If the Secret has an authority, only clients with one of its certificates are answered, wherever they are.
 func TestClientsWithCertificates(t *testing.T) {
 	ours, theirs := authorityOf(t), authorityOf(t)
 	cert, err := ours.serving(time.Now(), []string{"x"})
@@ -355,24 +354,24 @@ func TestClientsWithCertificates(t *testing.T) {
 		return err
 	}
 	if err := ask(theirs); err != nil {
-		t.Errorf("with a certificate: %v", err)
+		t.Errorf("request with a certificate of the authority: %v", err)
 	}
 	if err := ask(); err == nil {
-		t.Error("it answers who has none")
+		t.Error("request without a certificate was answered")
 	}
 	if err := ask(ours); err == nil {
-		t.Error("it answers who has one of another authority")
+		t.Error("request with a certificate of another authority was answered")
 	}
 	m.clients = []byte("nonsense")
 	if err := k.keep(t.Context()); err == nil {
-		t.Error("an authority that cannot be read is not reported")
+		t.Error("keep() succeeded with an invalid authority")
 	}
 	if err := ask(theirs); err == nil {
-		t.Error("it answers though the authority cannot be read")
+		t.Error("request was answered although the authority is invalid")
 	}
 	m.clients = nil
 	if err := errors.Join(k.keep(t.Context()), ask()); err != nil {
-		t.Errorf("without an authority: %v", err)
+		t.Errorf("request without a configured authority: %v", err)
 	}
 }
 

@@ -17,11 +17,11 @@ var (
 
 var famRefused = metric.New("berth_operator_webhook_refused_connections_total", "counter", "Connections to the webhook that were refused because they came neither from the API server nor from a node, nor from an address in --webhook-clients.")
 
-// Families are the metrics, for the page that documents them.
+// Families returns the metrics, for the reference page.
 var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks, famRefused}
 
-// reviewBuckets are in seconds. The API server waits no longer than the last but one (timeoutSeconds of the chart's
-// webhook configurations).
+// reviewBuckets are in seconds. The API server waits no longer than the last but one (timeoutSeconds of the chart's webhook
+// configurations).
 var reviewBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10}
 
 // Values of labels.
@@ -38,7 +38,7 @@ const (
 	outcomeError   = "error"
 )
 
-// Metrics count the webhook's reviews. They may be used concurrently.
+// Metrics counts the webhook's reviews. It is safe for concurrent use.
 type Metrics struct {
 	reviews *prometheus.CounterVec
 	review  *prometheus.HistogramVec
@@ -55,7 +55,7 @@ func NewMetrics() *Metrics {
 		ofPolicies: {outcomeAllowed, outcomeChanged, outcomeRefused, outcomeError},
 	} {
 		for _, outcome := range outcomes {
-			m.reviews.WithLabelValues(resource, outcome) // so that the first one is an increase
+			m.reviews.WithLabelValues(resource, outcome) // so that rate() sees the first increment
 		}
 		m.review.WithLabelValues(resource)
 	}
@@ -65,7 +65,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors returns the metrics to register.
+// Collectors returns the collectors to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.reviews, m.review, m.checks, m.refused}
 }
@@ -79,7 +79,7 @@ func (m *Metrics) checked(err error) {
 	m.checks.WithLabelValues(metric.Result(err)).Inc()
 }
 
-// expiry is the metric that is computed when Prometheus scrapes.
+// expiry returns the metric that is computed on each scrape.
 func expiry(k *keeper) prometheus.Collector {
 	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
 		at := 0.

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// branchesOf is how many branch interfaces a pod will have in the VPC that it names (nil: it does not exist): one for
-// each NIC, also for a user's port or PodNIC. A pod whose NICs cannot be parsed gets none: it is rejected.
+// branchesOf returns how many branch interfaces a pod will have in the VPC that it names, which is nil if it does not exist: one for each NIC,
+// including users' ports and PodNICs. A pod whose NICs cannot be parsed gets none, as it is rejected.
 func branchesOf(p nicrequest.Pod, v *v1alpha1.VPC, first nicrequest.First) int {
 	if v == nil || v.Spec.Provider != v1alpha1.ProviderEC2 {
 		return 0
@@ -26,9 +26,9 @@ func branchesOf(p nicrequest.Pod, v *v1alpha1.VPC, first nicrequest.First) int {
 	return len(nics)
 }
 
-// asks returns how many branch interfaces a pod requests already: its author may have set that, or an earlier
-// call of the webhook. The scheduler counts the larger of together, which containers and sidecars (restartable init
-// containers) request, and of what another init container requests with the sidecars before it.
+// asks returns how many branch interfaces a pod already requests: its author, or an earlier call of the webhook, may have set that. Like the
+// scheduler, it takes the maximum of together, the sum of containers and sidecars (restartable init containers), and of what any other init
+// container requests together with the sidecars before it.
 func asks(p *corev1.Pod) (n, together int64) {
 	for _, c := range p.Spec.InitContainers {
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
@@ -48,11 +48,11 @@ func asksOf(c *corev1.Container) int64 {
 	return max(requested.Value(), limited.Value())
 }
 
-// lacks is how many branch interfaces a pod's first container must request so that the pod requests as many as it
-// will have; 0: it does already.
+// lacks returns how many branch interfaces a pod's first container must request so that the pod requests as many as it will have, or 0 if it
+// already does.
 func lacks(p *corev1.Pod, branches int) int64 {
 	n, together := asks(p)
-	if n >= int64(branches) { // also none for none
+	if n >= int64(branches) { // also if both are 0
 		return 0
 	}
 	first := int64(branches) - together
@@ -62,8 +62,7 @@ func lacks(p *corev1.Pod, branches int) int64 {
 	return first
 }
 
-// edited is the JSON of a pod after some changes. Everything else stays as it is, also fields that this program does
-// not know.
+// edited returns the JSON of a pod after some changes. Everything else stays as it is, including fields that this program does not know.
 func edited(pod []byte, changes ...func(map[string]any) error) ([]byte, error) {
 	u := map[string]any{}
 	if err := json.Unmarshal(pod, &u); err != nil {
@@ -81,8 +80,8 @@ func edited(pod []byte, changes ...func(map[string]any) error) ([]byte, error) {
 	return out, nil
 }
 
-// request sets the branch interfaces that a pod's first container requests, as requests and limits, which must be
-// equal for extended resources.
+// request sets the branch interfaces that a pod's first container requests, as both requests and limits, which must be equal for extended
+// resources.
 func request(branches int64) func(map[string]any) error {
 	return func(pod map[string]any) error {
 		containers, _, err := unstructured.NestedFieldNoCopy(pod, "spec", "containers")

@@ -22,16 +22,15 @@ import (
 // reviewer answers the API server's requests about pods and PodNICs that are created or edited.
 type reviewer struct {
 	decoder admission.Decoder
-	// cached is read first. It may be stale: live is read before anything is rejected, or a pod is
-	// believed to be in no VPC.
+	// cached is read first. It may be stale, so live is read before anything is rejected, or a pod is taken to be in no VPC.
 	cached, live client.Reader
-	policies     Policies // nil: there are none
+	policies     Policies // may be nil
 	first        nicrequest.First
 	clock        clock.Clock
 	metrics      *Metrics
 }
 
-// validate rejects pods and PodNICs that ask for what they cannot have. It allows what it cannot judge.
+// validate rejects pods and PodNICs that ask for something they cannot have. It allows what it cannot judge.
 func (r reviewer) validate(ctx context.Context, q admission.Request) admission.Response {
 	judge := r.pod
 	switch q.Resource.Resource {
@@ -46,7 +45,7 @@ func (r reviewer) validate(ctx context.Context, q admission.Request) admission.R
 	})(ctx, q)
 }
 
-// counted is a review whose outcome and duration are counted.
+// counted wraps a review so that its outcome and duration are counted.
 func (r reviewer) counted(resource string, review func(context.Context, admission.Request) (admission.Response, string)) admission.HandlerFunc {
 	return func(ctx context.Context, q admission.Request) admission.Response {
 		began := r.clock.Now()
@@ -56,7 +55,7 @@ func (r reviewer) counted(resource string, review func(context.Context, admissio
 	}
 }
 
-// answer is the response to a request that judge judges, and its outcome.
+// answer returns the response to a request reviewed by judge, and its outcome.
 func (r reviewer) answer(ctx context.Context, q admission.Request, judge func(context.Context, client.Reader, admission.Request) (string, nicrequest.Errors, error)) (admission.Response, string) {
 	missing, errs, err := judge(ctx, r.cached, q)
 	if err == nil && (len(errs) > 0 || missing != "") {
@@ -75,17 +74,17 @@ func (r reviewer) answer(ctx context.Context, q admission.Request, judge func(co
 	return admission.Allowed(""), outcomeAllowed
 }
 
-// unjudged allows what could not be judged. An error would reject it: the failure policy Ignore is for calls
-// that fail, not for their answers (Kubernetes documentation, "Dynamic Admission Control").
+// unjudged allows a request that could not be judged. An error would reject it: the failure policy Ignore applies to failed calls, not to
+// their answers (Kubernetes documentation, "Dynamic Admission Control").
 func unjudged(err error) admission.Response {
 	return admission.Allowed("").WithWarnings("berth-operator could not check this: " + vpcport.Cut(err.Error(), maxWarning))
 }
 
-// maxWarning is the longest warning with an error, in bytes. Those of one answer have 4096 bytes together at
-// most, and should have 120 characters each (Kubernetes documentation, "Dynamic Admission Control").
+// maxWarning is the maximum length of a warning with an error in bytes. All warnings of one answer may have 4096 bytes, and should have at
+// most 120 characters each (Kubernetes documentation, "Dynamic Admission Control").
 const maxWarning = 200
 
-// pod judges a pod that is created, or whose annotations are edited.
+// pod reviews a pod that is created, or whose annotations are edited.
 func (r reviewer) pod(ctx context.Context, from client.Reader, q admission.Request) (string, nicrequest.Errors, error) {
 	p, before := &corev1.Pod{}, &corev1.Pod{}
 	if err := r.decoder.Decode(q, p); err != nil {
@@ -101,7 +100,7 @@ func (r reviewer) pod(ctx context.Context, from client.Reader, q admission.Reque
 	of := nicrequest.Request{Pod: asking(p, ns), Namespace: q.Namespace, Labels: ns.Labels, First: r.first}
 	if of.Edit = q.Operation == admissionv1.Update; of.Edit {
 		if err := r.decoder.DecodeRaw(q.OldObject, before); err != nil {
-			return "", nil, fmt.Errorf("read the pod as it was: %w", err)
+			return "", nil, fmt.Errorf("read the old pod: %w", err)
 		}
 		of.Before = asking(before, ns)
 	}
@@ -113,19 +112,19 @@ func (r reviewer) pod(ctx context.Context, from client.Reader, q admission.Reque
 	missing, errs := of.Judge()
 	if by := p.Annotations[v1alpha1.AnnotationNICPolicy]; by != "" && !of.Edit {
 		for i := range errs {
-			errs[i].Field = by + ": " + errs[i].Field // the policy's author has to fix it
+			errs[i].Field = by + ": " + errs[i].Field // has to be fixed by the policy's author
 		}
 	}
 	return missing, errs, nil
 }
 
-// asking is a pod of a namespace as package nicrequest reads it.
+// asking returns a pod of a namespace in the form that package nicrequest reads.
 func asking(p *corev1.Pod, ns *metav1.PartialObjectMetadata) nicrequest.Pod {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return nicrequest.Pod{Annotations: p.Annotations, NamespaceVPC: ns.Annotations[v1alpha1.AnnotationVPC], HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
 }
 
-// nic judges a PodNIC that is created, or gets other groups.
+// nic reviews a PodNIC that is created or gets other groups.
 func (r reviewer) nic(ctx context.Context, from client.Reader, q admission.Request) (string, nicrequest.Errors, error) {
 	n := &v1alpha1.PodNIC{}
 	if err := r.decoder.Decode(q, n); err != nil {
@@ -145,12 +144,12 @@ func (r reviewer) nic(ctx context.Context, from client.Reader, q admission.Reque
 	return "", nicrequest.CheckObject(n.Spec, v, q.Namespace, ns.Labels), nil
 }
 
-// vpc is the VPC of a name, or nil if there is none.
+// vpc returns a VPC by name, or nil if it does not exist.
 func vpc(ctx context.Context, r client.Reader, name string) (*v1alpha1.VPC, error) {
 	return objects.Get[v1alpha1.VPC](ctx, r, client.ObjectKey{Name: name})
 }
 
-// namespace is the metadata of a namespace, or only its name if it is not known yet.
+// namespace returns the metadata of a namespace, or only its name if it is not known yet.
 func namespace(ctx context.Context, r client.Reader, name string) (*metav1.PartialObjectMetadata, error) {
 	ns := watched.Namespace(name)
 	if err := r.Get(ctx, client.ObjectKey{Name: name}, ns); client.IgnoreNotFound(err) != nil {
@@ -159,8 +158,7 @@ func namespace(ctx context.Context, r client.Reader, name string) (*metav1.Parti
 	return ns, nil
 }
 
-// askForBranches has a pod that is created ask the scheduler for as many branch interfaces as it will have. What
-// cannot be found out changes nothing.
+// askForBranches makes a new pod request as many branch interfaces as it will have. If that cannot be determined, the pod is not changed.
 func (r reviewer) askForBranches(ctx context.Context, q admission.Request) (admission.Response, string) {
 	p := &corev1.Pod{}
 	if err := r.decoder.Decode(q, p); err != nil {
@@ -184,8 +182,7 @@ func (r reviewer) askForBranches(ctx context.Context, q admission.Request) (admi
 	return admission.PatchResponseFromRaw(q.Object.Raw, changed), outcomeChanged
 }
 
-// countBranches is how many branch interfaces a pod of a namespace will have, and whether the VPC that it
-// names is known.
+// countBranches returns how many branch interfaces a pod of a namespace will have, and whether the VPC that it names is known.
 func (r reviewer) countBranches(ctx context.Context, from client.Reader, p *corev1.Pod, in string) (branches int, known bool, err error) {
 	ns, err := namespace(ctx, from, in)
 	if err != nil {

@@ -45,7 +45,7 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 	return errors.New("connection refused")
 }
 
-// knows are policies as they are known, and as the API server has them.
+// knows are the policies in the cache and at the API server.
 type knows struct {
 	cached, live []nicrequest.Policy
 	err          error
@@ -58,9 +58,9 @@ func (k knows) Of(_ context.Context, _ string, live bool) ([]nicrequest.Policy, 
 	return k.cached, k.err
 }
 
-// A pod of a namespace with policies passes with its policy's NIC, or with none that selects it,
-// and never without an answer. What is known trails what the API server has.
-func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
+// A pod of a namespace with policies is admitted with its policy's NIC, or if no policy selects it, and never without a decision. The cache
+// may trail the API server.
+func TestPoliciesAreReadLive(t *testing.T) {
 	scheme := runtime.NewScheme()
 	harness.OK(t, clientgoscheme.AddToScheme(scheme))
 	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
@@ -75,14 +75,14 @@ func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
 		says         string
 	}{
 		{"selected", knows{cached: all}, there, away{}, true, "NICPolicy/p"},
-		{"selected by one that was just made", knows{live: all}, there, away{}, true, "NICPolicy/p"},
-		{"in a VPC that was just made", knows{cached: all}, has{}, there, true, "NICPolicy/p"},
-		{"of an account that is not there", knows{cached: byAccount}, there, there, true, "NICPolicy/p"},
-		{"selected by none", knows{}, away{}, away{}, true, ""},
-		{"in no VPC", knows{cached: all}, has{}, has{}, false, "there is no VPC v"},
-		{"policies unknown", knows{err: errors.New("not read yet")}, there, there, false, "find the NICPolicy of the pod: not read yet"},
-		{"accounts unknown", knows{cached: byAccount}, there, away{}, false, "connection refused"},
-		{"VPCs unknown", knows{cached: all}, away{}, away{}, false, "connection refused"},
+		{"selected by a new policy", knows{live: all}, there, away{}, true, "NICPolicy/p"},
+		{"in a new VPC", knows{cached: all}, has{}, there, true, "NICPolicy/p"},
+		{"missing service account", knows{cached: byAccount}, there, there, true, "NICPolicy/p"},
+		{"not selected", knows{}, away{}, away{}, true, ""},
+		{"missing VPC", knows{cached: all}, has{}, has{}, false, "there is no VPC v"},
+		{"policies unavailable", knows{err: errors.New("not read yet")}, there, there, false, "find the NICPolicy of the pod: not read yet"},
+		{"service accounts unavailable", knows{cached: byAccount}, there, away{}, false, "connection refused"},
+		{"VPCs unavailable", knows{cached: all}, away{}, away{}, false, "connection refused"},
 	} {
 		r := reviewer{
 			decoder: admission.NewDecoder(scheme), cached: tt.cached, live: tt.live, policies: tt.policies,
@@ -92,7 +92,7 @@ func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
 			Operation: admissionv1.Create, Namespace: "default", Object: runtime.RawExtension{Raw: []byte(`{"spec":{"containers":[{"name":"c"}]}}`)},
 		}})
 		if a.Allowed != tt.allowed {
-			t.Errorf("%s: allowed %v: %+v", tt.name, a.Allowed, a.Result)
+			t.Errorf("%s: allowed = %v, result %+v", tt.name, a.Allowed, a.Result)
 			continue
 		}
 		said := ""
@@ -103,14 +103,14 @@ func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
 			said += " " + p.Json()
 		}
 		if !strings.Contains(said, tt.says) || tt.allowed && !strings.Contains(said, v1alpha1.AnnotationNICPolicy) {
-			t.Errorf("%s: %s, want %q", tt.name, said, tt.says)
+			t.Errorf("%s: response = %s, want it to contain %q", tt.name, said, tt.says)
 		}
 	}
 	a, _ := reviewer{decoder: admission.NewDecoder(scheme)}.applyPolicy(t.Context(), admission.Request{
 		AdmissionRequest: admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: []byte(`{"spec":"x"}`)}},
 	})
 	if a.Allowed {
-		t.Error("what is no pod passes")
+		t.Error("an object that is no pod was allowed")
 	}
 }
 
@@ -121,9 +121,9 @@ func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 	return errors.New("connection refused")
 }
 
-// Pods that cannot be looked at are let pass, as they were made: the API server takes an answer
-// that is an error for a refusal, whatever the failure policy.
-func TestWhatCannotBeLookedAtPasses(t *testing.T) {
+// Pods that cannot be reviewed are allowed unchanged: the API server treats an answer with an error as a rejection, whatever the failure
+// policy.
+func TestUnreviewablePodsAreAllowed(t *testing.T) {
 	scheme := runtime.NewScheme()
 	harness.OK(t, clientgoscheme.AddToScheme(scheme))
 	r := reviewer{admission.NewDecoder(scheme), away{}, away{}, nil, nicrequest.First{Name: "eth0"}, clock.Real{}, NewMetrics()}
@@ -132,15 +132,15 @@ func TestWhatCannotBeLookedAtPasses(t *testing.T) {
 		"branches": r.counted(ofBranches, r.askForBranches),
 	} {
 		for what, pod := range map[string]string{
-			"without the API server": `{"metadata":{"annotations":{"berth.dev/vpc":"e"}},"spec":{"containers":[{"name":"c"}]}}`,
-			"of another form":        `{"spec":{"containers":"c"}}`,
+			"API server unavailable": `{"metadata":{"annotations":{"berth.dev/vpc":"e"}},"spec":{"containers":[{"name":"c"}]}}`,
+			"unexpected form":        `{"spec":{"containers":"c"}}`,
 		} {
 			q := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 				Operation: admissionv1.Create, Namespace: "default", Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
 				Object: runtime.RawExtension{Raw: []byte(pod)},
 			}}
 			if a := h.Handle(t.Context(), q); !a.Allowed || len(a.Patches) != 0 || len(a.Warnings) != 1 {
-				t.Errorf("%s, a pod %s: %+v", name, what, a)
+				t.Errorf("%s, pod %s: response = %+v, want it allowed with a warning", name, what, a)
 			}
 		}
 	}
@@ -155,22 +155,22 @@ func TestBranchesOf(t *testing.T) {
 		nics string
 		want int
 	}{
-		"the default one":         {vpc(v1alpha1.ProviderEC2), "", 1},
-		"an empty list":           {vpc(v1alpha1.ProviderEC2), "[]", 1},
-		"two":                     {vpc(v1alpha1.ProviderEC2), "[{}, {name: backup, subnet: subnet-2}]", 2},
-		"in lines":                {vpc(v1alpha1.ProviderEC2), "- {}\n- name: backup\n- nic: db-0\n", 3},
-		"a PodNIC that is there":  {vpc(v1alpha1.ProviderEC2), "[{nic: db-0}]", 1},
-		"a port that is there":    {vpc(v1alpha1.ProviderEC2), "[{portID: eni-0123456789abcdef0}]", 1},
-		"the first interface":     {vpc(v1alpha1.ProviderEC2), "[{name: eth0}, {}]", 2},
-		"the first as a device":   {vpc(v1alpha1.ProviderEC2), "[{name: eth0, binding: tap}]", 0},
-		"what cannot be read":     {vpc(v1alpha1.ProviderEC2), "- [", 0},
-		"what contradicts itself": {vpc(v1alpha1.ProviderEC2), "[{name: eth1}, {name: eth1}]", 0},
-		"of Neutron":              {vpc(v1alpha1.ProviderNeutron), "[{}, {}]", 0},
-		"of no VPC":               {nil, "[{}]", 0},
+		"no list":                          {vpc(v1alpha1.ProviderEC2), "", 1},
+		"empty list":                       {vpc(v1alpha1.ProviderEC2), "[]", 1},
+		"two":                              {vpc(v1alpha1.ProviderEC2), "[{}, {name: backup, subnet: subnet-2}]", 2},
+		"YAML list":                        {vpc(v1alpha1.ProviderEC2), "- {}\n- name: backup\n- nic: db-0\n", 3},
+		"existing PodNIC":                  {vpc(v1alpha1.ProviderEC2), "[{nic: db-0}]", 1},
+		"existing port":                    {vpc(v1alpha1.ProviderEC2), "[{portID: eni-0123456789abcdef0}]", 1},
+		"first interface":                  {vpc(v1alpha1.ProviderEC2), "[{name: eth0}, {}]", 2},
+		"first interface with tap binding": {vpc(v1alpha1.ProviderEC2), "[{name: eth0, binding: tap}]", 0},
+		"invalid list":                     {vpc(v1alpha1.ProviderEC2), "- [", 0},
+		"contradictory list":               {vpc(v1alpha1.ProviderEC2), "[{name: eth1}, {name: eth1}]", 0},
+		"VPC of Neutron":                   {vpc(v1alpha1.ProviderNeutron), "[{}, {}]", 0},
+		"no VPC":                           {nil, "[{}]", 0},
 	} {
 		p := nicrequest.Pod{Annotations: map[string]string{v1alpha1.AnnotationNICs: tt.nics}}
 		if got := branchesOf(p, tt.vpc, nicrequest.First{Name: "eth0", MayBePort: true}); got != tt.want {
-			t.Errorf("%s: got %d, want %d", name, got, tt.want)
+			t.Errorf("%s: branchesOf() = %d, want %d", name, got, tt.want)
 		}
 	}
 }
@@ -190,33 +190,33 @@ func TestAsks(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spec corev1.PodSpec
 		want int64
-		// first is for how many the first container is to ask if the pod will have four.
+		// first is what the first container has to request if the pod will have four.
 		first int64
 	}{
-		"for nothing":          {corev1.PodSpec{Containers: []corev1.Container{{}}}, 0, 4},
-		"for others":           {corev1.PodSpec{InitContainers: []corev1.Container{cpu}, Containers: []corev1.Container{cpu}}, 0, 4},
-		"for none":             {corev1.PodSpec{Containers: []corev1.Container{of(list(v1alpha1.ResourceBranches, "0"))}}, 0, 4},
-		"the first":            {corev1.PodSpec{Containers: []corev1.Container{one, cpu}}, 1, 4},
-		"two":                  {corev1.PodSpec{Containers: []corev1.Container{one, cpu, two}}, 3, 2},
-		"an init container":    {corev1.PodSpec{InitContainers: []corev1.Container{two, one}, Containers: []corev1.Container{one}}, 2, 4},
-		"by limits alone":      {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: list(v1alpha1.ResourceBranches, "1")}}}}, 1, 4},
-		"a sidecar":            {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one)}, Containers: []corev1.Container{one, one}}, 3, 2},
-		"init after a sidecar": {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one), two}, Containers: []corev1.Container{{}}}, 3, 3},
-		"init before one":      {corev1.PodSpec{InitContainers: []corev1.Container{two, sidecar(one)}, Containers: []corev1.Container{{}}}, 2, 3},
-		"for as many":          {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(two)}, Containers: []corev1.Container{one, one}}, 4, 0},
-		"nobody in particular": {corev1.PodSpec{}, 0, 4},
+		"no requests":                     {corev1.PodSpec{Containers: []corev1.Container{{}}}, 0, 4},
+		"other resources":                 {corev1.PodSpec{InitContainers: []corev1.Container{cpu}, Containers: []corev1.Container{cpu}}, 0, 4},
+		"request of 0":                    {corev1.PodSpec{Containers: []corev1.Container{of(list(v1alpha1.ResourceBranches, "0"))}}, 0, 4},
+		"first container":                 {corev1.PodSpec{Containers: []corev1.Container{one, cpu}}, 1, 4},
+		"two containers":                  {corev1.PodSpec{Containers: []corev1.Container{one, cpu, two}}, 3, 2},
+		"init container":                  {corev1.PodSpec{InitContainers: []corev1.Container{two, one}, Containers: []corev1.Container{one}}, 2, 4},
+		"limits only":                     {corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: list(v1alpha1.ResourceBranches, "1")}}}}, 1, 4},
+		"sidecar":                         {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one)}, Containers: []corev1.Container{one, one}}, 3, 2},
+		"init container after a sidecar":  {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(one), two}, Containers: []corev1.Container{{}}}, 3, 3},
+		"init container before a sidecar": {corev1.PodSpec{InitContainers: []corev1.Container{two, sidecar(one)}, Containers: []corev1.Container{{}}}, 2, 3},
+		"already enough":                  {corev1.PodSpec{InitContainers: []corev1.Container{sidecar(two)}, Containers: []corev1.Container{one, one}}, 4, 0},
+		"no containers":                   {corev1.PodSpec{}, 0, 4},
 	} {
 		p := &corev1.Pod{Spec: tt.spec}
 		if got, _ := asks(p); got != tt.want {
-			t.Errorf("%s: got %d, want %d", name, got, tt.want)
+			t.Errorf("%s: asks() = %d, want %d", name, got, tt.want)
 		}
 		if got := lacks(p, 4); got != tt.first {
-			t.Errorf("%s: the first container is to ask for %d, want %d", name, got, tt.first)
+			t.Errorf("%s: lacks() = %d, want %d", name, got, tt.first)
 		}
 	}
 }
 
-// Only the first container is changed, and what is not known of pods here stays.
+// Only the first container is changed, and unknown fields of pods are kept.
 func TestRequest(t *testing.T) {
 	const asked = `{"requests":{"berth.dev/branch-interfaces":"2"},"limits":{"berth.dev/branch-interfaces":"2"}}`
 	for in, want := range map[string]string{
@@ -227,17 +227,17 @@ func TestRequest(t *testing.T) {
 	} {
 		got, err := edited([]byte(in), request(2))
 		if err != nil || !sameJSON(t, string(got), want) {
-			t.Errorf("%s\ngot  %s, %v\nwant %s", in, got, err, want)
+			t.Errorf("edited(%s) = %s, %v\nwant %s", in, got, err, want)
 		}
 	}
 	for _, in := range []string{`{`, `{}`, `{"spec":{"containers":[]}}`, `{"spec":{"containers":["a"]}}`, `{"spec":{"containers":{}}}`, `{"spec":[]}`} {
 		if got, err := edited([]byte(in), request(2)); err == nil {
-			t.Errorf("%s: got %s, want an error", in, got)
+			t.Errorf("edited(%s) = %s, want an error", in, got)
 		}
 	}
 }
 
-// sameJSON compares with numbers as they are written.
+// sameJSON compares JSON, with numbers as they are written.
 func sameJSON(t *testing.T, x, y string) bool {
 	t.Helper()
 	var values [2]any

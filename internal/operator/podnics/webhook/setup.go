@@ -24,29 +24,29 @@ import (
 // The paths of the webhooks.
 const (
 	Path       = "/validate"
-	MutatePath = "/mutate"   // with Options.Branches only
-	PolicyPath = "/policies" // with Options.Policies only
+	MutatePath = "/mutate"   // only with Options.Branches
+	PolicyPath = "/policies" // only with Options.Policies
 )
 
 // Options are the settings of the webhook.
 type Options struct {
-	Listener  net.Listener     // closed when the manager ends; nil: no webhook
-	Clients   []netip.Prefix   // clients beside the API server and the nodes
-	Namespace string           // the operator's own
-	First     nicrequest.First // of pods with NICs
-	Branches  bool             // add requests for branch interfaces to pods
-	Policies  Policies         // give pods NICs; nil: there are none
+	Listener  net.Listener     // closed when the manager ends; nil if there is no webhook
+	Clients   []netip.Prefix   // clients in addition to the API server and the nodes
+	Namespace string           // the operator's own namespace
+	First     nicrequest.First // first interface of pods with NICs
+	Branches  bool             // whether to add requests for branch interfaces to pods
+	Policies  Policies         // policies that give pods NICs; may be nil
 	Clock     clock.Clock
 	Logger    *slog.Logger
 	Metrics   *Metrics // nil: not exported
 }
 
-// maxReview is the largest request in bytes: two objects of the largest size that the API server accepts
-// (controller-runtime has the same limit).
+// maxReview is the maximum size of a request in bytes: two objects of the maximum size that the API server accepts (controller-runtime has the
+// same limit).
 const maxReview = 7 << 20
 
-// Setup has a manager serve the webhook, whether it leads or not. Its cache must have VPCs, Nodes and the metadata of
-// Namespaces. It returns the metrics to register besides Options.Metrics.
+// Setup makes a manager serve the webhook, whether it leads or not. Its cache must have VPCs, Nodes and the metadata of Namespaces. It returns
+// the metrics to register in addition to Options.Metrics.
 func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	if o.Listener == nil {
 		return nil, nil
@@ -77,7 +77,7 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	for path, handler := range handlers {
 		hook, err := admission.StandaloneWebhook(&admission.Webhook{Handler: handler}, admission.StandaloneOptions{Logger: logr.Discard()})
 		if err != nil {
-			return nil, fmt.Errorf("webhook: %w", err)
+			return nil, fmt.Errorf("set up webhook: %w", err)
 		}
 		mux.Handle("POST "+path, hook)
 	}
@@ -88,7 +88,7 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	serve := func(ctx context.Context) error {
 		err := web.Serve(ctx, o.Listener, mux, serving(k.certificate, from))
 		if err != nil {
-			return fmt.Errorf("webhook: %w", err)
+			return fmt.Errorf("set up webhook: %w", err)
 		}
 		return nil
 	}
@@ -102,8 +102,8 @@ func serving(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error), f
 	return web.Options{TLS: with, MaxBody: maxReview, Preferred: from.preferred}
 }
 
-// names are the names in the operator's certificate: that of its Service, and for API servers that are configured
-// with a URL the address that it listens at.
+// names returns the names in the operator's certificate: that of its Service and, for API servers that are configured with a URL, the address
+// that it listens on.
 func names(o Options) []string {
 	list := []string{ServiceName + "." + o.Namespace + ".svc"}
 	if at, err := netip.ParseAddrPort(o.Listener.Addr().String()); err == nil && !at.Addr().IsUnspecified() {

@@ -38,15 +38,14 @@ func TestMain(m *testing.M) { os.Exit(harness.KubeWithScheduler(m.Run)) }
 
 const limit = controllers.Limit
 
-// serve has an operator with the chart's rights in the mode port serve the webhook, and the
-// API server ask it, until end or the end of the test; and what Prometheus reads of it.
+// serve runs an operator that serves the webhook with the chart's rights in mode port, called by the API server, until end or the end of the
+// test. It also returns its metrics.
 func serve(t *testing.T) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	return serveFor(t, deploy.InMode(deploy.PortMode, "test"), webhook.Options{First: nicrequest.First{Name: "eth0", IsPort: true}}, []*watched.Kind{watched.Namespaces, podnics.VPCs})
 }
 
-// serveFor is serve for a release of the chart. The manager, which keeps some kinds in
-// memory, has more set up first.
+// serveFor works like serve for a release of the chart. more is set up before the manager, whose cache keeps the given kinds.
 func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watched.Kind, more ...func(manager.Manager, *webhook.Options) error) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	cfg := harness.OperatorConfigOf(t, r)
@@ -83,12 +82,12 @@ func pod(name string, annotations ...string) *corev1.Pod {
 	return p
 }
 
-// inVPC is a pod with NICs in vpc-1.
+// inVPC returns a pod with NICs in vpc-1.
 func inVPC(nics string) *corev1.Pod {
 	return pod("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, nics)
 }
 
-// makeVPC makes one with the subnet web, which is for namespaces with a label.
+// makeVPC creates a VPC with the subnet web, for namespaces with a label.
 func makeVPC(t *testing.T, name string) {
 	t.Helper()
 	most, admin := int32(2), harness.KubeClient(t)
@@ -102,7 +101,7 @@ func makeVPC(t *testing.T, name string) {
 	harness.OK(t, admin.Status().Update(t.Context(), v))
 }
 
-// value is that of one series, by the values of its labels.
+// value returns the value of one series, by the values of its labels.
 func value(t *testing.T, from []prometheus.Collector, name string, labels ...string) float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
@@ -122,29 +121,29 @@ func value(t *testing.T, from []prometheus.Collector, name string, labels ...str
 			}
 		}
 	}
-	t.Fatalf("there is no %s with %q", name, labels)
+	t.Fatalf("no series of %s with labels %q", name, labels)
 	return 0
 }
 
-// refused is nil if the webhook refused with a text.
+// refused returns nil if the webhook rejected a request with this text.
 func refused(err error, text string) error {
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "ports.berth.dev") || !strings.Contains(err.Error(), text) {
-		return fmt.Errorf("got %w, want it refused by the webhook: %s", err, text)
+		return fmt.Errorf("got %w, want a rejection by the webhook: %s", err, text)
 	}
 	return nil
 }
 
-// Each row of what the API server's policies cannot judge is refused with its text,
-// and once no operator is there pods are admitted.
+// Everything that the API server's policies cannot judge is rejected by the webhook with the right message. Without an operator, pods are
+// admitted.
 func TestWebhook(t *testing.T) {
 	harness.KubeClean(t)
 	makeVPC(t, "vpc-1")
 	admin := harness.KubeClient(t)
 	end, metrics := serve(t)
-	harness.Eventually(t, limit, "the webhook is asked", func() error {
+	harness.Eventually(t, limit, "webhook called", func() error {
 		err := admin.Create(t.Context(), inVPC("no list"), client.DryRunAll)
 		if err == nil {
-			return fmt.Errorf("not asked yet")
+			return fmt.Errorf("webhook not called yet")
 		}
 		return refused(err, "expected a list of NICs")
 	})
@@ -169,7 +168,7 @@ func TestWebhook(t *testing.T) {
 		"[{ip: 10.0.0.5}, {ip: 10.0.0.5}]": nics + "[1].ip: 10.0.0.5 is asked for by " + nics + "[0] too",
 	} {
 		if err := refused(admin.Create(t.Context(), inVPC(text), client.DryRunAll), want); err != nil {
-			t.Errorf("%s: %v", text, err)
+			t.Errorf("pod with NICs %s: %v", text, err)
 		}
 	}
 	harness.OK(t, admin.Create(t.Context(), inVPC("[{subnet: web, ip: 10.0.0.5}, {securityGroup: g-1}]"), client.DryRunAll))
@@ -179,7 +178,7 @@ func TestWebhook(t *testing.T) {
 		other := controllers.Create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}})
 		p := pod("a", v1alpha1.AnnotationVPC, "vpc-1")
 		p.Namespace = other.Name
-		harness.Eventually(t, limit, "a pod of another namespace is refused", func() error {
+		harness.Eventually(t, limit, "pod of another namespace rejected", func() error {
 			return refused(admin.Create(t.Context(), p.DeepCopy(), client.DryRunAll), "VPC vpc-1 is not for namespace "+other.Name)
 		})
 		n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: other.Name, Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1"}}
@@ -226,13 +225,13 @@ func TestWebhook(t *testing.T) {
 		})
 		ends := value(t, metrics, "berth_operator_webhook_certificate_expiry_timestamp_seconds")
 		if left := time.Until(time.Unix(int64(ends), 0)); left < 24*time.Hour || left > 30*24*time.Hour {
-			t.Errorf("the certificate ends in %v", left)
+			t.Errorf("certificate expires in %v, want 1 to 30 days", left)
 		}
 		if n := value(t, metrics, "berth_operator_webhook_certificate_checks_total", "success"); n < 1 {
-			t.Error("the authorities were never looked at")
+			t.Error("certificate checks were not counted")
 		}
 		if n := value(t, metrics, "berth_operator_webhook_reviews_total", "refused", "pods"); n < 16 {
-			t.Errorf("%v pods were refused", n)
+			t.Errorf("%v reviews rejected a pod, want at least 16", n)
 		}
 	})
 	t.Run("without an operator", func(t *testing.T) {
@@ -241,7 +240,7 @@ func TestWebhook(t *testing.T) {
 	})
 }
 
-// addresses gives the machine some, and returns them.
+// addresses adds addresses to the machine, and returns them.
 func addresses(t *testing.T, n int) (list []string) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -257,18 +256,18 @@ func addresses(t *testing.T, n int) (list []string) {
 	return list
 }
 
-// Pods that hold requests open whose bodies never end do not keep a pod from being made.
-func TestPodsAreMadeWhileRequestsAreHeld(t *testing.T) {
+// Pods that hold requests with endless bodies open cannot keep a pod from being created.
+func TestPodsAreCreatedDespiteHeldRequests(t *testing.T) {
 	harness.KubeClean(t)
 	makeVPC(t, "vpc-1")
 	all, admin := addresses(t, 18), harness.KubeClient(t)
 	servers := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}}, // it comes from the machine's own
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}}, // the API server's requests come from the machine's own address
 	}
 	harness.OK(t, admin.Create(t.Context(), servers))
 	t.Cleanup(func() { harness.OK(t, admin.Delete(context.Background(), servers)) })
-	for name, clients := range map[string][]netip.Prefix{"of pods": nil, "of those who may ask": {netip.MustParsePrefix("198.51.100.0/24")}} {
+	for name, clients := range map[string][]netip.Prefix{"attackers that may not ask": nil, "attackers that may ask": {netip.MustParsePrefix("198.51.100.0/24")}} {
 		t.Run(name, func(t *testing.T) {
 			l, err := net.Listen("tcp", all[0]+":0")
 			harness.OK(t, err)
@@ -278,7 +277,7 @@ func TestPodsAreMadeWhileRequestsAreHeld(t *testing.T) {
 			judged := func() error {
 				return refused(admin.Create(t.Context(), inVPC("no list"), client.DryRunAll), "expected a list of NICs")
 			}
-			harness.Eventually(t, limit, "the webhook is asked", judged)
+			harness.Eventually(t, limit, "webhook called", judged)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			for _, from := range all[1:] {
@@ -286,30 +285,30 @@ func TestPodsAreMadeWhileRequestsAreHeld(t *testing.T) {
 					go hold(ctx, from, l.Addr().String())
 				}
 			}
-			harness.Eventually(t, limit, "the attack is under way", func() error {
+			harness.Eventually(t, limit, "attack in progress", func() error {
 				if n := value(t, metrics, "berth_operator_webhook_refused_connections_total"); clients == nil && n < 17*8 {
-					return fmt.Errorf("%v connections were refused", n)
+					return fmt.Errorf("%v connections refused", n)
 				}
 				return nil
 			})
 			for i := range 6 {
 				if err := judged(); err != nil {
-					t.Errorf("pod %d: %v", i, err)
+					t.Errorf("creating pod %d during the attack: %v", i, err)
 				}
-				<-time.After(200 * time.Millisecond) // while connections come again
+				<-time.After(200 * time.Millisecond) // while connections are opened again
 			}
 		})
 	}
 }
 
-// hold has a POST without an end at an address all the time.
+// hold keeps a POST without an end open at an address all the time.
 func hold(ctx context.Context, from, to string) {
 	for ctx.Err() == nil {
 		d := tls.Dialer{NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}, Config: &tls.Config{InsecureSkipVerify: true}}
 		if c, err := d.DialContext(ctx, "tcp", to); err == nil {
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			_, _ = io.WriteString(c, "POST /validate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
-			_, _ = io.Copy(io.Discard, c) // until it is closed
+			_, _ = io.Copy(io.Discard, c) // blocks until the connection is closed
 			stop()
 			_ = c.Close()
 		}

@@ -1,7 +1,6 @@
-// Command limitsgen keeps the table of package limits: it checks and orders
-// the rows, and with -refresh takes the numbers from DescribeInstanceTypes of
-// the account that the environment's credentials open. Types that the region
-// does not offer keep their rows.
+// Command limitsgen maintains the table of package limits: it validates and sorts the rows and, with -refresh,
+// takes the numbers from DescribeInstanceTypes, using the AWS credentials in the environment. Types that the
+// region does not offer keep their rows.
 package main
 
 import (
@@ -23,7 +22,7 @@ import (
 
 func main() {
 	out := flag.String("table", "limits.tsv", "`file` to rewrite")
-	refresh := flag.Bool("refresh", false, "ask EC2 for the numbers")
+	refresh := flag.Bool("refresh", false, "fetch the numbers from EC2")
 	region := flag.String("region", "", "`region` to ask; from the environment when empty")
 	flag.Parse()
 	if err := run(context.Background(), *out, *refresh, *region); err != nil {
@@ -87,8 +86,8 @@ func ask(ctx context.Context, api ec2.DescribeInstanceTypesAPIClient, rows map[s
 	return nil
 }
 
-// entry is the row of a type, false for one without network information.
-// MaxENIs is that of the default network card, which is the one Berth uses.
+// entry returns the row of a type; false for a type without network information. MaxENIs is the limit of the default
+// network card, the only one that Berth uses.
 func entry(t types.InstanceTypeInfo) (limits.Entry, bool) {
 	n := t.NetworkInfo
 	if n == nil || n.MaximumNetworkInterfaces == nil || n.Ipv4AddressesPerInterface == nil {

@@ -15,7 +15,7 @@ import (
 
 const table = "../../limits/limits.tsv"
 
-// Asking an EC2 that has the same numbers gives the same table, byte for byte.
+// Refreshing from an EC2 with the same numbers reproduces the table byte for byte.
 func TestRefresh(t *testing.T) {
 	lab := check.Must(endpoints.Serve(spec.Default()))(t)
 	defer lab.Close()
@@ -28,11 +28,11 @@ func TestRefresh(t *testing.T) {
 	check.OK(t, ask(t.Context(), api, rows))
 	want := check.Must(os.ReadFile(table))(t)
 	if got := render(rows); string(got) != string(want) {
-		t.Errorf("%d bytes, want the table's %d", len(got), len(want))
+		t.Errorf("refreshed table has %d bytes and differs from limits.tsv with %d", len(got), len(want))
 	}
 }
 
-// Without -refresh the generator leaves an ordered table as it is, and orders another.
+// Without -refresh the generator sorts the table, and leaves a sorted one unchanged.
 func TestNormalise(t *testing.T) {
 	path := t.TempDir() + "/limits.tsv"
 	rows := "m5.large\t3\t10\t10\tnitro\t1\nc5.large\t3\t10\t10\tnitro\t1\n"
@@ -42,12 +42,12 @@ func TestNormalise(t *testing.T) {
 		got, err := os.ReadFile(path)
 		want := header + "c5.large\t3\t10\t10\tnitro\t1\nm5.large\t3\t10\t10\tnitro\t1\n"
 		if err != nil || string(got) != want {
-			t.Fatalf("%q, %v", got, err)
+			t.Fatalf("table = %q, %v, want it sorted", got, err)
 		}
 		rows = string(got)
 	}
 	check.OK(t, os.WriteFile(path, []byte("m5.large\t3\n"), 0o600))
 	if err := run(t.Context(), path, false, ""); err == nil {
-		t.Fatal("a short row is accepted")
+		t.Fatal("run() accepted a row with missing columns")
 	}
 }

@@ -11,30 +11,30 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// Pod is what of a pod decides which Egresses it uses.
+// Pod is the part of a pod that determines which Egresses it uses.
 type Pod struct {
 	Namespace           membership.Namespace
 	Labels, Annotations map[string]string
-	// HostNetwork tells that it is in the node's network namespace, Static that it is the
+	// HostNetwork reports that the pod is in the node's network namespace, Static that it is the
 	// mirror of a static pod, Gateway that it is a gateway of an Egress.
 	HostNetwork, Static, Gateway bool
 }
 
-// Decision is which Egresses a pod uses, and which it is refused.
+// Decision says which Egresses a pod uses, and which ones it is refused.
 type Decision struct {
-	// Wanted tells that the pod has an EgressClient.
+	// Wanted reports whether the pod has an EgressClient.
 	Wanted bool
-	// Egresses are those that it uses, ordered by namespace and name.
+	// Egresses are the Egresses that the pod uses, ordered by namespace and name.
 	Egresses []v1alpha1.EgressReference
-	// Selected are those of them, as namespace/name, that select it and that it does not name.
+	// Selected are those of Egresses, as namespace/name, that select the pod and that it does not name.
 	Selected []string
-	// Refused are those that it is refused, and why, in the same order.
+	// Refused are the Egresses that the pod is refused, and why, in the same order.
 	Refused []v1alpha1.EgressRefusal
 }
 
-// Decide finds which Egresses a pod uses: those that its annotations name and that allow it,
-// and those that select it with its namespace's consent. Of two whose destinations overlap it uses
-// the one of the better rank, then the older one, then the first by namespace and name. A pod in the
+// Decide determines which Egresses a pod uses: those that its annotations name and that allow it, and
+// those that select it with its namespace's consent. Of two whose destinations overlap, it uses the
+// one with the better rank, then the older one, then the first by namespace and name. A pod in the
 // node's network, a static pod and a gateway use none: Egresses that they name are refused.
 func Decide(p Pod, all Egresses) Decision {
 	selecting := all.Selecting(p.Namespace)
@@ -61,7 +61,7 @@ func Decide(p Pod, all Egresses) Decision {
 	return d
 }
 
-// cannot is why a pod uses no Egress at all; empty: it may.
+// cannot returns why a pod may not use any Egress, or "" if it may.
 func (p Pod) cannot() string {
 	switch {
 	case p.HostNetwork:
@@ -74,8 +74,8 @@ func (p Pod) cannot() string {
 	return ""
 }
 
-// rank is why a pod uses an Egress, the best reason first: no Egress takes a destination, or a
-// part of one, from an Egress of a better rank.
+// rank is why a pod uses an Egress, best rank first. No Egress takes a destination, or a part of
+// one, from an Egress with a better rank.
 type rank int
 
 const (
@@ -90,7 +90,7 @@ type choice struct {
 	rank rank
 }
 
-// choices are the Egresses that a pod may use: the better rank first, then the older.
+// choices returns the Egresses that a pod may use, best rank first, then oldest first.
 func choices(p Pod, all Egresses, refs []membership.Ref, selecting []*Egress, d *Decision) (out []choice) {
 	for _, e := range selecting {
 		switch {
@@ -117,8 +117,8 @@ func choices(p Pod, all Egresses, refs []membership.Ref, selecting []*Egress, d 
 	return out
 }
 
-// forbids is why a pod that names an Egress may not use it; empty: it may. A pod that the Egress's
-// selector matches may: by naming the Egress it consents.
+// forbids returns why a pod that names an Egress may not use it, or "" if it may. A pod that matches
+// the Egress's selector may use it: by naming the Egress, the pod consents.
 func (e *Egress) forbids(p Pod) string {
 	of := p.Namespace
 	if of.Name == e.Ref.Namespace || e.selector.Namespace(of.Name, of.Labels) && e.selector.Pod(p.Labels) {
@@ -136,7 +136,7 @@ func (e *Egress) forbids(p Pod) string {
 		e.Ref, of.Name, because, membership.Field(e.Ref.Namespace))
 }
 
-// take has a pod use Egresses, except those that overlap one that it uses already.
+// take adds Egresses to the decision, except those that overlap one already added.
 func (d *Decision) take(choices []choice) {
 	var used []choice
 next:
@@ -160,7 +160,7 @@ next:
 	}
 }
 
-// Most is the longest message of a refusal, in bytes.
+// Most is the maximum length of a refusal's message in bytes.
 const Most = 1024
 
 func (d *Decision) refuse(ref membership.Ref, named bool, reason, format string, args ...any) {
@@ -171,8 +171,8 @@ func (d *Decision) refuse(ref membership.Ref, named bool, reason, format string,
 	d.Refused = append(d.Refused, v1alpha1.EgressRefusal{Namespace: ref.Namespace, Name: ref.Name, Reason: reason, Message: message, Named: named})
 }
 
-// shorten orders the refusals, and leaves out those for which an EgressClient has no room, first
-// of Egresses that the pod does not name.
+// shorten orders the refusals and drops those that do not fit into an EgressClient, starting with
+// Egresses that the pod does not name.
 func (d *Decision) shorten() {
 	slices.SortStableFunc(d.Refused, func(a, b v1alpha1.EgressRefusal) int {
 		switch {
@@ -189,19 +189,19 @@ func (d *Decision) shorten() {
 	})
 }
 
-// Claim is a live pod that has an address, or whose node reports it.
+// Claim is a live pod that has an address, or whose node reports the address.
 type Claim struct {
 	UID, Pod string // Pod is namespace/name
-	// Confirmed tells that the pod's own status has the address.
+	// Confirmed reports that the pod's own status has the address.
 	Confirmed bool
-	// Served tells that gateways serve the pod there.
+	// Served reports that gateways already serve the pod at the address.
 	Served  bool
 	Created time.Time
 }
 
-// Holder is the claim that wins an address, of at least one. A claim that a pod's status confirms
-// comes first, so that a report of one node takes nothing from another node's pods; then that of a
-// pod that gateways serve already; then that of the oldest pod.
+// Holder returns the claim that wins an address; claims must not be empty. A claim confirmed by the
+// pod's status wins, so that one node's report takes nothing from another node's pods; then a claim
+// that gateways already serve; then that of the oldest pod.
 func Holder(claims []Claim) Claim {
 	best := claims[0]
 	for _, c := range claims[1:] {
@@ -223,25 +223,25 @@ func first(a, b bool) int {
 	return 1
 }
 
-// Unconfirmed is how long gateways serve a pod at addresses that only its node reports. A starting
-// pod needs its gateways before its kubelet reports the addresses. Whoever stole a node's token may
+// Unconfirmed is how long gateways serve a pod at addresses that only its node reports. A starting pod
+// needs its gateways before its kubelet reports the addresses, but a stolen node token can be used to
 // report the addresses of a server.
 const Unconfirmed = 5 * time.Minute
 
 // Confirmed is the result of Confirm.
 type Confirmed struct {
-	// Addresses are those at which gateways may serve the pod.
+	// Addresses are the addresses at which gateways may serve the pod.
 	Addresses []string
-	// Elsewhere are those that contradict the kubelet.
+	// Elsewhere are the addresses that contradict the kubelet.
 	Elsewhere []string
-	// Since is when the node first reported addresses without the kubelet; zero: the kubelet has
-	// reported some, or neither has.
+	// Since is when the node first reported addresses that the kubelet had not; zero if the kubelet
+	// has reported addresses, or neither has.
 	Since time.Time
 }
 
-// Confirm compares the addresses of a pod that its node reports with those that its kubelet reports,
-// which are none while the pod starts. since is that of the last result: nothing that the node
-// reports restarts the time.
+// Confirm compares the pod addresses reported by the node with those reported by the kubelet, which
+// are none while the pod starts. since is from the previous result: no report of the node restarts
+// the time.
 func Confirm(node, kubelet []string, since, now time.Time) Confirmed {
 	if len(kubelet) > 0 {
 		var c Confirmed

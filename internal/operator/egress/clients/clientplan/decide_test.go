@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// made is an Egress of namespace internet, or of another where the name says one, that is so many
-// minutes younger than others.
+// made returns an Egress of namespace internet, or of the namespace in its name. younger is its
+// age relative to the others, in minutes.
 func made(name string, younger int, spec v1alpha1.EgressSpec) *Egress {
 	at := time.Date(2026, 1, 1, 0, younger, 0, 0, time.UTC)
 	namespace, of, other := strings.Cut(name, "/")
@@ -55,7 +55,7 @@ func TestDecide(t *testing.T) {
 		made("paying", 8, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "pay")}, "100.64.0.0/10")),
 		made("younger", 9, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "pay")}, "100.64.1.0/24")),
 		made("ours", 10, selects(v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}, "100.64.2.0/24")),
-		// They select pods with app: web: all there is in two parts, all there is, and a part of it.
+		// The selectors match pods with app: web. Destinations: everything in two halves, everything, and a part.
 		made("halves", 11, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "open"), PodSelector: web}, "0.0.0.0/1", "128.0.0.0/1")),
 		made("dmz/rest", 12, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "open"), PodSelector: web}, "0.0.0.0/0")),
 		made("mart/part", 13, selects(v1alpha1.EgressClientSelector{PodSelector: web}, "64.0.0.0/2")),
@@ -83,48 +83,48 @@ func TestDecide(t *testing.T) {
 		want    string            // Egresses
 		refused []string          // name, reason and whether it is named
 		words   string            // in the first message
-		none    bool              // no report is to be made
+		none    bool              // no EgressClient is wanted
 	}{
-		"nothing":                 {pod: shop, none: true},
-		"named":                   {pod: names(shop, "nat"), want: "nat"},
-		"two":                     {pod: names(shop, "nat,dc"), want: "dc nat"}, // all addresses contain some
-		"families":                {pod: names(shop, "nat2,nat6"), want: "nat2 nat6"},
-		"both have all":           {pod: names(shop, "nat2,nat"), want: "nat", refused: []string{"nat2 Overlaps named"}, words: "0.0.0.0/0 of Egress internet/nat2 and 0.0.0.0/0 of Egress internet/nat overlap"},
-		"one has part":            {pod: names(shop, "dc-part,dc"), want: "dc", refused: []string{"dc-part Overlaps named"}, words: "203.0.113.128/25 of Egress internet/dc-part and 203.0.113.0/24"},
-		"not there":               {pod: names(shop, "nat,none"), want: "nat", refused: []string{"none NotFound named"}, words: "there is no Egress internet/none: create it, or remove it from metadata.annotations[egress.berth.dev/internet]"},
-		"not allowed":             {pod: names(shop, "closed"), refused: []string{"closed NotAllowed named"}, words: "Egress internet/closed does not allow pods of namespace shop"},
-		"its own namespace":       {pod: names(internet, "closed"), want: "closed ours"},
-		"allowed by labels":       {pod: names(shop, "team"), labels: team, want: "team"},
-		"not by labels":           {pod: names(shop, "team"), refused: []string{"team NotAllowed named"}},
-		"labels that are wrong":   {pod: names(shop, "broken"), labels: team, refused: []string{"broken NotAllowed named"}, words: "spec.allowedNamespaces.selector"},
-		"selected and named":      {pod: names(pay, "paying"), labels: team, want: "paying", refused: []string{"younger Overlaps"}},
-		"the named one wins":      {pod: names(pay, "younger"), labels: team, want: "younger", refused: []string{"paying Overlaps"}},
-		"the older one wins":      {pod: pay, labels: team, want: "paying", refused: []string{"younger Overlaps"}},
-		"labels do not select":    {pod: shop, labels: team},
-		"namespace not selected":  {pod: pay, none: true},
-		"the Egress's own":        {pod: internet, want: "ours"},
-		"wrong annotation":        {pod: names(shop, "nat,,dc"), refused: []string{" Invalid named"}, words: `metadata.annotations[egress.berth.dev/internet]: is "nat,,dc"`},
-		"the node's network":      {pod: names(hosts, "nat"), labels: team, refused: []string{"nat Invalid named"}, words: "metadata.annotations[egress.berth.dev/internet] names Egress internet/nat, which a pod in the node's network (spec.hostNetwork) cannot use"},
-		"the node's, selected":    {pod: hosts, labels: team, none: true},
-		"static":                  {pod: names(static, "nat"), refused: []string{"nat Invalid named"}, words: "a static pod cannot use"},
-		"static, selected":        {pod: static, labels: team},
-		"a gateway":               {pod: names(gateway, "nat"), refused: []string{"nat Invalid named"}, words: "a gateway of an Egress cannot use"},
-		"a gateway, selected":     {pod: gateway, labels: team},
-		"another's wrong and one": {pod: Pod{Namespace: shop.Namespace, Annotations: map[string]string{key: "nat", v1alpha1.AnnotationEgressPrefix + "dmz": ""}}, want: "nat", refused: []string{" Invalid named"}, words: "[egress.berth.dev/dmz]"},
-		"without consent":         {pod: in(membership.Namespace{Name: "bar"}, "pay"), labels: team, none: true},
-		"consent to others":       {pod: in(consenting("bar", "dmz,bank"), "pay"), labels: team, none: true},
-		"consent to all":          {pod: in(consenting("bar", "*"), "pay"), labels: team, want: "paying", refused: []string{"younger Overlaps"}},
-		"by a grant":              {pod: in(membership.Namespace{Name: "bar"}, "web"), labels: opened, want: "dmz/rest"},
-		"the system's":            {pod: in(consenting("kube-system", "internet,dmz"), "web"), labels: opened, none: true},
-		"Berth's":                 {pod: in(consenting("berth-system", "internet,dmz"), "web"), labels: opened, none: true},
-		"the system's, it names":  {pod: names(in(membership.Namespace{Name: "kube-system"}, "web"), "nat,halves"), labels: opened, want: "halves nat"},
-		"named, and no consent":   {pod: names(in(membership.Namespace{Name: "bar"}, "pay"), "paying"), labels: team, want: "paying"},
-		"halves of what it names": {pod: names(in(consenting("bar", "internet"), "web"), "nat2"), labels: opened, want: "nat2", refused: []string{"dmz/rest Overlaps", "halves Overlaps"}, words: "0.0.0.0/0 of Egress dmz/rest and 0.0.0.0/0 of Egress internet/nat2 overlap"},
-		"part of what it names":   {pod: names(in(consenting("bar", ""), "web"), "dc"), labels: opened, want: "dmz/rest dc"}, // it takes no part of dc
-		"family it does not name": {pod: names(in(consenting("bar", ""), "web"), "nat6"), labels: opened, want: "dmz/rest nat6"},
-		"of others, older":        {pod: in(consenting("bar", "internet"), "web"), labels: opened, want: "dmz/rest halves"},
-		"its own before others'":  {pod: in(consenting("mart", "internet"), "web"), labels: opened, want: "dmz/rest mart/part", refused: []string{"halves Overlaps"}},
-		"halves of its own":       {pod: in(consenting("bank", "internet"), "web"), labels: opened, want: "bank/rest", refused: []string{"dmz/rest Overlaps", "halves Overlaps"}},
+		"no annotation":                              {pod: shop, none: true},
+		"one named":                                  {pod: names(shop, "nat"), want: "nat"},
+		"default route and a more specific one":      {pod: names(shop, "nat,dc"), want: "dc nat"}, // the more specific destination wins
+		"IPv4 and IPv6 separately":                   {pod: names(shop, "nat2,nat6"), want: "nat2 nat6"},
+		"two default routes":                         {pod: names(shop, "nat2,nat"), want: "nat", refused: []string{"nat2 Overlaps named"}, words: "0.0.0.0/0 of Egress internet/nat2 and 0.0.0.0/0 of Egress internet/nat overlap"},
+		"partial overlap":                            {pod: names(shop, "dc-part,dc"), want: "dc", refused: []string{"dc-part Overlaps named"}, words: "203.0.113.128/25 of Egress internet/dc-part and 203.0.113.0/24"},
+		"missing Egress":                             {pod: names(shop, "nat,none"), want: "nat", refused: []string{"none NotFound named"}, words: "there is no Egress internet/none: create it, or remove it from metadata.annotations[egress.berth.dev/internet]"},
+		"namespace not allowed":                      {pod: names(shop, "closed"), refused: []string{"closed NotAllowed named"}, words: "Egress internet/closed does not allow pods of namespace shop"},
+		"own namespace":                              {pod: names(internet, "closed"), want: "closed ours"},
+		"allowed by namespace labels":                {pod: names(shop, "team"), labels: team, want: "team"},
+		"not allowed by namespace labels":            {pod: names(shop, "team"), refused: []string{"team NotAllowed named"}},
+		"invalid namespace selector":                 {pod: names(shop, "broken"), labels: team, refused: []string{"broken NotAllowed named"}, words: "spec.allowedNamespaces.selector"},
+		"selected and named":                         {pod: names(pay, "paying"), labels: team, want: "paying", refused: []string{"younger Overlaps"}},
+		"named Egress wins":                          {pod: names(pay, "younger"), labels: team, want: "younger", refused: []string{"paying Overlaps"}},
+		"older Egress wins":                          {pod: pay, labels: team, want: "paying", refused: []string{"younger Overlaps"}},
+		"pod labels do not match":                    {pod: shop, labels: team},
+		"namespace labels do not match":              {pod: pay, none: true},
+		"selected in own namespace":                  {pod: internet, want: "ours"},
+		"invalid annotation":                         {pod: names(shop, "nat,,dc"), refused: []string{" Invalid named"}, words: `metadata.annotations[egress.berth.dev/internet]: is "nat,,dc"`},
+		"host network":                               {pod: names(hosts, "nat"), labels: team, refused: []string{"nat Invalid named"}, words: "metadata.annotations[egress.berth.dev/internet] names Egress internet/nat, which a pod in the node's network (spec.hostNetwork) cannot use"},
+		"host network, selected":                     {pod: hosts, labels: team, none: true},
+		"static pod":                                 {pod: names(static, "nat"), refused: []string{"nat Invalid named"}, words: "a static pod cannot use"},
+		"static pod, selected":                       {pod: static, labels: team},
+		"gateway":                                    {pod: names(gateway, "nat"), refused: []string{"nat Invalid named"}, words: "a gateway of an Egress cannot use"},
+		"gateway, selected":                          {pod: gateway, labels: team},
+		"one valid and one invalid annotation":       {pod: Pod{Namespace: shop.Namespace, Annotations: map[string]string{key: "nat", v1alpha1.AnnotationEgressPrefix + "dmz": ""}}, want: "nat", refused: []string{" Invalid named"}, words: "[egress.berth.dev/dmz]"},
+		"no consent":                                 {pod: in(membership.Namespace{Name: "bar"}, "pay"), labels: team, none: true},
+		"consent to other namespaces":                {pod: in(consenting("bar", "dmz,bank"), "pay"), labels: team, none: true},
+		"consent to all":                             {pod: in(consenting("bar", "*"), "pay"), labels: team, want: "paying", refused: []string{"younger Overlaps"}},
+		"selected by grant":                          {pod: in(membership.Namespace{Name: "bar"}, "web"), labels: opened, want: "dmz/rest"},
+		"kube-system":                                {pod: in(consenting("kube-system", "internet,dmz"), "web"), labels: opened, none: true},
+		"Berth's namespace":                          {pod: in(consenting("berth-system", "internet,dmz"), "web"), labels: opened, none: true},
+		"kube-system, named":                         {pod: names(in(membership.Namespace{Name: "kube-system"}, "web"), "nat,halves"), labels: opened, want: "halves nat"},
+		"named without consent":                      {pod: names(in(membership.Namespace{Name: "bar"}, "pay"), "paying"), labels: team, want: "paying"},
+		"selecting Egresses overlap the named one":   {pod: names(in(consenting("bar", "internet"), "web"), "nat2"), labels: opened, want: "nat2", refused: []string{"dmz/rest Overlaps", "halves Overlaps"}, words: "0.0.0.0/0 of Egress dmz/rest and 0.0.0.0/0 of Egress internet/nat2 overlap"},
+		"selected default route beside a named part": {pod: names(in(consenting("bar", ""), "web"), "dc"), labels: opened, want: "dmz/rest dc"}, // dmz/rest takes no part of dc
+		"selected default route of the other family": {pod: names(in(consenting("bar", ""), "web"), "nat6"), labels: opened, want: "dmz/rest nat6"},
+		"selected by two other namespaces":           {pod: in(consenting("bar", "internet"), "web"), labels: opened, want: "dmz/rest halves"},
+		"own namespace before others":                {pod: in(consenting("mart", "internet"), "web"), labels: opened, want: "dmz/rest mart/part", refused: []string{"halves Overlaps"}},
+		"others overlap the own default route":       {pod: in(consenting("bank", "internet"), "web"), labels: opened, want: "bank/rest", refused: []string{"dmz/rest Overlaps", "halves Overlaps"}},
 	} {
 		tt.pod.Namespace.Labels = tt.labels
 		d := Decide(tt.pod, all)
@@ -136,7 +136,7 @@ func TestDecide(t *testing.T) {
 		for _, r := range d.Egresses {
 			ref := membership.Ref{Namespace: r.Namespace, Name: r.Name}
 			if r.UID != all.Get(ref).UID || slices.Contains(d.Selected, ref.String()) == slices.Contains(refs, ref) {
-				t.Errorf("%s: got %+v, selected %q", what, r, d.Selected)
+				t.Errorf("%s: Decide() uses %+v and reports %q as selected", what, r, d.Selected)
 			}
 			got = append(got, short(r.Namespace, r.Name))
 		}
@@ -151,16 +151,16 @@ func TestDecide(t *testing.T) {
 			refused = append(refused, text)
 		}
 		if strings.Join(got, " ") != tt.want || !slices.Equal(refused, tt.refused) || d.Wanted == tt.none {
-			t.Errorf("%s: uses %q, refused %q, wanted %t; want %q, %q, %t", what, got, refused, d.Wanted, tt.want, tt.refused, !tt.none)
+			t.Errorf("%s: Decide() uses %q, refuses %q, wanted = %t; want %q, %q, %t", what, got, refused, d.Wanted, tt.want, tt.refused, !tt.none)
 		}
 		if tt.words != "" && (len(d.Refused) == 0 || !strings.Contains(d.Refused[0].Message, tt.words)) {
-			t.Errorf("%s: got %+v, want %q", what, d.Refused, tt.words)
+			t.Errorf("%s: Decide() refuses %+v, want message containing %q", what, d.Refused, tt.words)
 		}
 	}
 }
 
-// A pod that very many Egresses select uses as many as it can; its report begins with what
-// it names and cannot use, and no text is longer than the API takes.
+// A pod selected by very many Egresses uses as many as possible. Its refusals keep those that it
+// names, and no message exceeds the API's limit.
 func TestDecideBounds(t *testing.T) {
 	var list []*Egress
 	for i := range 80 {
@@ -171,20 +171,20 @@ func TestDecideBounds(t *testing.T) {
 	p := Pod{Namespace: membership.Namespace{Name: "shop"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": "e-79,zz"}}
 	d := Decide(p, NewEgresses("", list).Granting("internet", true))
 	if len(d.Egresses) != membership.MaxEgresses || len(d.Refused) != membership.MaxEgresses {
-		t.Fatalf("uses %d, refused %d", len(d.Egresses), len(d.Refused))
+		t.Fatalf("Decide() uses %d and refuses %d Egresses, want %d each", len(d.Egresses), len(d.Refused), membership.MaxEgresses)
 	}
 	if d.Egresses[31].Name != "e-79" || d.Refused[31].Name != "zz" || d.Refused[0].Reason != v1alpha1.EgressInvalid {
-		t.Errorf("got %+v, %+v", d.Egresses[31], d.Refused)
+		t.Errorf("Decide() uses %+v last and refuses %+v, want e-79 used and zz refused", d.Egresses[31], d.Refused)
 	}
 	long := Decision{}
 	long.refuse(membership.Ref{}, true, "A", "%s", strings.Repeat("ü", Most))
 	if n := len(long.Refused[0].Message); n > Most || !strings.HasSuffix(long.Refused[0].Message, "ü...") {
-		t.Errorf("%d bytes: %q", n, long.Refused[0].Message[n-8:])
+		t.Errorf("message has %d bytes and ends in %q", n, long.Refused[0].Message[n-8:])
 	}
 }
 
-// What a tenant makes concerns pods of its own namespace, and of those that consent, whatever
-// else it makes: so is the work for it, and the reports to its pods are bounded.
+// A tenant's Egresses affect only pods of its own namespace and of consenting namespaces, however many
+// it creates. The work for them and the reports to its pods are limited.
 func TestTenantsAreBounded(t *testing.T) {
 	var list []*Egress
 	for i := range 400 {
@@ -199,35 +199,35 @@ func TestTenantsAreBounded(t *testing.T) {
 		pod                  Pod
 		uses, refused, looks int
 	}{
-		"another's pod":              {shop, 0, 0, 0},
-		"another's pod, that names":  {Pod{Namespace: shop.Namespace, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": "nat"}}, 1, 0, 0},
-		"the cluster's DNS":          {Pod{Namespace: membership.Namespace{Name: "kube-system"}}, 0, 0, 0},
-		"a pod of its own namespace": {Pod{Namespace: membership.Namespace{Name: "tenant"}}, 1, membership.MaxSelecting - 1, membership.MaxSelecting},
+		"pod of another namespace":                      {shop, 0, 0, 0},
+		"pod of another namespace that names an Egress": {Pod{Namespace: shop.Namespace, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": "nat"}}, 1, 0, 0},
+		"kube-system":                   {Pod{Namespace: membership.Namespace{Name: "kube-system"}}, 0, 0, 0},
+		"pod of the tenant's namespace": {Pod{Namespace: membership.Namespace{Name: "tenant"}}, 1, membership.MaxSelecting - 1, membership.MaxSelecting},
 	} {
 		d := Decide(tt.pod, all)
 		if looks := len(all.Selecting(tt.pod.Namespace)); len(d.Egresses) != tt.uses || len(d.Refused) != tt.refused || looks != tt.looks || d.Wanted != (tt.uses > 0) {
-			t.Errorf("%s uses %d, is refused %d, and %d select it; want %d, %d, %d", name, len(d.Egresses), len(d.Refused), looks, tt.uses, tt.refused, tt.looks)
+			t.Errorf("%s: uses %d, refused %d, selected by %d; want %d, %d, %d", name, len(d.Egresses), len(d.Refused), looks, tt.uses, tt.refused, tt.looks)
 		}
 	}
-	// One more, or one less that counts not, is a change of none; of one that counts it is one of two.
+	// Adding or removing an Egress beyond the limit affects only itself; removing an active one activates another.
 	more := made("tenant/e-400", 400, list[0].spec)
 	if got := Changed(all, all.With(more.Ref, more), more.Ref); len(got) != 1 || all.With(more.Ref, more).TooMany(more) == "" {
-		t.Errorf("with one more %v are others", got)
+		t.Errorf("Changed() after adding one = %v, want only the added one", got)
 	}
 	less := all.With(list[7].Ref, nil)
 	if got := Changed(all, less, list[7].Ref); !slices.Equal(got, []membership.Ref{list[7].Ref, list[32].Ref}) {
-		t.Errorf("without one that selected %v are others", got)
+		t.Errorf("Changed() after removing an active one = %v, want it and the next in age", got)
 	}
 	if all.TooMany(list[31]) != "" || all.TooMany(list[32]) == "" || less.TooMany(list[32]) != "" || all.TooMany(nat) != "" || all.Granting("tenant", true).TooMany(list[399]) != "" {
-		t.Error("the wrong ones are too many")
+		t.Error("TooMany() reports the wrong Egresses")
 	}
 	if why := all.TooMany(list[32]); !strings.Contains(why, "namespace tenant has 32 older Egresses with spec.clients") {
-		t.Error(why)
+		t.Errorf("TooMany() = %q, want the namespace and the limit", why)
 	}
 }
 
-// A pod that an Egress selected learns why it does so no more, where that is not the Egress's own word.
-func TestNotSelected(t *testing.T) {
+// A pod is told why an Egress no longer selects it, unless the Egress itself changed.
+func TestReasonsForLosingAnEgress(t *testing.T) {
 	nat := made("nat", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "web")}})
 	list := []*Egress{made("closed", 0, v1alpha1.EgressSpec{}), nat}
 	for i := range membership.MaxSelecting {
@@ -243,28 +243,28 @@ func TestNotSelected(t *testing.T) {
 		pod Pod
 		why string
 	}{
-		"selected":              {few, consents, ""},
-		"no consent":            {few, web, "Egress internet/nat does not select the pod any more: namespace shop does not let Egresses of namespace internet select its pods, see its annotation berth.dev/egress-selectable-from"},
-		"other labels":          {few, other, ""},
-		"a namespace's other":   {few, elsewhere, ""},
-		"too many":              {many, consents, "namespace internet has 32 older Egresses"},
-		"too many, and a grant": {many.Granting("internet", true), web, ""},
+		"selected":                   {few, consents, ""},
+		"no consent":                 {few, web, "Egress internet/nat no longer selects the pod: namespace shop does not let Egresses of namespace internet select its pods, see its annotation berth.dev/egress-selectable-from"},
+		"other pod labels":           {few, other, ""},
+		"other namespace labels":     {few, elsewhere, ""},
+		"too many Egresses":          {many, consents, "namespace internet has 32 older Egresses"},
+		"too many Egresses, granted": {many.Granting("internet", true), web, ""},
 	} {
 		if got := tt.all.NotSelected(nat.Ref, tt.pod); !strings.Contains(got, tt.why) || (got == "") != (tt.why == "") {
-			t.Errorf("%s: %q", name, got)
+			t.Errorf("%s: NotSelected() = %q, want a reason containing %q", name, got, tt.why)
 		}
 	}
 	if few.NotSelected(list[0].Ref, web) != "" || few.NotSelected(membership.Ref{Namespace: "a", Name: "b"}, web) != "" {
-		t.Error("one without a selector, or that there is not, selected")
+		t.Error("NotSelected() reports an Egress without a selector, or one that does not exist")
 	}
 	if got := nat.NoConsent(); !strings.Contains(got, "kubectl get namespaces -l 'team=shop' lists them") || !strings.Contains(got, "berth.dev/egress-selectable-from=internet") {
-		t.Error(got)
+		t.Errorf("NoConsent() = %q, want the command and the annotation", got)
 	}
 	long := made("long", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{
 		MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "In", Values: []v1alpha1.LabelValue{v1alpha1.LabelValue(strings.Repeat("a", Most))}}},
 	}}})
 	if got := long.NoConsent(); len(got) > Most {
-		t.Errorf("%d bytes", len(got))
+		t.Errorf("NoConsent() has %d bytes, want at most %d", len(got), Most)
 	}
 }
 
@@ -274,10 +274,10 @@ func TestEgresses(t *testing.T) {
 	one := none.With(a.Ref, a)
 	two := one.With(b.Ref, b)
 	if one.Get(b.Ref) != nil || two.Get(a.Ref) != a || two.Get(b.Ref) != b || two.With(a.Ref, nil).Get(a.Ref) != nil || two.Get(a.Ref) == nil || none.Get(a.Ref) != nil {
-		t.Error("a value of Egresses was changed, or lacks one")
+		t.Error("Get() after With() is wrong, or an immutable value was changed")
 	}
 	if got := two.Selecting(membership.Namespace{Name: "internet"}); len(got) != 1 || got[0] != a || len(two.Selecting(membership.Namespace{Name: "shop"})) != 0 {
-		t.Errorf("selecting: %v", got)
+		t.Errorf("Selecting() = %v, want [a]", got)
 	}
 	other := made("a", 0, v1alpha1.EgressSpec{Destinations: []string{"::/0"}, Clients: a.spec.Clients})
 	replicas := int32(3)
@@ -286,15 +286,15 @@ func TestEgresses(t *testing.T) {
 	again.UID = "another"
 	for _, o := range []*Egress{other, again, nil, b} {
 		if a.SameChoice(o) || o.SameChoice(a) {
-			t.Errorf("%+v chooses as %+v", o, a)
+			t.Errorf("%+v.SameChoice(%+v) = true", o, a)
 		}
 	}
 	if !a.SameChoice(same) || !(*Egress)(nil).SameChoice(nil) {
-		t.Error("replicas choose")
+		t.Error("SameChoice() depends on spec.replicas")
 	}
 }
 
-// overlaps compares each destination with each.
+// overlaps is a reference implementation: it compares all pairs of destinations.
 func overlaps(a, b *Egress, yields bool) bool {
 	return slices.ContainsFunc(a.destinations, func(p netip.Prefix) bool {
 		return slices.ContainsFunc(b.destinations, func(q netip.Prefix) bool {
@@ -321,19 +321,19 @@ func TestOverlap(t *testing.T) {
 		a, b := some("a"), some("b")
 		got, want := overlap(a, b, i%2 == 0), overlaps(a, b, i%2 == 0)
 		if (got != "") != want {
-			t.Fatalf("%v and %v: %q, want an overlap: %t", a.spec.Destinations, b.spec.Destinations, got, want)
+			t.Fatalf("overlap(%v, %v) = %q, want an overlap: %t", a.spec.Destinations, b.spec.Destinations, got, want)
 		}
 		if want {
 			found++
 		}
 	}
 	if found < 1000 || found > 4000 {
-		t.Errorf("%d of 5000 overlap: the test has too few or too many", found)
+		t.Errorf("%d of 5000 pairs overlap, want 1000 to 4000 for a meaningful test", found)
 	}
 }
 
-// Users have pods name as many Egresses of as many destinations as they may. What that costs the operator does
-// not grow with the square of their number: with sixteen times as many as may be, such a comparison takes minutes.
+// A user may let pods name the maximum number of Egresses, each with the maximum number of destinations. The cost
+// must not grow with the square of their number: a pairwise comparison at sixteen times the limit takes minutes.
 func TestManyDestinationsOfEgresses(t *testing.T) {
 	var list []*Egress
 	names := ""
@@ -347,30 +347,30 @@ func TestManyDestinationsOfEgresses(t *testing.T) {
 	}
 	p := Pod{Namespace: membership.Namespace{Name: "tenant"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "tenant": names[1:]}}
 	if d := Decide(p, NewEgresses("", list)); len(d.Egresses) != len(list) {
-		t.Fatalf("uses %d of %d", len(d.Egresses), len(list))
+		t.Fatalf("Decide() uses %d Egresses, want %d", len(d.Egresses), len(list))
 	}
 }
 
 func TestHolder(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for what, tt := range map[string]struct{ wins, loses Claim }{
-		"a pod's own word":       {Claim{Confirmed: true, Created: at.Add(time.Hour)}, Claim{Served: true, Created: at}},
-		"who is served":          {Claim{Confirmed: true, Served: true, Created: at.Add(time.Hour)}, Claim{Confirmed: true, Created: at}},
-		"who is served, by word": {Claim{Served: true, Created: at.Add(time.Hour)}, Claim{Created: at}},
-		"the older":              {Claim{Created: at}, Claim{Created: at.Add(time.Second)}},
-		"any, but always":        {Claim{UID: "a", Created: at}, Claim{UID: "b", Created: at}},
+		"confirmed by status":       {Claim{Confirmed: true, Created: at.Add(time.Hour)}, Claim{Served: true, Created: at}},
+		"served, both confirmed":    {Claim{Confirmed: true, Served: true, Created: at.Add(time.Hour)}, Claim{Confirmed: true, Created: at}},
+		"served, neither confirmed": {Claim{Served: true, Created: at.Add(time.Hour)}, Claim{Created: at}},
+		"older pod":                 {Claim{Created: at}, Claim{Created: at.Add(time.Second)}},
+		"same age, ordered by UID":  {Claim{UID: "a", Created: at}, Claim{UID: "b", Created: at}},
 	} {
 		for _, claims := range [][]Claim{{tt.wins, tt.loses}, {tt.loses, tt.wins}} {
 			if got := Holder(claims); got != tt.wins {
-				t.Errorf("%s: %+v has it", what, got)
+				t.Errorf("%s: Holder() = %+v, want %+v", what, got, tt.wins)
 			}
 		}
 	}
 }
 
-// Gateways serve a pod where its kubelet says that it is. Where only the token of its node says so, they do for a time,
-// which no other word of the token begins anew.
-func TestConfirm(t *testing.T) {
+// Gateways serve a pod at the addresses that its kubelet reports. At addresses reported only with the node's token,
+// they serve it for a limited time that no further report extends.
+func TestConfirmedAddresses(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	over := now.Add(-Unconfirmed)
 	pod, six, server := "10.1.0.5", "fd00::5", "203.0.113.9"
@@ -379,19 +379,19 @@ func TestConfirm(t *testing.T) {
 		since         time.Time
 		want          Confirmed
 	}{
-		"both say it":                     {node: []string{pod, six}, kubelet: []string{six, pod}, want: Confirmed{Addresses: []string{pod, six}}},
-		"late, and both say it":           {node: []string{pod}, kubelet: []string{pod}, since: over, want: Confirmed{Addresses: []string{pod}}},
-		"a server":                        {node: []string{server}, kubelet: []string{pod}, want: Confirmed{Elsewhere: []string{server}}},
-		"a server besides":                {node: []string{pod, server}, kubelet: []string{pod}, since: now, want: Confirmed{Addresses: []string{pod}, Elsewhere: []string{server}}},
-		"the node says nothing":           {kubelet: []string{pod}},
-		"nobody says anything":            {},
-		"it starts":                       {node: []string{pod}, want: Confirmed{Addresses: []string{pod}, Since: now}},
-		"it starts for long":              {node: []string{pod}, since: over.Add(1), want: Confirmed{Addresses: []string{pod}, Since: over.Add(1)}},
-		"it starts for too long":          {node: []string{server}, since: over, want: Confirmed{Since: over}},
-		"the node says nothing meanwhile": {since: over, want: Confirmed{Since: over}},
+		"node and kubelet agree":               {node: []string{pod, six}, kubelet: []string{six, pod}, want: Confirmed{Addresses: []string{pod, six}}},
+		"kubelet confirms late":                {node: []string{pod}, kubelet: []string{pod}, since: over, want: Confirmed{Addresses: []string{pod}}},
+		"node reports another address":         {node: []string{server}, kubelet: []string{pod}, want: Confirmed{Elsewhere: []string{server}}},
+		"node reports one address too many":    {node: []string{pod, server}, kubelet: []string{pod}, since: now, want: Confirmed{Addresses: []string{pod}, Elsewhere: []string{server}}},
+		"only the kubelet reports":             {kubelet: []string{pod}},
+		"no reports":                           {},
+		"first report of a starting pod":       {node: []string{pod}, want: Confirmed{Addresses: []string{pod}, Since: now}},
+		"still starting before the deadline":   {node: []string{pod}, since: over.Add(1), want: Confirmed{Addresses: []string{pod}, Since: over.Add(1)}},
+		"deadline passed":                      {node: []string{server}, since: over, want: Confirmed{Since: over}},
+		"deadline passed and report withdrawn": {since: over, want: Confirmed{Since: over}},
 	} {
 		if got := Confirm(tt.node, tt.kubelet, tt.since, now); !reflect.DeepEqual(got, tt.want) {
-			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+			t.Errorf("%s: Confirm() = %+v, want %+v", name, got, tt.want)
 		}
 	}
 }

@@ -1,7 +1,7 @@
-// Package clientplan decides about clients of Egresses, over values: which Egresses a pod uses or is
-// refused, which of several pods has an address, and in which slice a client is.
+// Package clientplan makes the decisions about clients of Egresses as pure functions: which Egresses a
+// pod uses or is refused, which of several pods gets an address, and in which slice a client is.
 //
-//	egress.go  what of an Egress decides, and all Egresses
-//	decide.go  which Egresses a pod uses, and which pod has an address
-//	slices.go  which client is in which slice
+//	egress.go  the part of an Egress that determines its clients, and the set of all Egresses
+//	decide.go  which Egresses a pod uses, and which pod gets an address
+//	slices.go  distribution of clients over slices
 package clientplan

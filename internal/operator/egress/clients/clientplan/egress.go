@@ -15,16 +15,16 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// Egress is what of an Egress decides which pods are its clients.
+// Egress is the part of an Egress that determines which pods are its clients.
 type Egress struct {
 	Ref        membership.Ref
 	UID        string
 	Generation int64 // of the spec
 	Created    time.Time
-	// Gateways tells that it has a ready gateway.
+	// Gateways reports whether the Egress has a ready gateway.
 	Gateways bool
-	// Wrong is why spec.clients or spec.allowedNamespaces is invalid, and selects nothing; nil:
-	// they are valid.
+	// Wrong is why spec.clients or spec.allowedNamespaces is invalid and selects nothing; nil if
+	// both are valid.
 	Wrong error
 
 	spec         v1alpha1.EgressSpec
@@ -32,19 +32,19 @@ type Egress struct {
 	selector     membership.Selector
 }
 
-// Reads reports whether NewEgress would make the same of an object; never if e is nil.
+// Reads reports whether NewEgress would return the same for an object; false if e is nil.
 func (e *Egress) Reads(o *v1alpha1.Egress) bool {
 	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0)
 }
 
-// NewEgress reads one.
+// NewEgress converts an object.
 func NewEgress(o *v1alpha1.Egress) *Egress {
 	e := &Egress{
 		Ref: membership.Ref{Namespace: o.Namespace, Name: o.Name}, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
 		Gateways: o.Status.ReadyGateways > 0, spec: o.Spec,
 	}
 	for _, d := range o.Spec.Destinations {
-		if p, err := netip.ParsePrefix(d); err == nil { // the definition validates it
+		if p, err := netip.ParsePrefix(d); err == nil { // validated by the CRD
 			e.destinations = append(e.destinations, p)
 		}
 	}
@@ -61,7 +61,7 @@ func NewEgress(o *v1alpha1.Egress) *Egress {
 	return e
 }
 
-// SameChoice reports whether two Egresses, each of which may be nil, choose the same clients.
+// SameChoice reports whether two Egresses, either of which may be nil, choose the same clients.
 func (e *Egress) SameChoice(o *Egress) bool {
 	if e == nil || o == nil {
 		return e == o
@@ -74,15 +74,15 @@ func (e *Egress) reference() v1alpha1.EgressReference {
 	return v1alpha1.EgressReference{Namespace: e.Ref.Namespace, Name: e.Ref.Name, UID: e.UID}
 }
 
-// older orders by age, then by namespace and name.
+// older orders Egresses by age, then by namespace and name.
 func older(a, b *Egress) int { return cmp.Or(a.Created.Compare(b.Created), a.Ref.Compare(b.Ref)) }
 
-// overlap names destinations of two Egresses that overlap; empty: none do. It is no overlap if one
-// has all addresses of a family and the other some, since the more specific destination wins, unless
-// the first yields to the second: then it must take no part of the second's.
+// overlap names two overlapping destinations of two Egresses, or returns "" if none overlap. If one has
+// the default route of a family and the other a part of it, that is no overlap, since the more specific
+// destination wins; but if a yields to b, a must not take a part of b's default route either.
 //
-// It goes through the destinations of both in order: only earlier ones that contain a destination
-// overlap it. So the time grows with the number of destinations, and not with its square, which
+// It walks the sorted destinations of both: only earlier ones that contain a destination overlap it.
+// The time therefore grows linearly and not with the square of the number of destinations, which
 // users could exploit.
 func overlap(a, b *Egress, yields bool) string {
 	type destination struct {
@@ -115,14 +115,14 @@ func overlap(a, b *Egress, yields bool) string {
 	return ""
 }
 
-// Egresses are all Egresses. A value is immutable: With and Granting return another.
+// Egresses is the set of all Egresses. A value is immutable: With and Granting return a new one.
 type Egresses struct {
 	all       map[string]map[string]*Egress // by namespace and name
 	selectors membership.Selectors
 }
 
-// NewEgresses makes a value without grants by administrators. berthNamespace is Berth's own; empty: it
-// is not known.
+// NewEgresses returns a set without grants by administrators. berthNamespace is Berth's own namespace,
+// or "" if unknown.
 func NewEgresses(berthNamespace string, all []*Egress) Egresses {
 	out := Egresses{all: map[string]map[string]*Egress{}, selectors: membership.NewSelectors(berthNamespace)}
 	for _, e := range all {
@@ -135,10 +135,10 @@ func NewEgresses(berthNamespace string, all []*Egress) Egresses {
 	return out
 }
 
-// Get returns an Egress; nil: it does not exist.
+// Get returns an Egress, or nil if it does not exist.
 func (e Egresses) Get(ref membership.Ref) *Egress { return e.all[ref.Namespace][ref.Name] }
 
-// With replaces or adds an Egress; nil removes it.
+// With replaces or adds an Egress, or removes it if one is nil.
 func (e Egresses) With(ref membership.Ref, one *Egress) Egresses {
 	of := maps.Clone(e.all[ref.Namespace])
 	if of == nil {
@@ -158,16 +158,16 @@ func (e Egresses) With(ref membership.Ref, one *Egress) Egresses {
 	return e
 }
 
-// Granting sets whether an administrator lets the Egresses of a namespace select pods of others.
+// Granting sets whether an administrator lets the Egresses of a namespace select pods of other namespaces.
 func (e Egresses) Granting(namespace string, granted bool) Egresses {
 	e.selectors = e.selectors.Granting(namespace, granted)
 	return e
 }
 
-// Selectors are those of all Egresses.
+// Selectors returns the selectors of all Egresses.
 func (e Egresses) Selectors() membership.Selectors { return e.selectors }
 
-// Selecting are the Egresses that may select pods of a namespace.
+// Selecting returns the Egresses that may select pods of a namespace.
 func (e Egresses) Selecting(n membership.Namespace) (out []*Egress) {
 	for _, ref := range e.selectors.Of(n) {
 		out = append(out, e.Get(ref))
@@ -175,17 +175,17 @@ func (e Egresses) Selecting(n membership.Namespace) (out []*Egress) {
 	return out
 }
 
-// NotSelected is why an Egress does not select a pod although its selector matches; empty: it
-// selects the pod, or its selector does not match.
+// NotSelected returns why an Egress does not select a pod although its selector matches, or "" if it
+// selects the pod or its selector does not match.
 func (e Egresses) NotSelected(ref membership.Ref, p Pod) string {
 	one := e.Get(ref)
 	switch {
 	case one == nil || !one.selector.Namespace(p.Namespace.Name, p.Namespace.Labels) || !one.selector.Pod(p.Labels) || e.selectors.Selects(ref, p.Namespace):
 		return ""
 	case !e.selectors.IsActive(ref):
-		return fmt.Sprintf("Egress %s does not select the pod any more: %s", ref, tooMany(ref.Namespace))
+		return fmt.Sprintf("Egress %s no longer selects the pod: %s", ref, tooMany(ref.Namespace))
 	}
-	return fmt.Sprintf("Egress %s does not select the pod any more: namespace %s does not let Egresses of namespace %s select its pods, see its annotation %s",
+	return fmt.Sprintf("Egress %s no longer selects the pod: namespace %s does not let Egresses of namespace %s select its pods, see its annotation %s",
 		ref, p.Namespace.Name, ref.Namespace, v1alpha1.AnnotationEgressSelectableFrom)
 }
 
@@ -194,8 +194,8 @@ func tooMany(namespace string) string {
 		namespace, membership.MaxSelecting, v1alpha1.LabelEgressMaySelect)
 }
 
-// TooMany is why an Egress with a selector selects nothing because its namespace has too many such
-// Egresses; empty: it selects, or has no selector.
+// TooMany returns why an Egress with a selector selects nothing because its namespace has too many such
+// Egresses, or "" if it selects pods or has no selector.
 func (e Egresses) TooMany(one *Egress) string {
 	if !one.selector.Any() || e.selectors.IsActive(one.Ref) {
 		return ""
@@ -203,8 +203,8 @@ func (e Egresses) TooMany(one *Egress) string {
 	return tooMany(one.Ref.Namespace)
 }
 
-// NoConsent is why an Egress does not select pods of namespaces that lack consent, and what to do.
-// It names no namespace, as the author of an Egress may not be allowed to list them.
+// NoConsent explains why an Egress does not select pods of namespaces without consent, and what to do.
+// It names no namespaces, as the author of an Egress may not be allowed to list them.
 func (e *Egress) NoConsent() string {
 	lists := ""
 	if s, err := e.spec.Clients.NamespaceSelector.Compile(); err == nil && len(s.String()) <= Most/2 {
@@ -215,8 +215,8 @@ func (e *Egress) NoConsent() string {
 		e.Ref.Namespace, lists, v1alpha1.AnnotationEgressSelectableFrom, e.Ref.Namespace, e.Ref.Namespace, v1alpha1.LabelEgressMaySelect)
 }
 
-// Changed are the Egresses that choose other clients after a change of one: that one, and those of
-// its namespace that the limit lets select now, or not any more.
+// Changed returns the Egresses that choose other clients after a change of one: that one, and those of
+// its namespace that move into or out of the limit.
 func Changed(before, now Egresses, ref membership.Ref) (out []membership.Ref) {
 	was, is := before.selectors.Active(ref.Namespace), now.selectors.Active(ref.Namespace)
 	if !before.Get(ref).SameChoice(now.Get(ref)) {

@@ -8,31 +8,31 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Slices distributes the clients of an Egress over EgressClientSlices. A client stays in its
-// slice, so that a change of one client changes one slice. It is not safe for concurrent use.
+// Slices distributes the clients of an Egress over EgressClientSlices. A client stays in its slice, so
+// a change of one client changes only one slice. It is not safe for concurrent use.
 type Slices struct {
 	clients  map[string]v1alpha1.ServedClient // by UID
-	place    map[string]string                // slice, by UID
-	unplaced map[string]bool                  // UIDs of those that are in no slice
+	place    map[string]string                // slice name by UID
+	unplaced map[string]bool                  // UIDs of clients in no slice
 	slices   map[string]*slice                // by name
 }
 
-// slice is one slice, with the desired UIDs.
+// slice is the desired content of one slice.
 type slice struct {
 	members map[string]bool
 	version int // counts changes of the desired content
-	written int // the version that is at the API server
+	written int // the version last written to the API server
 }
 
-// NewSlices returns one without clients.
+// NewSlices returns Slices without clients.
 func NewSlices() *Slices {
 	return &Slices{clients: map[string]v1alpha1.ServedClient{}, place: map[string]string{}, unplaced: map[string]bool{}, slices: map[string]*slice{}}
 }
 
-// Len is the number of clients.
+// Len returns the number of clients.
 func (l *Slices) Len() int { return len(l.clients) }
 
-// SliceCount is the number of slices.
+// SliceCount returns the number of slices.
 func (l *Slices) SliceCount() int { return len(l.slices) }
 
 // Has reports whether a client is served.
@@ -41,8 +41,8 @@ func (l *Slices) Has(uid string) bool {
 	return has
 }
 
-// Observe takes a slice as it is at the API server. The slice is due if it differs from the desired
-// content. A client that is in no slice yet is placed in this one.
+// Observe records a slice as read from the API server. The slice is due if it differs from the desired
+// content. A client that is in no slice yet stays in this one.
 func (l *Slices) Observe(name string, has []v1alpha1.ServedClient) {
 	s := l.slices[name]
 	if s == nil {
@@ -66,7 +66,7 @@ func (l *Slices) Observe(name string, has []v1alpha1.ServedClient) {
 	}
 }
 
-// Gone takes that a slice does not exist at the API server.
+// Gone records that a slice does not exist at the API server.
 func (l *Slices) Gone(name string) {
 	if s := l.slices[name]; s != nil {
 		s.version++
@@ -104,8 +104,8 @@ func (l *Slices) Remove(uid string) bool {
 	return true
 }
 
-// Place puts each client that is in no slice into one: the fullest that has room, or a new one,
-// which fresh names.
+// Place puts each client that is in no slice into the fullest slice with room, or into a new one
+// named by fresh.
 func (l *Slices) Place(fresh func(taken func(string) bool) string) {
 	if len(l.unplaced) == 0 {
 		return
@@ -129,13 +129,12 @@ func (l *Slices) Place(fresh func(taken func(string) bool) string) {
 	}
 }
 
-// mergeTo is the most clients of a slice into which Merge puts those of another. It leaves room, so
-// that slices are not merged and made again while clients come and go.
+// mergeTo is the most clients that a slice may have after Merge moved others into it. It leaves room, so
+// that slices are not merged and created again as clients come and go.
 const mergeTo = v1alpha1.SliceClients * 3 / 4
 
-// Merge moves the clients of slices that have few into others, the smallest slice first, into the
-// fullest that has room for all of them. That costs a deletion of each emptied slice, and one write of each
-// slice that takes clients.
+// Merge empties slices with few clients, smallest first, into the fullest slice with room for all of
+// their clients. That costs one deletion per emptied slice, and one write per slice that takes clients.
 func (l *Slices) Merge() {
 	names := slices.SortedFunc(maps.Keys(l.slices), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(l.slices[a].members), len(l.slices[b].members)), cmp.Compare(a, b))
@@ -149,7 +148,7 @@ func (l *Slices) Merge() {
 	}
 }
 
-// merge moves all clients of a slice to another, and reports whether it did.
+// merge moves all clients of a slice to another one, and reports whether it did.
 func (l *Slices) merge(from, to string) bool {
 	source, target := l.slices[from], l.slices[to]
 	if len(source.members) == 0 || len(source.members)+len(target.members) > mergeTo {
@@ -170,16 +169,16 @@ func (l *Slices) put(uid, name string) {
 	l.slices[name].members[uid] = true
 }
 
-// Write is a slice that is due.
+// Write is a slice to be written.
 type Write struct {
 	Name    string
-	Clients []v1alpha1.ServedClient // ordered by UID; none: the slice is deleted
+	Clients []v1alpha1.ServedClient // ordered by UID; empty if the slice is to be deleted
 	version int
 }
 
-// Due are the slices that differ from the desired content, ordered by name, with those to delete
-// at the end. They must be written in this order, and none deleted before all others are written,
-// so that a client that moves to another slice is in one at any time.
+// Due returns the slices that differ from the desired content, ordered by name, with those to delete
+// last. They must be written in this order, and none deleted before all others are written, so that a
+// client that moves to another slice is in at least one at any time.
 func (l *Slices) Due() (due []Write) {
 	for _, name := range slices.Sorted(maps.Keys(l.slices)) {
 		s := l.slices[name]
@@ -196,7 +195,7 @@ func (l *Slices) Due() (due []Write) {
 	return due
 }
 
-// Written takes that a slice was written, or deleted if it has no clients.
+// Written records that a slice was written, or deleted if it has no clients.
 func (l *Slices) Written(w Write) {
 	s := l.slices[w.Name]
 	if s == nil {

@@ -22,8 +22,7 @@ func numbered(taken func(string) bool) string {
 	}
 }
 
-// flush is what the API server has once all that is due was written; it returns how many
-// writes that took.
+// flush writes everything due to at, the content of the API server, and returns the number of writes.
 func flush(l *Slices, at map[string][]v1alpha1.ServedClient) int {
 	l.Place(numbered)
 	l.Merge()
@@ -39,14 +38,14 @@ func flush(l *Slices, at map[string][]v1alpha1.ServedClient) int {
 	return len(due)
 }
 
-// A change of one client is a change of one slice, and where it is, it stays.
-func TestSlicesIsStable(t *testing.T) {
+// A change of one client changes one slice, and clients stay in their slices.
+func TestSlicesAreStable(t *testing.T) {
 	l, at := NewSlices(), map[string][]v1alpha1.ServedClient{}
 	for i := range 250 {
 		l.Set(served(i, "10.0.0.1"))
 	}
 	if n := flush(l, at); n != 3 || l.SliceCount() != 3 {
-		t.Fatalf("%d writes of %d slices", n, l.SliceCount())
+		t.Fatalf("%d writes and %d slices for 250 clients, want 3 and 3", n, l.SliceCount())
 	}
 	place := map[string]string{}
 	for name, clients := range at {
@@ -55,15 +54,15 @@ func TestSlicesIsStable(t *testing.T) {
 		}
 	}
 	for what, do := range map[string]func() bool{
-		"another address": func() bool { return l.Set(served(7, "10.0.0.2")) },
-		"one goes":        func() bool { return l.Remove("uid-0008") },
-		"one comes":       func() bool { return l.Set(served(900, "10.0.0.9")) },
+		"address changed": func() bool { return l.Set(served(7, "10.0.0.2")) },
+		"client removed":  func() bool { return l.Remove("uid-0008") },
+		"client added":    func() bool { return l.Set(served(900, "10.0.0.9")) },
 	} {
 		if !do() {
-			t.Errorf("%s: nothing differs", what)
+			t.Errorf("%s: no change reported", what)
 		}
 		if n := flush(l, at); n != 1 {
-			t.Errorf("%s: %d writes", what, n)
+			t.Errorf("%s: %d writes, want 1", what, n)
 		}
 	}
 	for name, clients := range at {
@@ -74,15 +73,15 @@ func TestSlicesIsStable(t *testing.T) {
 		}
 	}
 	if l.Set(served(7, "10.0.0.2")) || l.Remove("uid-0008") {
-		t.Error("the same again differs")
+		t.Error("repeated Set() or Remove() reports a change")
 	}
 	if n := flush(l, at); n != 0 {
-		t.Errorf("%d writes of nothing", n)
+		t.Errorf("%d writes without a change", n)
 	}
 }
 
-// What is found is kept where it is: nothing is written if it is as it is to be.
-func TestSlicesFindsWhatIsThere(t *testing.T) {
+// Clients found in slices stay there: nothing is written if the slices are as desired.
+func TestFoundClientsStayInTheirSlices(t *testing.T) {
 	at := map[string][]v1alpha1.ServedClient{"x": nil, "y": nil}
 	fill := func() *Slices {
 		l := NewSlices()
@@ -103,23 +102,23 @@ func TestSlicesFindsWhatIsThere(t *testing.T) {
 	l := fill()
 	found(l)
 	if n := flush(l, at); n != 0 {
-		t.Errorf("%d writes", n)
+		t.Errorf("%d writes of slices that are as desired, want none", n)
 	}
 	l.Observe("x", at["x"])
 	if n := flush(l, at); n != 0 {
-		t.Errorf("%d writes after seeing one again", n)
+		t.Errorf("%d writes after observing a slice again, want none", n)
 	}
-	l.Observe("y", slices.Concat(at["y"], at["x"][:1])) // somebody put it there twice
+	l.Observe("y", slices.Concat(at["y"], at["x"][:1])) // a client added by another writer
 	if n := flush(l, at); n != 1 {
-		t.Errorf("%d writes of one in two slices", n)
+		t.Errorf("%d writes for a client in two slices, want 1", n)
 	}
 	l.Observe("y", at["y"][1:])
 	if n := flush(l, at); n != 1 || len(at["y"]) != 75 {
-		t.Errorf("%d writes of a slice that lacks one", n)
+		t.Errorf("%d writes for a slice that lacks a client, want 1", n)
 	}
 	l.Gone("x")
 	if n := flush(l, at); n != 1 || len(at["x"]) != 75 {
-		t.Errorf("%d writes of a slice that was deleted", n)
+		t.Errorf("%d writes for a deleted slice, want 1", n)
 	}
 	l = fill()
 	for i := 0; i < 150; i += 2 {
@@ -127,27 +126,27 @@ func TestSlicesFindsWhatIsThere(t *testing.T) {
 	}
 	found(l)
 	if n := flush(l, at); n != 1 || at["x"] != nil || l.SliceCount() != 1 {
-		t.Errorf("%d writes, slices %d, of clients that went meanwhile", n, l.SliceCount())
+		t.Errorf("%d writes and %d slices after all clients of a slice have gone, want 1 and 1", n, l.SliceCount())
 	}
 }
 
-// Slices that lost most of their clients become few, by a write for each that takes clients and one for
-// each that goes; a client is in one all the while.
-func TestSlicesMerges(t *testing.T) {
+// Slices that lost most of their clients are merged, with one write for each slice that takes clients and
+// one for each that is emptied. Every client is in some slice throughout.
+func TestSparseSlicesAreMerged(t *testing.T) {
 	for name, tt := range map[string]struct {
-		left           []int // clients of each slice
+		left           []int // clients left in each slice
 		slices, writes int
 	}{
-		"few of three":                   {[]int{10, 10, 10}, 1, 3},
-		"few of many":                    {[]int{5, 5, 5, 5, 5, 5, 5, 5, 5, 5}, 1, 10},
-		"as many as leaves room":         {[]int{25, 50}, 1, 2},
-		"more than leaves room":          {[]int{26, 50}, 2, 0},
-		"a full one takes none":          {[]int{100, 3}, 2, 0},
-		"the fullest that takes it":      {[]int{100, 60, 70, 5}, 3, 2},
-		"some, each in two":              {[]int{40, 40, 30, 30}, 2, 4},
-		"nobody is left in one":          {[]int{0, 60}, 1, 1},
-		"one that has few of its own":    {[]int{1}, 1, 0},
-		"those that go and one that not": {[]int{20, 20, 20, 70}, 2, 3},
+		"three small slices":       {[]int{10, 10, 10}, 1, 3},
+		"many small slices":        {[]int{5, 5, 5, 5, 5, 5, 5, 5, 5, 5}, 1, 10},
+		"exactly the limit":        {[]int{25, 50}, 1, 2},
+		"over the limit":           {[]int{26, 50}, 2, 0},
+		"full slice takes none":    {[]int{100, 3}, 2, 0},
+		"fullest slice with room":  {[]int{100, 60, 70, 5}, 3, 2},
+		"two merged pairs":         {[]int{40, 40, 30, 30}, 2, 4},
+		"empty slice":              {[]int{0, 60}, 1, 1},
+		"single slice":             {[]int{1}, 1, 0},
+		"one slice stays as it is": {[]int{20, 20, 20, 70}, 2, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, at := NewSlices(), map[string][]v1alpha1.ServedClient{}
@@ -179,49 +178,49 @@ func TestSlicesMerges(t *testing.T) {
 					}
 				}
 				if len(there) != l.Len() {
-					t.Fatalf("after slice %s was written %d clients of %d are in any", w.Name, len(there), l.Len())
+					t.Fatalf("after the write of slice %s, %d of %d clients are in a slice", w.Name, len(there), l.Len())
 				}
 				l.Written(w)
 			}
 			if len(at) != tt.slices || l.SliceCount() != tt.slices {
-				t.Errorf("%d slices at the API server, %d in the plan, want %d", len(at), l.SliceCount(), tt.slices)
+				t.Errorf("%d slices at the API server, %d desired, want %d", len(at), l.SliceCount(), tt.slices)
 			}
 			if n := flush(l, at); n != 0 {
-				t.Errorf("%d writes of nothing", n)
+				t.Errorf("%d writes without a change", n)
 			}
 		})
 	}
 }
 
-// A write that failed is due again, and a change while it is under way too.
-func TestSlicesWritesWhatWasNotWritten(t *testing.T) {
+// A failed write stays due, and a change made during a write becomes due.
+func TestFailedSliceWritesStayDue(t *testing.T) {
 	l := NewSlices()
 	l.Set(served(1, "10.0.0.1"))
 	l.Place(numbered)
 	first := l.Due()
 	if again := l.Due(); len(again) != 1 || again[0].Name != first[0].Name {
-		t.Errorf("due: %+v", again)
+		t.Errorf("Due() after a failed write = %+v, want the same slice", again)
 	}
 	l.Set(served(1, "10.0.0.2"))
 	l.Written(first[0])
 	if again := l.Due(); len(again) != 1 || again[0].Clients[0].Addresses[0] != "10.0.0.2" {
-		t.Errorf("due: %+v", again)
+		t.Errorf("Due() after a change during a write = %+v, want the new address", again)
 	}
 	l.Written(l.Due()[0])
 	l.Remove("uid-0001")
 	going := l.Due()
 	if len(going) != 1 || len(going[0].Clients) != 0 {
-		t.Fatalf("due: %+v", going)
+		t.Fatalf("Due() after removing the last client = %+v, want a deletion", going)
 	}
-	l.Set(served(2, "10.0.0.2")) // comes into the slice that is being deleted
+	l.Set(served(2, "10.0.0.2")) // placed into the slice that is being deleted
 	l.Place(numbered)
 	l.Written(going[0])
 	if again := l.Due(); len(again) != 1 || len(again[0].Clients) != 1 {
-		t.Errorf("due: %+v", again)
+		t.Errorf("Due() = %+v, want the slice with the new client", again)
 	}
 }
 
-// Whatever happens, once all is written the slices have each client once and nobody else.
+// After any sequence of changes and a flush, the slices have each client exactly once and no others.
 func TestSlicesAtRandom(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -237,7 +236,7 @@ func TestSlicesAtRandom(t *testing.T) {
 				l.Remove(c.UID)
 				delete(want, c.UID)
 			case 6:
-				for name := range at { // somebody deletes one, or it is seen again
+				for name := range at { // another writer deletes or empties a slice
 					if delete(at, name); r.IntN(2) == 0 {
 						l.Gone(name)
 					} else {
@@ -253,18 +252,18 @@ func TestSlicesAtRandom(t *testing.T) {
 		got := map[string]int{}
 		for name, clients := range at {
 			if len(clients) > v1alpha1.SliceClients || len(clients) == 0 {
-				t.Fatalf("seed %d: slice %s has %d", seed, name, len(clients))
+				t.Fatalf("seed %d: slice %s has %d clients", seed, name, len(clients))
 			}
 			for _, c := range clients {
 				got[c.UID]++
 				if !equal(c, want[c.UID]) {
-					t.Fatalf("seed %d: got %+v, want %+v", seed, c, want[c.UID])
+					t.Fatalf("seed %d: client = %+v, want %+v", seed, c, want[c.UID])
 				}
 			}
 		}
 		for uid := range want {
 			if got[uid] != 1 {
-				t.Fatalf("seed %d: %s is in %d slices", seed, uid, got[uid])
+				t.Fatalf("seed %d: client %s is in %d slices, want 1", seed, uid, got[uid])
 			}
 		}
 		if len(got) != len(want) || l.Len() != len(want) || l.SliceCount() != len(at) {

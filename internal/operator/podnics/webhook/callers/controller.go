@@ -26,29 +26,29 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// The webhooks of the chart's MutatingWebhookConfiguration whose rules and namespaces the operator writes.
+// The webhooks of the chart's MutatingWebhookConfiguration whose rules and namespaces are written by the operator.
 const (
-	WebhookName       = "namespaces.branches.ports.berth.dev" // pods with NICs of EC2 by their namespace alone
+	WebhookName       = "namespaces.branches.ports.berth.dev" // pods that get NICs of EC2 through their namespace
 	PolicyWebhookName = "policies.ports.berth.dev"            // pods of namespaces with policies
 )
 
 // Caller is one of these webhooks.
 type Caller struct {
 	Webhook string
-	// Namespaces returns the sorted names of the namespaces about whose pods it is to be asked. After an
-	// error the webhook stays as it is.
+	// Namespaces returns the sorted names of the namespaces for whose pods the webhook is to be called. If it fails, the webhook is left
+	// as it is.
 	Namespaces func(context.Context) ([]string, error)
 }
 
 const (
-	// look is the interval in which the configuration is checked. Somebody who creates it again removes the
-	// namespaces, so that policies give pods nothing.
+	// look is the interval at which the configuration is checked. If it is recreated, the namespaces are missing, so that policies have no
+	// effect.
 	look = 10 * time.Second
-	// lookSoon is the interval after an incomplete write.
+	// lookSoon is that interval after an incomplete write.
 	lookSoon = 2 * time.Second
 )
 
-// Controller keeps the namespaces of the MutatingWebhookConfiguration.
+// Controller maintains the namespaces of the MutatingWebhookConfiguration.
 type Controller struct {
 	client  client.Client // reads from the cache
 	live    client.Reader // reads from the API server
@@ -58,8 +58,8 @@ type Controller struct {
 	asked   *asked
 }
 
-// Setup adds the controller to mgr, whose cache must have VPCs and the metadata of Namespaces. While mgr leads it
-// works when one of these or an object of more changes, and when Look is called.
+// Setup adds the controller to mgr, whose cache must have VPCs and the metadata of Namespaces. While mgr leads, it runs when one of these or
+// an object of more changes, and when Look is called.
 func Setup(mgr ctrl.Manager, log *slog.Logger, callers []Caller, more ...client.Object) (*Controller, error) {
 	c := &Controller{client: mgr.GetClient(), live: mgr.GetAPIReader(), log: log, callers: callers, asked: newAsked()}
 	all := queue.Named(func(client.Object) string { return webhook.ConfigurationName })
@@ -70,19 +70,19 @@ func Setup(mgr ctrl.Manager, log *slog.Logger, callers []Caller, more ...client.
 		b = b.Watches(o, all, builder.WithPredicates(predicate.GenerationChangedPredicate{}))
 	}
 	if err := c.queue.Complete(b, 1, c.reconcile); err != nil {
-		return nil, fmt.Errorf("controller of the webhook's callers: %w", err)
+		return nil, fmt.Errorf("set up webhook namespace controller: %w", err)
 	}
 	return c, nil
 }
 
-// Look has the configuration checked now.
+// Look triggers an immediate check of the configuration.
 func (c *Controller) Look() { c.queue.Add(webhook.ConfigurationName) }
 
-// reconcile writes the namespaces into the configuration.
+// reconcile writes the namespaces to the configuration.
 func (c *Controller) reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
 	config := &admissionregistrationv1.MutatingWebhookConfiguration{}
 	err := c.live.Get(ctx, client.ObjectKey{Name: webhook.ConfigurationName}, config)
-	if apierrors.IsNotFound(err) { // package webhook says so too
+	if apierrors.IsNotFound(err) { // package webhook reports this as well
 		for _, one := range c.callers {
 			c.asked.note(one.Webhook, nil, fmt.Errorf("there is no MutatingWebhookConfiguration %s, expected that of the chart", webhook.ConfigurationName))
 		}
@@ -98,20 +98,20 @@ func (c *Controller) reconcile(ctx context.Context, _ reconcile.Request) (reconc
 			return reconcile.Result{}, fmt.Errorf("write the namespaces of the webhook configuration: %w", err)
 		}
 		for name, namespaces := range byWebhook {
-			c.log.Info("the API server asks the webhook about pods of these namespaces", "webhook", name, "namespaces", len(namespaces))
+			c.log.Info("the API server calls the webhook for pods of these namespaces", "webhook", name, "namespaces", len(namespaces))
 		}
 	}
 	for name, namespaces := range byWebhook {
 		c.asked.note(name, namespaces, nil)
 	}
 	if len(byWebhook) < len(c.callers) {
-		return reconcile.Result{RequeueAfter: lookSoon}, nil // the reader of the namespaces reports the error
+		return reconcile.Result{RequeueAfter: lookSoon}, nil // the error is reported by the reader of the namespaces
 	}
 	return reconcile.Result{RequeueAfter: look}, nil
 }
 
-// edit sets the namespaces of each caller in a configuration. It returns them by webhook, and whether that changed the
-// configuration. A webhook whose namespaces are not known stays as it is, and is not in the result.
+// edit sets the namespaces of each caller in a configuration. It returns them by webhook, and whether the configuration changed. A webhook
+// whose namespaces are unknown is left as it is, and is not in the result.
 func (c *Controller) edit(ctx context.Context, config *admissionregistrationv1.MutatingWebhookConfiguration) (byWebhook map[string][]string, changed bool) {
 	byWebhook = map[string][]string{}
 	for _, one := range c.callers {
@@ -131,7 +131,7 @@ func (c *Controller) edit(ctx context.Context, config *admissionregistrationv1.M
 	return byWebhook, changed
 }
 
-// ByVPC returns the namespaces whose annotation names an EC2 VPC, read from a cache of both.
+// ByVPC returns the namespaces whose annotation names an EC2 VPC, from a cache of both.
 func ByVPC(r client.Reader) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) ([]string, error) {
 		namespaces, vpcs := &metav1.PartialObjectMetadataList{}, &v1alpha1.VPCList{}
@@ -145,10 +145,10 @@ func ByVPC(r client.Reader) func(context.Context) ([]string, error) {
 	}
 }
 
-// errUnread is the result of Asked before the configuration was read.
+// errUnread is the result of Asked before the configuration has been read.
 var errUnread = errors.New("it is not known yet which namespaces the webhook configuration names")
 
-// asked are the namespaces of the webhooks, as the configuration was last.
+// asked are the namespaces of the webhooks in the configuration as last read.
 type asked struct {
 	mu   sync.Mutex // guards all and tell
 	all  map[string]answer
@@ -158,12 +158,12 @@ type asked struct {
 // answer is the state of one webhook.
 type answer struct {
 	namespaces []string
-	err        error // why the API server may not ask it
+	err        error // why the API server may not call it
 }
 
 func newAsked() *asked { return &asked{all: map[string]answer{}} }
 
-// note sets the state of a webhook, and calls those that registered by Changed if it has changed.
+// note sets the state of a webhook, and calls the functions registered with Changed if it has changed.
 func (a *asked) note(webhook string, namespaces []string, err error) {
 	a.mu.Lock()
 	before, known := a.all[webhook]
@@ -178,14 +178,14 @@ func (a *asked) note(webhook string, namespaces []string, err error) {
 	}
 }
 
-// Changed registers tell, which is called when the result of Asked may have changed. It must return quickly.
+// Changed registers a function that is called when the result of Asked may have changed. It must return quickly.
 func (c *Controller) Changed(tell func()) {
 	c.asked.mu.Lock()
 	defer c.asked.mu.Unlock()
 	c.asked.tell = append(c.asked.tell, tell)
 }
 
-// Asked returns nil if the API server asks a webhook about new pods of a namespace, or else why not.
+// Asked returns nil if the API server calls a webhook for new pods of a namespace, otherwise why not.
 func (c *Controller) Asked(webhook, namespace string) error {
 	c.asked.mu.Lock()
 	defer c.asked.mu.Unlock()
@@ -200,7 +200,7 @@ func (c *Controller) Asked(webhook, namespace string) error {
 	return nil
 }
 
-// namespacesOf are the sorted names of the namespaces whose annotation names an EC2 VPC.
+// namespacesOf returns the sorted names of the namespaces whose annotation names an EC2 VPC.
 func namespacesOf(namespaces []metav1.PartialObjectMetadata, vpcs []v1alpha1.VPC) []string {
 	ofEC2 := map[string]bool{}
 	for i := range vpcs {
@@ -216,8 +216,8 @@ func namespacesOf(namespaces []metav1.PartialObjectMetadata, vpcs []v1alpha1.VPC
 	return names
 }
 
-// ask sets the namespaces about whose new pods a webhook is asked. Without any it gets no rules, so that it is not
-// asked. It reports whether that changed the webhook.
+// ask sets the namespaces for whose new pods a webhook is called. Without namespaces the webhook gets no rules, so that it is not called. It
+// reports whether the webhook changed.
 func ask(w *admissionregistrationv1.MutatingWebhook, namespaces []string) bool {
 	var rules []admissionregistrationv1.RuleWithOperations
 	selector := &metav1.LabelSelector{}
@@ -227,7 +227,7 @@ func ask(w *admissionregistrationv1.MutatingWebhook, namespaces []string) bool {
 			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
 			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}, Scope: &scope},
 		}}
-		// The API server keeps this label, whatever others write.
+		// The API server maintains this label, whatever others write.
 		selector.MatchExpressions = []metav1.LabelSelectorRequirement{{
 			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: namespaces,
 		}}

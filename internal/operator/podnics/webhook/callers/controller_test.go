@@ -26,12 +26,12 @@ func TestNamespacesOf(t *testing.T) {
 		namespace("shop", "e"), namespace("none", "-"), namespace("empty", ""), namespace("data", "e"), namespace("other", "n"), namespace("early", "unknown"),
 	}, vpcs)
 	if want := []string{"data", "shop"}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+		t.Errorf("namespacesOf() = %v, want %v", got, want)
 	}
 }
 
-// What is written once needs not be written again, also as the API server gives it back:
-// with a selector of everything where there is none.
+// A webhook that was written once need not be written again, including in the form returned by the API server, with selectors that match
+// everything added.
 func TestAsk(t *testing.T) {
 	w := &admissionregistrationv1.MutatingWebhook{NamespaceSelector: &metav1.LabelSelector{}}
 	for _, step := range []struct {
@@ -41,14 +41,14 @@ func TestAsk(t *testing.T) {
 		{nil, false}, {[]string{"a"}, true}, {[]string{"a"}, false}, {[]string{"a", "b"}, true}, {nil, true}, {nil, false},
 	} {
 		if got := ask(w, step.namespaces); got != step.changes {
-			t.Errorf("%v: changed %v, want %v", step.namespaces, got, step.changes)
+			t.Errorf("ask(%v) = %v, want %v", step.namespaces, got, step.changes)
 		}
 		if (len(w.Rules) > 0) != (len(step.namespaces) > 0) {
-			t.Errorf("%v: rules %+v", step.namespaces, w.Rules)
+			t.Errorf("after ask(%v): rules = %+v", step.namespaces, w.Rules)
 		}
 		for _, e := range w.NamespaceSelector.MatchExpressions {
 			if !slices.Equal(e.Values, step.namespaces) {
-				t.Errorf("%v: %+v", step.namespaces, e)
+				t.Errorf("after ask(%v): namespace selector has %+v", step.namespaces, e)
 			}
 		}
 	}

@@ -1,7 +1,6 @@
-// Package callers lists in the chart's MutatingWebhookConfiguration the namespaces about whose pods the API server
-// asks the webhook: those whose annotation names an EC2 VPC, and those with NICPolicies. Neither the conditions of a
-// webhook nor its selectors see a namespace's annotations or policies, so that the leader writes their names. Pods of
-// other namespaces do not wait for the webhook.
+// Package callers lists in the chart's MutatingWebhookConfiguration the namespaces for whose pods the API server calls the webhook: those
+// whose annotation names an EC2 VPC, and those with NICPolicies. A webhook's match conditions and selectors cannot see a namespace's
+// annotations or policies, so the leader writes the names of these namespaces. Pods of other namespaces do not wait for the webhook.
 //
 // The CA bundle is written by package webhook.
 //
