@@ -1,0 +1,206 @@
+package resolve
+
+import (
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"pgregory.net/rapid"
+	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
+
+	"github.com/berthnet/berth/internal/policy"
+)
+
+// The alphabet of random clusters is small, so that selectors meet pods.
+var (
+	namespaceNames = []string{"red", "green", "blue"}
+	podNames       = []string{"a", "b", "c", "d"}
+	labelKeys      = []string{"app", "tier"}
+	labelValues    = []string{"x", "y"}
+	portNames      = []string{"http", "dns"}
+	blocks         = []string{"10.0.0.0/8", "10.0.0.0/29", "10.0.0.4/32", "0.0.0.0/0", "192.0.2.0/24", "fd00::/8", "fd00::4/126"}
+	outside        = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fd01::7")}
+	protocolNames  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+)
+
+func drawLabels(t *rapid.T) map[string]string {
+	of := map[string]string{}
+	for _, key := range labelKeys {
+		if v := rapid.SampledFrom(append(labelValues, "")).Draw(t, key); v != "" {
+			of[key] = v
+		}
+	}
+	return of
+}
+
+func drawPod(t *rapid.T, namespace, name string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), Labels: drawLabels(t)}}
+	p.Spec.NodeName = rapid.SampledFrom([]string{"one", "two"}).Draw(t, "node")
+	for i, of := range namespaceNames {
+		for j, n := range podNames {
+			if of == namespace && n == name {
+				p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprintf("10.0.0.%d", 4*i+j+1)}, {IP: fmt.Sprintf("fd00::%d", 4*i+j+1)}}
+			}
+		}
+	}
+	c := corev1.Container{Name: "c"}
+	for _, name := range portNames {
+		if n := rapid.SampledFrom([]int32{0, 80, 81}).Draw(t, "port"); n > 0 {
+			c.Ports = append(c.Ports, corev1.ContainerPort{Name: name, ContainerPort: n, Protocol: rapid.SampledFrom(protocolNames).Draw(t, "protocol")})
+		}
+	}
+	p.Spec.Containers = []corev1.Container{c}
+	return p
+}
+
+func drawSelector(t *rapid.T) *metav1.LabelSelector {
+	s := &metav1.LabelSelector{}
+	key, value := rapid.SampledFrom(labelKeys).Draw(t, "key"), rapid.SampledFrom(labelValues).Draw(t, "value")
+	switch rapid.IntRange(0, 4).Draw(t, "selector") {
+	case 0: // everything
+	case 1, 2:
+		s.MatchLabels = map[string]string{key: value}
+	case 3:
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: key, Operator: metav1.LabelSelectorOpNotIn, Values: []string{value}}}
+	case 4:
+		s.MatchExpressions = []metav1.LabelSelectorRequirement{{Key: key, Operator: metav1.LabelSelectorOpDoesNotExist}}
+	}
+	return s
+}
+
+func drawPeers(t *rapid.T) []networkingv1.NetworkPolicyPeer {
+	var list []networkingv1.NetworkPolicyPeer
+	for range rapid.IntRange(0, 2).Draw(t, "peers") {
+		var p networkingv1.NetworkPolicyPeer
+		switch rapid.IntRange(0, 3).Draw(t, "peer") {
+		case 0:
+			p.PodSelector = drawSelector(t)
+		case 1:
+			p.NamespaceSelector = drawSelector(t)
+		case 2:
+			p.PodSelector, p.NamespaceSelector = drawSelector(t), drawSelector(t)
+		case 3:
+			p.IPBlock = &networkingv1.IPBlock{CIDR: rapid.SampledFrom(blocks).Draw(t, "block")}
+			outer := netip.MustParsePrefix(p.IPBlock.CIDR)
+			for range rapid.IntRange(0, 2).Draw(t, "exceptions") {
+				if e := netip.MustParsePrefix(rapid.SampledFrom(blocks).Draw(t, "except")); outer.Overlaps(e) && e.Bits() > outer.Bits() {
+					p.IPBlock.Except = append(p.IPBlock.Except, e.String())
+				}
+			}
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+func drawPorts(t *rapid.T) []networkingv1.NetworkPolicyPort {
+	var list []networkingv1.NetworkPolicyPort
+	for range rapid.IntRange(0, 2).Draw(t, "ports") {
+		protocol := rapid.SampledFrom(protocolNames).Draw(t, "protocol")
+		p := networkingv1.NetworkPolicyPort{Protocol: &protocol}
+		switch rapid.IntRange(0, 3).Draw(t, "kind of port") {
+		case 0: // all of the protocol
+		case 1:
+			p.Port = new(intstr.FromInt32(rapid.SampledFrom([]int32{80, 81}).Draw(t, "number")))
+		case 2:
+			p.Port, p.EndPort = new(intstr.FromInt32(79)), new(rapid.SampledFrom([]int32{79, 80}).Draw(t, "end"))
+		case 3:
+			p.Port = new(intstr.FromString(rapid.SampledFrom(portNames).Draw(t, "name")))
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+func drawPolicy(t *rapid.T, namespace, name string) *networkingv1.NetworkPolicy {
+	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	p.Spec.PodSelector = *drawSelector(t)
+	types := rapid.IntRange(1, 3).Draw(t, "types")
+	if types&1 != 0 {
+		p.Spec.PolicyTypes = append(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
+		for range rapid.IntRange(0, 2).Draw(t, "ingress") {
+			p.Spec.Ingress = append(p.Spec.Ingress, networkingv1.NetworkPolicyIngressRule{From: drawPeers(t), Ports: drawPorts(t)})
+		}
+	}
+	if types&2 != 0 {
+		p.Spec.PolicyTypes = append(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
+		for range rapid.IntRange(0, 2).Draw(t, "egress") {
+			p.Spec.Egress = append(p.Spec.Egress, networkingv1.NetworkPolicyEgressRule{To: drawPeers(t), Ports: drawPorts(t)})
+		}
+	}
+	return p
+}
+
+func drawPodPeer(t *rapid.T) (namespaces *metav1.LabelSelector, pods *networkpolicy.NamespacedPod) {
+	if rapid.Bool().Draw(t, "namespaces") {
+		return drawSelector(t), nil
+	}
+	return nil, &networkpolicy.NamespacedPod{NamespaceSelector: *drawSelector(t), PodSelector: *drawSelector(t)}
+}
+
+func drawProtocols(t *rapid.T) []networkpolicy.ClusterNetworkPolicyProtocol {
+	var list []networkpolicy.ClusterNetworkPolicyProtocol
+	for range rapid.IntRange(0, 2).Draw(t, "protocols") {
+		port := &networkpolicy.Port{Number: rapid.SampledFrom([]int32{80, 81}).Draw(t, "number")}
+		if rapid.Bool().Draw(t, "range") {
+			port = &networkpolicy.Port{Range: &networkpolicy.PortRange{Start: 79, End: 80}}
+		}
+		var p networkpolicy.ClusterNetworkPolicyProtocol
+		switch rapid.IntRange(0, 2).Draw(t, "protocol") {
+		case 0:
+			p.TCP = &networkpolicy.ClusterNetworkPolicyProtocolTCP{DestinationPort: port}
+		case 1:
+			p.UDP = &networkpolicy.ClusterNetworkPolicyProtocolUDP{DestinationPort: port}
+		case 2:
+			p.SCTP = &networkpolicy.ClusterNetworkPolicyProtocolSCTP{DestinationPort: port}
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+func drawClusterPolicy(t *rapid.T, name string, tier networkpolicy.Tier, actions ...networkpolicy.ClusterNetworkPolicyRuleAction) *networkpolicy.ClusterNetworkPolicy {
+	p := &networkpolicy.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.Tier, p.Spec.Priority = tier, int32(rapid.IntRange(0, 2).Draw(t, "priority"))
+	p.Spec.Subject.Namespaces, p.Spec.Subject.Pods = drawPodPeer(t)
+	for range rapid.IntRange(0, 2).Draw(t, "ingress") {
+		r := networkpolicy.ClusterNetworkPolicyIngressRule{Action: rapid.SampledFrom(actions).Draw(t, "action"), Protocols: drawProtocols(t)}
+		for range rapid.IntRange(1, 2).Draw(t, "from") {
+			var peer networkpolicy.ClusterNetworkPolicyIngressPeer
+			peer.Namespaces, peer.Pods = drawPodPeer(t)
+			r.From = append(r.From, peer)
+		}
+		p.Spec.Ingress = append(p.Spec.Ingress, r)
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "egress") {
+		r := networkpolicy.ClusterNetworkPolicyEgressRule{Action: rapid.SampledFrom(actions).Draw(t, "action"), Protocols: drawProtocols(t)}
+		for range rapid.IntRange(1, 2).Draw(t, "to") {
+			var peer networkpolicy.ClusterNetworkPolicyEgressPeer
+			if rapid.Bool().Draw(t, "networks") {
+				peer.Networks = []networkpolicy.CIDR{networkpolicy.CIDR(rapid.SampledFrom(blocks).Draw(t, "network"))}
+			} else {
+				peer.Namespaces, peer.Pods = drawPodPeer(t)
+			}
+			r.To = append(r.To, peer)
+		}
+		p.Spec.Egress = append(p.Spec.Egress, r)
+	}
+	return p
+}
+
+// allowed decides about a flow by the policies of the pods at both ends.
+func (r *Resolver) allowed(f policy.Flow) bool {
+	for _, p := range r.pods {
+		for _, a := range p.Addrs {
+			_, list, _ := r.Policies(p.NamespacedName)
+			if a == f.Source && !policy.Decide(list, policy.Egress, f, r).Allowed || a == f.Destination && !policy.Decide(list, policy.Ingress, f, r).Allowed {
+				return false
+			}
+		}
+	}
+	return true
+}

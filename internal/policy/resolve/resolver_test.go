@@ -1,0 +1,192 @@
+package resolve
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
+
+	"github.com/berthnet/berth/internal/policy"
+	"github.com/berthnet/berth/internal/policy/compile"
+)
+
+// view is what somebody knows who follows a Resolver's changes.
+type view struct {
+	sets     map[policy.SetID]map[policy.Element]bool
+	pods     map[types.NamespacedName][]policy.Ref
+	policies map[policy.Ref]*policy.Policy
+}
+
+func newView() view {
+	return view{map[policy.SetID]map[policy.Element]bool{}, map[types.NamespacedName][]policy.Ref{}, map[policy.Ref]*policy.Policy{}}
+}
+
+func (v view) follow(r *Resolver, c *Changes) {
+	for id, elements := range c.Sets {
+		if v.sets[id] == nil {
+			v.sets[id] = map[policy.Element]bool{}
+		}
+		for e, came := range elements {
+			if came {
+				v.sets[id][e] = true
+			} else {
+				delete(v.sets[id], e)
+			}
+		}
+	}
+	for name := range c.Pods {
+		v.pods[name] = refs(r, name)
+		if _, there := r.pods[name]; !there {
+			delete(v.pods, name)
+		}
+	}
+	for ref := range c.Policies {
+		if v.policies[ref] = r.Policy(ref); v.policies[ref] == nil {
+			delete(v.policies, ref)
+		}
+	}
+	named := map[policy.SetID]bool{} // sets that no policy names are dropped
+	for _, p := range v.policies {
+		maps.Copy(named, p.Sets())
+	}
+	maps.DeleteFunc(v.sets, func(id policy.SetID, _ map[policy.Element]bool) bool { return !named[id] })
+}
+
+func refs(r *Resolver, name types.NamespacedName) (list []policy.Ref) {
+	_, policies, _ := r.Policies(name)
+	for _, p := range policies {
+		list = append(list, p.Ref)
+	}
+	return list
+}
+
+// stateOf is all of a Resolver's knowledge as a view.
+func stateOf(r *Resolver) view {
+	v := newView()
+	for name := range r.pods {
+		v.pods[name] = refs(r, name)
+	}
+	for ref, c := range r.policies {
+		v.policies[ref] = c.Policy
+		for id := range c.Sets {
+			v.sets[id] = map[policy.Element]bool{}
+			r.Elements(id, func(e policy.Element) { v.sets[id][e] = true })
+		}
+	}
+	return v
+}
+
+// cluster is what a Resolver was given.
+type cluster struct {
+	namespaces map[string]map[string]string
+	pods       map[types.NamespacedName]Pod
+	nodes      map[string]node
+	policies   map[policy.Ref]compile.Compiled
+}
+
+// anew is a Resolver that is given the same at once.
+func (c cluster) anew() *Resolver {
+	r := New()
+	for _, p := range c.policies {
+		r.SetPolicy(p)
+	}
+	for name, n := range c.nodes {
+		r.SetNode(name, n.labels, n.addrs)
+	}
+	for _, p := range c.pods {
+		r.SetPod(p)
+	}
+	for name, labels := range c.namespaces {
+		r.SetNamespace(name, labels)
+	}
+	return r
+}
+
+// step does something to the cluster.
+func (c cluster) step(t *rapid.T, r *Resolver) *Changes {
+	namespace, podName := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "pod")
+	name := types.NamespacedName{Namespace: namespace, Name: podName}
+	ref := policy.Ref{Namespace: namespace, Name: podName}
+	nodeName := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "node")
+	switch rapid.IntRange(0, 9).Draw(t, "step") {
+	case 0, 1, 2:
+		p, _ := ReadPod(drawPod(t, namespace, podName))
+		if rapid.IntRange(0, 3).Draw(t, "addressed") == 0 {
+			p.Addrs = nil
+		}
+		c.pods[name] = p
+		return r.SetPod(p)
+	case 3:
+		delete(c.pods, name)
+		return r.DeletePod(name)
+	case 4:
+		c.namespaces[namespace] = drawLabels(t)
+		return r.SetNamespace(namespace, c.namespaces[namespace])
+	case 5:
+		delete(c.namespaces, namespace)
+		return r.DeleteNamespace(namespace)
+	case 6:
+		c.policies[ref] = compile.NetworkPolicy(drawPolicy(t, namespace, podName))
+	case 7:
+		ref.Namespace = ""
+		p := drawClusterPolicy(t, podName, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
+		if len(p.Spec.Egress) > 0 {
+			p.Spec.Egress[0].To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: drawSelector(t)}
+		}
+		c.policies[ref] = compile.ClusterNetworkPolicy(p)
+	case 8:
+		if rapid.Bool().Draw(t, "cluster policy") {
+			ref.Namespace = ""
+		}
+		delete(c.policies, ref)
+		return r.DeletePolicy(ref)
+	case 9:
+		delete(c.nodes, nodeName)
+		if rapid.Bool().Draw(t, "gone") {
+			return r.DeleteNode(nodeName)
+		}
+		c.nodes[nodeName] = node{drawLabels(t), outside[:rapid.IntRange(1, 2).Draw(t, "addresses")]}
+		return r.SetNode(nodeName, c.nodes[nodeName].labels, c.nodes[nodeName].addrs)
+	}
+	return r.SetPolicy(c.policies[ref])
+}
+
+// After any sequence of changes a Resolver knows what one knows that sees the cluster for the first time, and so
+// does who followed the changes.
+func TestFollowsTheCluster(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := cluster{map[string]map[string]string{}, map[types.NamespacedName]Pod{}, map[string]node{}, map[policy.Ref]compile.Compiled{}}
+		r, followed := New(), newView()
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			followed.follow(r, c.step(t, r))
+			want := stateOf(c.anew())
+			if diff := cmp.Diff(want, stateOf(r), cmp.AllowUnexported(view{}), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
+				t.Fatalf("the resolver knows otherwise: (-anew +known)\n%s", diff)
+			}
+			if diff := cmp.Diff(want, followed, cmp.AllowUnexported(view{}), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
+				t.Fatalf("the changes tell otherwise: (-anew +followed)\n%s", diff)
+			}
+		}
+		for name := range c.pods {
+			r.DeletePod(name)
+		}
+		for name := range c.namespaces {
+			r.DeleteNamespace(name)
+		}
+		for _, ref := range slices.Collect(maps.Keys(c.policies)) {
+			r.DeletePolicy(ref)
+		}
+		for name := range c.nodes {
+			r.DeleteNode(name)
+		}
+		if n := len(r.namespaces) + len(r.pods) + len(r.nodes) + len(r.policies) + len(r.selections); n > 0 {
+			t.Fatalf("%d entries are left of an empty cluster: %+v", n, r)
+		}
+	})
+}
