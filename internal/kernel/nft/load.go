@@ -43,6 +43,34 @@ func beside(family int) uint32 {
 	return 9
 }
 
+// words32 is the register of the nth 32-bit word of a value of several parts (linux/netfilter/nf_tables.h,
+// NFT_REG32_00 …). Each part begins a word.
+func words32(n uint32) uint32 { return 8 + n }
+
+// SourceAndDestination loads ip saddr . ip daddr.
+func SourceAndDestination(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(payload(expr.PayloadBaseNetworkHeader, offset, length, words32(0)), payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(length/4)))
+}
+
+// DestinationAndPort loads ip daddr . meta l4proto . th dport.
+func DestinationAndPort(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Join(
+		payload(expr.PayloadBaseNetworkHeader, offset+length, length, words32(0)),
+		Exprs{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: words32(length / 4)}},
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/4+1)))
+}
+
+// Endpoints loads ip saddr . ip daddr . meta l4proto . th sport . th dport.
+func Endpoints(family int) Exprs {
+	_, length := SourceAt(family)
+	return Join(SourceAndDestination(family),
+		Exprs{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: words32(length / 2)}},
+		payload(expr.PayloadBaseTransportHeader, 0, 2, words32(length/2+1)),
+		payload(expr.PayloadBaseTransportHeader, 2, 2, words32(length/2+2)))
+}
+
 // SourceAt returns the offset of the source in the IP header of a family, and the length of an address, in bytes (RFC
 // 791, section 3.1; RFC 8200, section 3). The destination follows.
 func SourceAt(family int) (offset, length uint32) {

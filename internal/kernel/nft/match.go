@@ -113,6 +113,20 @@ const (
 	CtDNAT      uint32 = 1 << 5
 )
 
+// SourceIsLocal is fib saddr type local: the node has the source address.
+func SourceIsLocal() Exprs {
+	return Join(Exprs{&expr.Fib{Register: Register, FlagSADDR: true, ResultADDRTYPE: true}}, Is(Word(unix.RTN_LOCAL)...))
+}
+
+// PortsTo is th dport FIRST-LAST of a protocol.
+func PortsTo(protocol byte, first, last uint16) Exprs {
+	from, to := binaryutil.BigEndian.PutUint16(first), binaryutil.BigEndian.PutUint16(last)
+	if first == last {
+		return Join(Protocol(protocol), Transport(2, 2), Is(from...))
+	}
+	return Join(Protocol(protocol), Transport(2, 2), Exprs{&expr.Range{Op: expr.CmpOpEq, Register: Register, FromData: from, ToData: to}})
+}
+
 // OneOf is numgen random mod n 0. It matches one packet of n at random.
 func OneOf(n uint32) Exprs {
 	return Join(Exprs{&expr.Numgen{Register: Register, Modulus: n, Type: unix.NFT_NG_RANDOM}}, Is(Word(0)...))

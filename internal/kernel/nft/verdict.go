@@ -29,6 +29,14 @@ func GoTo(chain string) Exprs {
 	return Exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 
+// Jump is jump CHAIN.
+func Jump(chain string) Exprs {
+	return Exprs{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
+// Return is return.
+func Return() Exprs { return Exprs{&expr.Verdict{Kind: expr.VerdictReturn}} }
+
 // Notrack is notrack.
 func Notrack() Exprs { return Exprs{&expr.Notrack{}} }
 

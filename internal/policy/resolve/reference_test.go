@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
+	"github.com/berthnet/berth/internal/policy/policytest"
 )
 
 // question is a cluster as tools/policyreference reads it.
@@ -92,12 +93,12 @@ func TestDecidesAsTheReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var q question
 		r := New()
-		for _, name := range namespaceNames {
-			ns := corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: drawLabels(t)}}
+		for _, name := range policytest.Namespaces {
+			ns := corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: policytest.Labels(t)}}
 			q.Namespaces = append(q.Namespaces, ns)
 			r.SetNamespace(name, ns.Labels)
-			for _, pod := range podNames[:rapid.IntRange(1, len(podNames)).Draw(t, "pods")] {
-				p := drawPod(t, name, pod)
+			for _, pod := range policytest.Pods[:rapid.IntRange(1, len(policytest.Pods)).Draw(t, "pods")] {
+				p := policytest.Pod(t, name, pod)
 				q.Pods = append(q.Pods, *p)
 				read, _ := ReadPod(p)
 				r.SetPod(read)
@@ -105,7 +106,7 @@ func TestDecidesAsTheReference(t *testing.T) {
 		}
 		baseline := rapid.Bool().Draw(t, "baseline")
 		for _, name := range []string{"p", "q", "r"} {
-			p := drawPolicy(t, rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), name)
+			p := policytest.Policy(t, rapid.SampledFrom(policytest.Namespaces).Draw(t, "namespace"), name)
 			// The evaluator takes a policy of one direction as the end of the other one's judgement too: it skips
 			// the Baseline tier there. Isolation is by direction.
 			if baseline && len(p.Spec.PolicyTypes) == 1 {
@@ -115,16 +116,16 @@ func TestDecidesAsTheReference(t *testing.T) {
 			r.SetPolicy(compile.NetworkPolicy(p))
 		}
 		for _, name := range []string{"s", "t"} {
-			p := drawClusterPolicy(t, name, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny, networkpolicy.ClusterNetworkPolicyRuleActionPass)
+			p := policytest.ClusterPolicy(t, name, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny, networkpolicy.ClusterNetworkPolicyRuleActionPass)
 			q.Admin = append(q.Admin, admin(t, p))
 			r.SetPolicy(compile.ClusterNetworkPolicy(p))
 		}
 		if baseline { // the evaluator does not order several
-			p := drawClusterPolicy(t, "u", networkpolicy.BaselineTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
+			p := policytest.ClusterPolicy(t, "u", networkpolicy.BaselineTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
 			q.Baseline = append(q.Baseline, baselineOf(p))
 			r.SetPolicy(compile.ClusterNetworkPolicy(p))
 		}
-		ends := [2][]netip.Addr{{outside[0]}, {outside[1]}}
+		ends := [2][]netip.Addr{{policytest.Outside[0]}, {policytest.Outside[1]}}
 		for _, p := range r.pods {
 			ends[0], ends[1] = append(ends[0], p.Addrs[0]), append(ends[1], p.Addrs[1])
 		}
@@ -133,8 +134,8 @@ func TestDecidesAsTheReference(t *testing.T) {
 		for _, family := range ends {
 			for _, source := range family {
 				for _, destination := range family {
-					for _, protocol := range protocolNames {
-						for _, port := range []uint16{79, 80, 81} {
+					for _, protocol := range policytest.Protocols {
+						for _, port := range policytest.Ports {
 							if source != destination {
 								q.Flows = append(q.Flows, flow{source, destination, protocol, port})
 							}
@@ -153,7 +154,7 @@ func TestDecidesAsTheReference(t *testing.T) {
 		for i, want := range evaluator.ask(t, q) {
 			f := q.Flows[i]
 			number, _ := compile.ProtocolOf(f.Protocol)
-			if got := r.allowed(policy.Flow{Source: f.Source, Destination: f.Destination, Protocol: number, Port: f.Port}); got != want {
+			if got := r.Judge(policy.Flow{Source: f.Source, Destination: f.Destination, Protocol: number, Port: f.Port}).Allowed(); got != want {
 				text, _ := json.MarshalIndent(q.Policies, "", " ")
 				t.Fatalf("%v: allowed %t, the reference says %t\n%s", f, got, want, text)
 			}

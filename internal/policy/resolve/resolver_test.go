@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
+	"github.com/berthnet/berth/internal/policy/policytest"
 )
 
 // view is what somebody knows who follows a Resolver's changes.
@@ -110,13 +111,13 @@ func (c cluster) anew() *Resolver {
 
 // step does something to the cluster.
 func (c cluster) step(t *rapid.T, r *Resolver) *Changes {
-	namespace, podName := rapid.SampledFrom(namespaceNames).Draw(t, "namespace"), rapid.SampledFrom(podNames).Draw(t, "pod")
+	namespace, podName := rapid.SampledFrom(policytest.Namespaces).Draw(t, "namespace"), rapid.SampledFrom(policytest.Pods).Draw(t, "pod")
 	name := types.NamespacedName{Namespace: namespace, Name: podName}
 	ref := policy.Ref{Namespace: namespace, Name: podName}
 	nodeName := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "node")
 	switch rapid.IntRange(0, 9).Draw(t, "step") {
 	case 0, 1, 2:
-		p, _ := ReadPod(drawPod(t, namespace, podName))
+		p, _ := ReadPod(policytest.Pod(t, namespace, podName))
 		if rapid.IntRange(0, 3).Draw(t, "addressed") == 0 {
 			p.Addrs = nil
 		}
@@ -126,18 +127,18 @@ func (c cluster) step(t *rapid.T, r *Resolver) *Changes {
 		delete(c.pods, name)
 		return r.DeletePod(name)
 	case 4:
-		c.namespaces[namespace] = drawLabels(t)
+		c.namespaces[namespace] = policytest.Labels(t)
 		return r.SetNamespace(namespace, c.namespaces[namespace])
 	case 5:
 		delete(c.namespaces, namespace)
 		return r.DeleteNamespace(namespace)
 	case 6:
-		c.policies[ref] = compile.NetworkPolicy(drawPolicy(t, namespace, podName))
+		c.policies[ref] = compile.NetworkPolicy(policytest.Policy(t, namespace, podName))
 	case 7:
 		ref.Namespace = ""
-		p := drawClusterPolicy(t, podName, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
+		p := policytest.ClusterPolicy(t, podName, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
 		if len(p.Spec.Egress) > 0 {
-			p.Spec.Egress[0].To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: drawSelector(t)}
+			p.Spec.Egress[0].To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: policytest.Selector(t)}
 		}
 		c.policies[ref] = compile.ClusterNetworkPolicy(p)
 	case 8:
@@ -151,7 +152,7 @@ func (c cluster) step(t *rapid.T, r *Resolver) *Changes {
 		if rapid.Bool().Draw(t, "gone") {
 			return r.DeleteNode(nodeName)
 		}
-		c.nodes[nodeName] = node{drawLabels(t), outside[:rapid.IntRange(1, 2).Draw(t, "addresses")]}
+		c.nodes[nodeName] = node{policytest.Labels(t), policytest.Outside[:rapid.IntRange(1, 2).Draw(t, "addresses")]}
 		return r.SetNode(nodeName, c.nodes[nodeName].labels, c.nodes[nodeName].addrs)
 	}
 	return r.SetPolicy(c.policies[ref])

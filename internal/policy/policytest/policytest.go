@@ -1,4 +1,5 @@
-package resolve
+// Package policytest draws random clusters and policies. Their alphabet is small, so that selectors meet pods.
+package policytest
 
 import (
 	"fmt"
@@ -11,23 +12,27 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
 	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
-
-	"github.com/berthnet/berth/internal/policy"
 )
 
-// The alphabet of random clusters is small, so that selectors meet pods.
+// Names, addresses and ports of random clusters.
 var (
-	namespaceNames = []string{"red", "green", "blue"}
-	podNames       = []string{"a", "b", "c", "d"}
-	labelKeys      = []string{"app", "tier"}
-	labelValues    = []string{"x", "y"}
-	portNames      = []string{"http", "dns"}
-	blocks         = []string{"10.0.0.0/8", "10.0.0.0/29", "10.0.0.4/32", "0.0.0.0/0", "192.0.2.0/24", "fd00::/8", "fd00::4/126"}
-	outside        = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fd01::7")}
-	protocolNames  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+	Namespaces = []string{"red", "green", "blue"}
+	Pods       = []string{"a", "b", "c", "d"} // of each namespace
+	Outside    = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("fd01::7")}
+	Protocols  = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
+	Ports      = []uint16{79, 80, 81}
 )
 
-func drawLabels(t *rapid.T) map[string]string {
+// The rest of the alphabet.
+var (
+	labelKeys   = []string{"app", "tier"}
+	labelValues = []string{"x", "y"}
+	portNames   = []string{"http", "dns"}
+	blocks      = []string{"10.0.0.0/8", "10.0.0.0/21", "10.0.4.0/24", "0.0.0.0/0", "192.0.2.0/24", "fd00::/8", "fd00:4::/32"}
+)
+
+// Labels draws the labels of a pod, a namespace or a node.
+func Labels(t *rapid.T) map[string]string {
 	of := map[string]string{}
 	for _, key := range labelKeys {
 		if v := rapid.SampledFrom(append(labelValues, "")).Draw(t, key); v != "" {
@@ -37,27 +42,29 @@ func drawLabels(t *rapid.T) map[string]string {
 	return of
 }
 
-func drawPod(t *rapid.T, namespace, name string) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), Labels: drawLabels(t)}}
+// Pod draws a pod of Namespaces and Pods, with its own addresses.
+func Pod(t *rapid.T, namespace, name string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), Labels: Labels(t)}}
 	p.Spec.NodeName = rapid.SampledFrom([]string{"one", "two"}).Draw(t, "node")
-	for i, of := range namespaceNames {
-		for j, n := range podNames {
+	for i, of := range Namespaces {
+		for j, n := range Pods {
 			if of == namespace && n == name {
-				p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprintf("10.0.0.%d", 4*i+j+1)}, {IP: fmt.Sprintf("fd00::%d", 4*i+j+1)}}
+				p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprintf("10.0.%d.2", 4*i+j)}, {IP: fmt.Sprintf("fd00:%x::2", 4*i+j)}}
 			}
 		}
 	}
 	c := corev1.Container{Name: "c"}
 	for _, name := range portNames {
 		if n := rapid.SampledFrom([]int32{0, 80, 81}).Draw(t, "port"); n > 0 {
-			c.Ports = append(c.Ports, corev1.ContainerPort{Name: name, ContainerPort: n, Protocol: rapid.SampledFrom(protocolNames).Draw(t, "protocol")})
+			c.Ports = append(c.Ports, corev1.ContainerPort{Name: name, ContainerPort: n, Protocol: rapid.SampledFrom(Protocols).Draw(t, "protocol")})
 		}
 	}
 	p.Spec.Containers = []corev1.Container{c}
 	return p
 }
 
-func drawSelector(t *rapid.T) *metav1.LabelSelector {
+// Selector draws a label selector.
+func Selector(t *rapid.T) *metav1.LabelSelector {
 	s := &metav1.LabelSelector{}
 	key, value := rapid.SampledFrom(labelKeys).Draw(t, "key"), rapid.SampledFrom(labelValues).Draw(t, "value")
 	switch rapid.IntRange(0, 4).Draw(t, "selector") {
@@ -78,11 +85,11 @@ func drawPeers(t *rapid.T) []networkingv1.NetworkPolicyPeer {
 		var p networkingv1.NetworkPolicyPeer
 		switch rapid.IntRange(0, 3).Draw(t, "peer") {
 		case 0:
-			p.PodSelector = drawSelector(t)
+			p.PodSelector = Selector(t)
 		case 1:
-			p.NamespaceSelector = drawSelector(t)
+			p.NamespaceSelector = Selector(t)
 		case 2:
-			p.PodSelector, p.NamespaceSelector = drawSelector(t), drawSelector(t)
+			p.PodSelector, p.NamespaceSelector = Selector(t), Selector(t)
 		case 3:
 			p.IPBlock = &networkingv1.IPBlock{CIDR: rapid.SampledFrom(blocks).Draw(t, "block")}
 			outer := netip.MustParsePrefix(p.IPBlock.CIDR)
@@ -100,7 +107,7 @@ func drawPeers(t *rapid.T) []networkingv1.NetworkPolicyPeer {
 func drawPorts(t *rapid.T) []networkingv1.NetworkPolicyPort {
 	var list []networkingv1.NetworkPolicyPort
 	for range rapid.IntRange(0, 2).Draw(t, "ports") {
-		protocol := rapid.SampledFrom(protocolNames).Draw(t, "protocol")
+		protocol := rapid.SampledFrom(Protocols).Draw(t, "protocol")
 		p := networkingv1.NetworkPolicyPort{Protocol: &protocol}
 		switch rapid.IntRange(0, 3).Draw(t, "kind of port") {
 		case 0: // all of the protocol
@@ -116,9 +123,10 @@ func drawPorts(t *rapid.T) []networkingv1.NetworkPolicyPort {
 	return list
 }
 
-func drawPolicy(t *rapid.T, namespace, name string) *networkingv1.NetworkPolicy {
+// Policy draws a NetworkPolicy.
+func Policy(t *rapid.T, namespace, name string) *networkingv1.NetworkPolicy {
 	p := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	p.Spec.PodSelector = *drawSelector(t)
+	p.Spec.PodSelector = *Selector(t)
 	types := rapid.IntRange(1, 3).Draw(t, "types")
 	if types&1 != 0 {
 		p.Spec.PolicyTypes = append(p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
@@ -135,11 +143,11 @@ func drawPolicy(t *rapid.T, namespace, name string) *networkingv1.NetworkPolicy 
 	return p
 }
 
-func drawPodPeer(t *rapid.T) (namespaces *metav1.LabelSelector, pods *networkpolicy.NamespacedPod) {
+func podPeer(t *rapid.T) (namespaces *metav1.LabelSelector, pods *networkpolicy.NamespacedPod) {
 	if rapid.Bool().Draw(t, "namespaces") {
-		return drawSelector(t), nil
+		return Selector(t), nil
 	}
-	return nil, &networkpolicy.NamespacedPod{NamespaceSelector: *drawSelector(t), PodSelector: *drawSelector(t)}
+	return nil, &networkpolicy.NamespacedPod{NamespaceSelector: *Selector(t), PodSelector: *Selector(t)}
 }
 
 func drawProtocols(t *rapid.T) []networkpolicy.ClusterNetworkPolicyProtocol {
@@ -163,15 +171,17 @@ func drawProtocols(t *rapid.T) []networkpolicy.ClusterNetworkPolicyProtocol {
 	return list
 }
 
-func drawClusterPolicy(t *rapid.T, name string, tier networkpolicy.Tier, actions ...networkpolicy.ClusterNetworkPolicyRuleAction) *networkpolicy.ClusterNetworkPolicy {
+// ClusterPolicy draws a ClusterNetworkPolicy whose rules have some of the actions. It has no peers but pods and networks, and no named
+// ports.
+func ClusterPolicy(t *rapid.T, name string, tier networkpolicy.Tier, actions ...networkpolicy.ClusterNetworkPolicyRuleAction) *networkpolicy.ClusterNetworkPolicy {
 	p := &networkpolicy.ClusterNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	p.Spec.Tier, p.Spec.Priority = tier, int32(rapid.IntRange(0, 2).Draw(t, "priority"))
-	p.Spec.Subject.Namespaces, p.Spec.Subject.Pods = drawPodPeer(t)
+	p.Spec.Subject.Namespaces, p.Spec.Subject.Pods = podPeer(t)
 	for range rapid.IntRange(0, 2).Draw(t, "ingress") {
 		r := networkpolicy.ClusterNetworkPolicyIngressRule{Action: rapid.SampledFrom(actions).Draw(t, "action"), Protocols: drawProtocols(t)}
 		for range rapid.IntRange(1, 2).Draw(t, "from") {
 			var peer networkpolicy.ClusterNetworkPolicyIngressPeer
-			peer.Namespaces, peer.Pods = drawPodPeer(t)
+			peer.Namespaces, peer.Pods = podPeer(t)
 			r.From = append(r.From, peer)
 		}
 		p.Spec.Ingress = append(p.Spec.Ingress, r)
@@ -183,24 +193,11 @@ func drawClusterPolicy(t *rapid.T, name string, tier networkpolicy.Tier, actions
 			if rapid.Bool().Draw(t, "networks") {
 				peer.Networks = []networkpolicy.CIDR{networkpolicy.CIDR(rapid.SampledFrom(blocks).Draw(t, "network"))}
 			} else {
-				peer.Namespaces, peer.Pods = drawPodPeer(t)
+				peer.Namespaces, peer.Pods = podPeer(t)
 			}
 			r.To = append(r.To, peer)
 		}
 		p.Spec.Egress = append(p.Spec.Egress, r)
 	}
 	return p
-}
-
-// allowed decides about a flow by the policies of the pods at both ends.
-func (r *Resolver) allowed(f policy.Flow) bool {
-	for _, p := range r.pods {
-		for _, a := range p.Addrs {
-			_, list, _ := r.Policies(p.NamespacedName)
-			if a == f.Source && !policy.Decide(list, policy.Egress, f, r).Allowed || a == f.Destination && !policy.Decide(list, policy.Ingress, f, r).Allowed {
-				return false
-			}
-		}
-	}
-	return true
 }
