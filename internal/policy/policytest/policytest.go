@@ -49,7 +49,7 @@ func Pod(t *rapid.T, namespace, name string) *corev1.Pod {
 	for i, of := range Namespaces {
 		for j, n := range Pods {
 			if of == namespace && n == name {
-				p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprintf("10.0.%d.2", 4*i+j)}, {IP: fmt.Sprintf("fd00:%x::2", 4*i+j)}}
+				p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprintf("10.0.%d.2", 4*i+j)}, {IP: netip.MustParseAddr(fmt.Sprintf("fd00:%x::2", 4*i+j)).String()}}
 			}
 		}
 	}
