@@ -151,6 +151,45 @@ type Element struct {
 	Port     uint16
 }
 
+// SetChange is what changed about a set.
+type SetChange struct {
+	Whole    bool             // Elements are all that it has; what it had before counts no more
+	Elements map[Element]bool // which came (true) and went
+}
+
+// Note notes that an element came or went. One that went and came again did not change.
+func (c *SetChange) Note(e Element, came bool) {
+	if c.Elements == nil {
+		c.Elements = map[Element]bool{}
+	}
+	if was, noted := c.Elements[e]; c.Whole && !came || !c.Whole && noted && was != came {
+		delete(c.Elements, e)
+		return
+	}
+	c.Elements[e] = came
+}
+
+// Then adds a later change.
+func (c *SetChange) Then(later *SetChange) {
+	if later.Whole {
+		*c = SetChange{Whole: true}
+	}
+	for e, came := range later.Elements {
+		c.Note(e, came)
+	}
+}
+
+// SetChanges are changes by set.
+type SetChanges map[SetID]*SetChange
+
+// Of returns the change of a set, to note something in.
+func (c SetChanges) Of(id SetID) *SetChange {
+	if c[id] == nil {
+		c[id] = &SetChange{}
+	}
+	return c[id]
+}
+
 // Sets tells whether a set has an element.
 type Sets interface {
 	Has(id SetID, e Element) bool

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -32,9 +33,9 @@ type Table struct {
 func New(ns netns.NsHandle) *Table { return &Table{ns: ns} }
 
 // Apply enforces the policies of the node's pods in one transaction. elements has the sets that policies name as they
-// are now, and changed what of them was different at the last Apply: elements that came (true) and went. When it
+// are now, and changed what of them was different at the last call. When it
 // returns an error, the kernel has what it had before, and the next Apply replaces the whole table.
-func (t *Table) Apply(pods []Pod, elements Elements, changed map[policy.SetID]map[policy.Element]bool) error {
+func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
 	want, err := newContent(pods)
 	if err != nil {
 		return err
@@ -43,14 +44,14 @@ func (t *Table) Apply(pods []Pod, elements Elements, changed map[policy.SetID]ma
 }
 
 // ApplyElements enforces changes of sets while pods and their policies stay as they are.
-func (t *Table) ApplyElements(elements Elements, changed map[policy.SetID]map[policy.Element]bool) error {
+func (t *Table) ApplyElements(elements Elements, changed policy.SetChanges) error {
 	return t.commit(nil, elements, changed)
 }
 
 // ErrUnknown is returned by ApplyElements if the table in the kernel is unknown. Apply must be called.
 var ErrUnknown = errors.New("the policy table is unknown")
 
-func (t *Table) commit(want *content, elements Elements, changed map[policy.SetID]map[policy.Element]bool) error {
+func (t *Table) commit(want *content, elements Elements, changed policy.SetChanges) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	have := t.have
@@ -109,6 +110,27 @@ func (t *Table) Remove() error {
 	return nil
 }
 
+// Refused returns how many packets the table has refused since it was made.
+func (t *Table) Refused() (packets uint64, err error) {
+	conn, err := t.open()
+	if err != nil {
+		return 0, err
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Name}
+	rules, err := conn.GetRules(table, &nftables.Chain{Name: refuse, Table: table})
+	if err != nil {
+		return 0, fmt.Errorf("nftables: read chain %s of table %s: %w", refuse, Name, err)
+	}
+	for _, r := range rules {
+		for _, e := range r.Exprs {
+			if c, ok := e.(*expr.Counter); ok {
+				packets += c.Packets
+			}
+		}
+	}
+	return packets, nil
+}
+
 // Present tells whether the kernel has the table that was applied last, as far as its chains tell.
 func (t *Table) Present() (bool, error) {
 	t.mu.Lock()
@@ -138,7 +160,7 @@ type transaction struct {
 	conn     *nftables.Conn
 	table    *nftables.Table
 	elements Elements
-	changed  map[policy.SetID]map[policy.Element]bool
+	changed  policy.SetChanges
 }
 
 // change queues what leads from one content to another: first what is new, then what refers to it, at last the removal
@@ -210,8 +232,10 @@ func (tx transaction) changeSet(name string, before set, there bool, now set) er
 	switch {
 	case now.id == "":
 		gone, come = now.differ(before)
-	case there:
-		for e, came := range tx.changed[now.id] {
+	case there && tx.changed[now.id] == nil:
+		return nil
+	case there && !tx.changed[now.id].Whole:
+		for e, came := range tx.changed[now.id].Elements {
 			if key, ok := now.key(e); ok && came {
 				come = append(come, nftables.SetElement{Key: key})
 			} else if ok {
@@ -219,6 +243,9 @@ func (tx transaction) changeSet(name string, before set, there bool, now set) er
 			}
 		}
 	default:
+		if there {
+			tx.conn.FlushSet(handle)
+		}
 		tx.elements(now.id, func(e policy.Element) {
 			if key, ok := now.key(e); ok {
 				come = append(come, nftables.SetElement{Key: key})

@@ -1,6 +1,7 @@
 package resolve
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -72,8 +73,7 @@ func New() *Resolver {
 
 // Changes are what a change of the cluster changes for nodes. All of it takes effect together.
 type Changes struct {
-	// Sets are the elements that came (true) and went (false), by set, of sets that policies name.
-	Sets map[policy.SetID]map[policy.Element]bool
+	Sets policy.SetChanges // of those that policies name
 	// Pods are those whose policies, node or addresses may have changed, and those that are gone.
 	Pods map[types.NamespacedName]bool
 	// Policies are those whose content changed, and those that are gone.
@@ -81,24 +81,14 @@ type Changes struct {
 }
 
 func newChanges() *Changes {
-	return &Changes{Sets: map[policy.SetID]map[policy.Element]bool{}, Pods: map[types.NamespacedName]bool{}, Policies: map[policy.Ref]bool{}}
+	return &Changes{Sets: policy.SetChanges{}, Pods: map[types.NamespacedName]bool{}, Policies: map[policy.Ref]bool{}}
 }
 
-// element notes that an element came or went. One that went and came again did not change.
+// element notes that an element came or went.
 func (c *Changes) element(s *selection, e policy.Element, came bool) {
-	if len(s.users) == 0 {
-		return
+	if len(s.users) > 0 {
+		c.Sets.Of(s.id).Note(e, came)
 	}
-	of := c.Sets[s.id]
-	if of == nil {
-		of = map[policy.Element]bool{}
-		c.Sets[s.id] = of
-	}
-	if was, noted := of[e]; noted && was != came {
-		delete(of, e)
-		return
-	}
-	of[e] = came
 }
 
 // SetPod takes in a new state of a pod.
@@ -396,11 +386,11 @@ func (c *Changes) allPods(s *selection) {
 
 // whole notes all elements of a set that nobody used before.
 func (c *Changes) whole(s *selection) {
-	of := map[policy.Element]bool{}
+	change := &policy.SetChange{Whole: true}
 	for e := range s.elements {
-		of[e] = true
+		change.Note(e, true)
 	}
-	c.Sets[s.id] = of
+	c.Sets[s.id] = change
 }
 
 // Policies are the policies of a pod, in the order in which they are judged. ok is false if there is no such pod.
@@ -415,6 +405,9 @@ func (r *Resolver) Policies(name types.NamespacedName) (p Pod, list []*policy.Po
 	slices.SortFunc(list, policy.Compare)
 	return known.Pod, list, true
 }
+
+// Pods calls yield for each pod.
+func (r *Resolver) Pods() iter.Seq[types.NamespacedName] { return maps.Keys(r.pods) }
 
 // Policy returns a policy, or nil.
 func (r *Resolver) Policy(ref policy.Ref) *policy.Policy { return r.policies[ref].Policy }

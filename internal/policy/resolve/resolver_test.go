@@ -29,11 +29,11 @@ func newView() view {
 }
 
 func (v view) follow(r *Resolver, c *Changes) {
-	for id, elements := range c.Sets {
-		if v.sets[id] == nil {
+	for id, change := range c.Sets {
+		if change.Whole {
 			v.sets[id] = map[policy.Element]bool{}
 		}
-		for e, came := range elements {
+		for e, came := range change.Elements {
 			if came {
 				v.sets[id][e] = true
 			} else {
