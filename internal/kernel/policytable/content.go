@@ -86,8 +86,7 @@ func newContent(pods []Pod) (content, error) {
 		}
 		c.sets[familyName(selfSet, family)] = set{nftables.Set{KeyType: nftables.MustConcatSetType(address, address), Concatenation: true}, "", family, map[string]string{}}
 		c.sets[familyName(endedSet, family)] = set{nftables.Set{
-			KeyType:       nftables.MustConcatSetType(address, address, nftables.TypeInetProto, nftables.TypeInetService, nftables.TypeInetService),
-			Concatenation: true, HasTimeout: true, Timeout: endedFor,
+			KeyType: endedType(family), Concatenation: true, HasTimeout: true, Timeout: endedFor,
 		}, "", family, nil}
 	}
 	err := c.addBase()
@@ -121,7 +120,9 @@ func (c *content) addBase() error {
 		nft.Regular(endedSet,
 			nft.NewRule("not a new connection", nft.Protocol(unix.IPPROTO_TCP), nft.Transport(13, 1), nft.Mask(finSynRstAck), nft.Is(syn), nft.Return()),
 			nft.NewRule("ended", nft.GoTo(refuse))),
-		nft.Regular(refuse, nft.NewRule("refused", nft.Count(), nft.Drop())),
+		nft.Regular(refuse, // a connection that goes on is told; a first packet may come too early, and comes again
+			nft.NewRule("refused", nft.Protocol(unix.IPPROTO_TCP), nft.Transport(13, 1), nft.Mask(finSynRstAck), nft.IsNot(syn), nft.Count(), nft.Reset()),
+			nft.NewRule("refused", nft.Count(), nft.Drop())),
 	}
 	for _, d := range policy.Directions {
 		judge := []nft.Rule{nft.NewRule("connections go on", nft.CtState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), nft.Accept())}
@@ -132,7 +133,7 @@ func (c *content) addBase() error {
 				load = nft.Destination
 			}
 			judge = append(judge,
-				nft.NewRule("ended by a policy", nft.Family(family), nft.Endpoints(family), in(familyName(endedSet, family)), nft.Jump(endedSet)),
+				nft.NewRule("an answer of an ended connection", nft.Family(family), nft.Endpoints(family), in(familyName(endedSet, family)), nft.Jump(endedSet)),
 				nft.NewRule("a pod reaches itself", nft.Family(family), nft.SourceAndDestination(family), in(familyName(selfSet, family)), nft.Accept()),
 				nft.NewRule("by the pod's policies", nft.Family(family), load(family), verdict(familyName(podMap(d), family))))
 			pass = append(pass, nft.NewRule("by the next tier", nft.Family(family), load(family), verdict(familyName(passMap(d), family))))

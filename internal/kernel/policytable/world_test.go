@@ -27,7 +27,10 @@ type world struct {
 	came  map[uint16]bool // source ports of packets that arrived
 }
 
-type host struct{ send map[string]net.PacketConn } // by network, such as "ip4:17"
+type host struct {
+	path string
+	send map[string]net.PacketConn // by network, such as "ip4:17"
+}
 
 var networks = map[uint8]string{unix.IPPROTO_TCP: "6", unix.IPPROTO_UDP: "17", unix.IPPROTO_SCTP: "132"}
 
@@ -60,7 +63,7 @@ func newWorld(t *testing.T, hosts [][2]netip.Addr) *world {
 			via := []netip.Addr{prefixes[0].Masked().Addr().Next(), prefixes[1].Masked().Addr().Next()}
 			return ns.AddHost(h, fmt.Sprintf("pod%d", i), path, prefixes, via, 1500)
 		}))
-		h := &host{map[string]net.PacketConn{}}
+		h := &host{path, map[string]net.PacketConn{}}
 		must(t, ns.Do(path, func() error { return h.open(t, w, own) }))
 		w.hosts[own[0]], w.hosts[own[1]] = h, h
 	}
