@@ -201,3 +201,57 @@ func ClusterPolicy(t *rapid.T, name string, tier networkpolicy.Tier, actions ...
 	}
 	return p
 }
+
+// Step is one change of a cluster.
+type Step struct {
+	Namespace, Name, Node string // which one is changed; Name is a pod's or a policy's
+	What                  What
+	Pod                   *corev1.Pod                         // SetPod
+	Labels                map[string]string                   // SetNamespace, SetNode
+	Policy                *networkingv1.NetworkPolicy         // SetPolicy
+	ClusterPolicy         *networkpolicy.ClusterNetworkPolicy // SetClusterPolicy
+}
+
+// What is what a Step does.
+type What int
+
+// All that a Step may do.
+const (
+	SetPod What = iota
+	DeletePod
+	SetNamespace
+	DeleteNamespace
+	SetPolicy
+	DeletePolicy
+	SetClusterPolicy
+	DeleteClusterPolicy
+	SetNode // to the addresses Outside
+	DeleteNode
+)
+
+// DrawStep draws a change. A pod has no addresses now and then.
+func DrawStep(t *rapid.T) Step {
+	s := Step{
+		Namespace: rapid.SampledFrom(Namespaces).Draw(t, "namespace"), Name: rapid.SampledFrom(Pods).Draw(t, "name"),
+		Node: rapid.SampledFrom([]string{"one", "two"}).Draw(t, "node"),
+		What: rapid.SampledFrom([]What{SetPod, SetPod, SetPod, DeletePod, SetNamespace, DeleteNamespace, SetPolicy, SetPolicy, DeletePolicy, SetClusterPolicy, DeleteClusterPolicy, SetNode, DeleteNode}).Draw(t, "what"),
+	}
+	switch s.What {
+	case SetPod:
+		s.Pod = Pod(t, s.Namespace, s.Name)
+		if rapid.IntRange(0, 3).Draw(t, "addressed") == 0 {
+			s.Pod.Status.PodIPs = nil
+		}
+	case SetNamespace, SetNode:
+		s.Labels = Labels(t)
+	case SetPolicy:
+		s.Policy = Policy(t, s.Namespace, s.Name)
+	case SetClusterPolicy:
+		s.ClusterPolicy = ClusterPolicy(t, s.Name, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
+		if e := s.ClusterPolicy.Spec.Egress; len(e) > 0 {
+			e[0].To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: Selector(t)}
+		}
+	case DeletePod, DeleteNamespace, DeletePolicy, DeleteClusterPolicy, DeleteNode:
+	}
+	return s
+}

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
-	networkpolicy "sigs.k8s.io/network-policy-api/apis/v1beta1"
 
 	"github.com/berthnet/berth/internal/policy"
 	"github.com/berthnet/berth/internal/policy/compile"
@@ -110,52 +109,40 @@ func (c cluster) anew() *Resolver {
 }
 
 // step does something to the cluster.
-func (c cluster) step(t *rapid.T, r *Resolver) *Changes {
-	namespace, podName := rapid.SampledFrom(policytest.Namespaces).Draw(t, "namespace"), rapid.SampledFrom(policytest.Pods).Draw(t, "pod")
-	name := types.NamespacedName{Namespace: namespace, Name: podName}
-	ref := policy.Ref{Namespace: namespace, Name: podName}
-	nodeName := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "node")
-	switch rapid.IntRange(0, 9).Draw(t, "step") {
-	case 0, 1, 2:
-		p, _ := ReadPod(policytest.Pod(t, namespace, podName))
-		if rapid.IntRange(0, 3).Draw(t, "addressed") == 0 {
-			p.Addrs = nil
-		}
-		c.pods[name] = p
-		return r.SetPod(p)
-	case 3:
+func (c cluster) step(s policytest.Step, r *Resolver) *Changes {
+	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+	ref, clusterRef := policy.Ref{Namespace: s.Namespace, Name: s.Name}, policy.Ref{Name: s.Name}
+	switch s.What {
+	case policytest.SetPod:
+		c.pods[name], _ = ReadPod(s.Pod)
+		return r.SetPod(c.pods[name])
+	case policytest.DeletePod:
 		delete(c.pods, name)
 		return r.DeletePod(name)
-	case 4:
-		c.namespaces[namespace] = policytest.Labels(t)
-		return r.SetNamespace(namespace, c.namespaces[namespace])
-	case 5:
-		delete(c.namespaces, namespace)
-		return r.DeleteNamespace(namespace)
-	case 6:
-		c.policies[ref] = compile.NetworkPolicy(policytest.Policy(t, namespace, podName))
-	case 7:
-		ref.Namespace = ""
-		p := policytest.ClusterPolicy(t, podName, networkpolicy.AdminTier, networkpolicy.ClusterNetworkPolicyRuleActionAccept, networkpolicy.ClusterNetworkPolicyRuleActionDeny)
-		if len(p.Spec.Egress) > 0 {
-			p.Spec.Egress[0].To[0] = networkpolicy.ClusterNetworkPolicyEgressPeer{Nodes: policytest.Selector(t)}
-		}
-		c.policies[ref] = compile.ClusterNetworkPolicy(p)
-	case 8:
-		if rapid.Bool().Draw(t, "cluster policy") {
-			ref.Namespace = ""
-		}
+	case policytest.SetNamespace:
+		c.namespaces[s.Namespace] = s.Labels
+		return r.SetNamespace(s.Namespace, s.Labels)
+	case policytest.DeleteNamespace:
+		delete(c.namespaces, s.Namespace)
+		return r.DeleteNamespace(s.Namespace)
+	case policytest.SetPolicy:
+		c.policies[ref] = compile.NetworkPolicy(s.Policy)
+		return r.SetPolicy(c.policies[ref])
+	case policytest.DeletePolicy:
 		delete(c.policies, ref)
 		return r.DeletePolicy(ref)
-	case 9:
-		delete(c.nodes, nodeName)
-		if rapid.Bool().Draw(t, "gone") {
-			return r.DeleteNode(nodeName)
-		}
-		c.nodes[nodeName] = node{policytest.Labels(t), policytest.Outside[:rapid.IntRange(1, 2).Draw(t, "addresses")]}
-		return r.SetNode(nodeName, c.nodes[nodeName].labels, c.nodes[nodeName].addrs)
+	case policytest.SetClusterPolicy:
+		c.policies[clusterRef] = compile.ClusterNetworkPolicy(s.ClusterPolicy)
+		return r.SetPolicy(c.policies[clusterRef])
+	case policytest.DeleteClusterPolicy:
+		delete(c.policies, clusterRef)
+		return r.DeletePolicy(clusterRef)
+	case policytest.SetNode:
+		c.nodes[s.Node] = node{s.Labels, policytest.Outside}
+		return r.SetNode(s.Node, s.Labels, policytest.Outside)
 	}
-	return r.SetPolicy(c.policies[ref])
+	delete(c.nodes, s.Node)
+	return r.DeleteNode(s.Node)
 }
 
 // After any sequence of changes a Resolver knows what one knows that sees the cluster for the first time, and so
@@ -165,7 +152,7 @@ func TestFollowsTheCluster(t *testing.T) {
 		c := cluster{map[string]map[string]string{}, map[types.NamespacedName]Pod{}, map[string]node{}, map[policy.Ref]compile.Compiled{}}
 		r, followed := New(), newView()
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
-			followed.follow(r, c.step(t, r))
+			followed.follow(r, c.step(policytest.DrawStep(t), r))
 			want := stateOf(c.anew())
 			if diff := cmp.Diff(want, stateOf(r), cmp.AllowUnexported(view{}), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})); diff != "" {
 				t.Fatalf("the resolver knows otherwise: (-anew +known)\n%s", diff)
