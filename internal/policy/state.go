@@ -140,3 +140,19 @@ func (s *State) Pods() iter.Seq2[PodName, string] {
 
 // SetIDs are the sets that are known.
 func (s *State) SetIDs() iter.Seq[SetID] { return maps.Keys(s.sets) }
+
+// Whole is all that is known, as an update.
+func (s *State) Whole() *Update {
+	u := &Update{Version: s.version, Whole: true, Pods: map[PodName]*Selected{}, Policies: maps.Clone(s.policies), Sets: SetChanges{}}
+	for name, p := range s.pods {
+		u.Pods[name] = &p
+	}
+	for id, elements := range s.sets {
+		change := &SetChange{Whole: true, Elements: make(map[Element]bool, len(elements))}
+		for e := range elements {
+			change.Elements[e] = true
+		}
+		u.Sets[id] = change
+	}
+	return u
+}

@@ -38,6 +38,9 @@ func New(ns netns.NsHandle) *Table { return &Table{ns: ns} }
 func (t *Table) Apply(pods []Pod, elements Elements, changed policy.SetChanges) error {
 	want, err := newContent(pods)
 	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.have = nil // it lacks what changed
 		return err
 	}
 	return t.commit(&want, elements, changed)

@@ -14,7 +14,7 @@ func ReadPod(in *corev1.Pod) (p Pod, ok bool) {
 	if in.Spec.HostNetwork || in.Status.Phase == corev1.PodSucceeded || in.Status.Phase == corev1.PodFailed {
 		return Pod{}, false
 	}
-	p = Pod{NamespacedName: types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, UID: in.UID, Node: in.Spec.NodeName, Labels: in.Labels}
+	p = Pod{NamespacedName: types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, UID: runtimeUID(in), Node: in.Spec.NodeName, Labels: in.Labels}
 	for _, ip := range in.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil {
 			p.Addrs = append(p.Addrs, a)
@@ -29,6 +29,14 @@ func ReadPod(in *corev1.Pod) (p Pod, ok bool) {
 		}
 	}
 	return p, true
+}
+
+// runtimeUID is the UID by which the runtime knows a pod. A mirror pod names that of its static pod.
+func runtimeUID(in *corev1.Pod) types.UID {
+	if uid := in.Annotations[corev1.MirrorPodAnnotationKey]; uid != "" {
+		return types.UID(uid)
+	}
+	return in.UID
 }
 
 func (p *Pod) addPorts(c corev1.Container) {

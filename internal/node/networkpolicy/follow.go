@@ -1,0 +1,208 @@
+package networkpolicy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/berthnet/berth/internal/policy/wire"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// Dialer connects to an operator that leads. close ends the connection.
+type Dialer func(ctx context.Context) (c wire.PoliciesClient, end func(), err error)
+
+// calls are what the node has to tell the operator.
+type calls struct {
+	ready chan struct{} // has an element when there is something to say
+
+	mu       sync.Mutex // guards below
+	session  uint64     // how often the operator was called
+	version  uint64     // of this session that is in force
+	said     uint64
+	last     uint64                   // ID of an Assign
+	assigns  map[uint64]*wire.Assign  // without an answer
+	unsaid   map[uint64]bool          // of these
+	answered map[uint64]chan struct{} // for who waits
+}
+
+func newCalls() *calls {
+	return &calls{ready: make(chan struct{}, 1), assigns: map[uint64]*wire.Assign{}, unsaid: map[uint64]bool{}, answered: map[uint64]chan struct{}{}}
+}
+
+func (c *calls) wake() {
+	select {
+	case c.ready <- struct{}{}:
+	default:
+	}
+}
+
+// enforced notes that a version of a session is in force.
+func (c *calls) enforced(session, version uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if session == c.session {
+		c.version = version
+		c.wake()
+	}
+}
+
+// assign has the operator told of a pod's addresses. The channel is closed once it answered.
+func (c *calls) assign(p Pod) <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last++
+	a := &wire.Assign{Id: c.last, Namespace: p.Namespace, Name: p.Name, Uid: p.UID}
+	for _, addr := range p.Addrs {
+		a.Addresses = append(a.Addresses, addr.AsSlice())
+	}
+	done := make(chan struct{})
+	c.assigns[a.Id], c.unsaid[a.Id], c.answered[a.Id] = a, true, done
+	c.wake()
+	return done
+}
+
+// answer notes the operator's answer.
+func (c *calls) answer(id uint64) (about *wire.Assign) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	about = c.assigns[id]
+	if done := c.answered[id]; done != nil {
+		close(done)
+	}
+	delete(c.assigns, id)
+	delete(c.unsaid, id)
+	delete(c.answered, id)
+	return about
+}
+
+// restart begins a session: everything is said again, to an operator that knows nothing.
+func (c *calls) restart() (session uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session++
+	c.version, c.said = 0, 0
+	for id := range c.assigns {
+		c.unsaid[id] = true
+	}
+	c.wake()
+	return c.session
+}
+
+// next returns what has to be said now.
+func (c *calls) next() (list []*wire.FromNode) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range c.unsaid {
+		list = append(list, &wire.FromNode{What: &wire.FromNode_Assign{Assign: c.assigns[id]}})
+	}
+	clear(c.unsaid)
+	if c.version != c.said {
+		c.said = c.version
+		list = append(list, &wire.FromNode{What: &wire.FromNode_Enforced{Enforced: c.version}})
+	}
+	return list
+}
+
+// Announce has those nodes enforce a pod's addresses whose pods allow it, and returns once they do, the operator
+// does not wait for them any longer, or ctx ends. The pod's node does not need it.
+func (e *Enforcer) Announce(ctx context.Context, p Pod) {
+	select {
+	case <-e.calls.assign(p):
+	case <-ctx.Done():
+	}
+}
+
+// follow follows the operator until ctx ends.
+func (e *Enforcer) follow(ctx context.Context) {
+	var failures retry.Backoff
+	for ctx.Err() == nil {
+		began := e.Clock.Now()
+		err := e.followOne(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if e.Clock.Now().Sub(began) > retry.Most {
+			failures = retry.Backoff{}
+		}
+		e.Log.Warn("the operator does not tell about network policies; those in force stay", "err", err)
+		failures.Fail(e.Clock.Now(), retry.First, retry.Most)
+		select {
+		case <-e.Clock.After(failures.Until.Sub(e.Clock.Now())):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// followOne follows one operator until it ends.
+func (e *Enforcer) followOne(ctx context.Context) error {
+	client, end, err := e.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stream, err := client.Follow(ctx)
+	if err != nil {
+		return err
+	}
+	session := e.calls.restart()
+	e.announceAll()
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel(nil)
+	sending.Go(func() { cancel(e.say(ctx, stream)) })
+	var d wire.Decoder
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+				err = cause
+			}
+			return err
+		}
+		switch what := m.What.(type) {
+		case *wire.FromOperator_Update:
+			u, err := d.Add(what.Update)
+			if err != nil {
+				return fmt.Errorf("what the operator tells makes no sense: %w", err)
+			}
+			if u != nil {
+				e.take(session, u)
+			}
+		case *wire.FromOperator_Assigned:
+			if about := e.calls.answer(what.Assigned.Id); about != nil && what.Assigned.Refused != "" {
+				e.Log.Warn("the operator does not tell other nodes a pod's addresses", "namespace", about.Namespace, "pod", about.Name, "err", what.Assigned.Refused)
+			}
+		}
+	}
+}
+
+// say says what there is to say until ctx ends.
+func (e *Enforcer) say(ctx context.Context, stream wire.Policies_FollowClient) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-e.calls.ready:
+		}
+		for _, m := range e.calls.next() {
+			if err := stream.Send(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// announceAll tells an operator that has just begun which addresses pods have: the status of some may not say so yet.
+func (e *Enforcer) announceAll() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.pods {
+		if _, known := e.state.Of(p.PodName, p.UID); known {
+			e.calls.assign(p)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package networkpolicy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berthnet/berth/internal/policy/wire"
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// fileName is that of the stored file, an Update in one part.
+const fileName = "networkpolicies.pb"
+
+// load takes in what was stored.
+func (e *Enforcer) load() {
+	data, err := statefile.Read(filepath.Join(e.Dir, fileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var stored wire.Update
+	if err == nil {
+		err = proto.Unmarshal(data, &stored)
+	}
+	if err == nil {
+		var d wire.Decoder
+		u, decodeErr := d.Add(&stored)
+		if err = decodeErr; err == nil && u != nil {
+			e.updates = append(e.updates, u)
+			e.wake()
+		}
+	}
+	if err != nil {
+		e.Log.Warn("stored network policies cannot be read: pods wait for the operator", "file", fileName, "err", err)
+	}
+}
+
+// store stores what is known. An error is logged: it matters after a restart only.
+func (e *Enforcer) store() {
+	if err := e.write(); err != nil {
+		e.Log.Warn("network policies cannot be stored", "file", fileName, "err", err)
+	}
+}
+
+func (e *Enforcer) write() error {
+	parts := wire.Encode(e.state.Whole())
+	for _, p := range parts[1:] {
+		parts[0].Sets = append(parts[0].Sets, p.Sets...)
+	}
+	parts[0].More = false
+	data, err := proto.Marshal(parts[0])
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	if err := os.MkdirAll(e.Dir, 0o700); err != nil {
+		return err
+	}
+	path, tmp := filepath.Join(e.Dir, fileName), filepath.Join(e.Dir, "."+fileName+".new")
+	if err := statefile.Create(tmp, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
