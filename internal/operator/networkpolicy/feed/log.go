@@ -9,6 +9,8 @@ const keptChanges = 256
 type log struct {
 	next    uint64 // number of the next entry
 	entries []entry
+	whole   *policy.SetChange // the set as it was at entry wholeAt; nodes share it and change nothing
+	wholeAt uint64
 }
 
 type entry struct {

@@ -131,8 +131,13 @@ func (s *Subscriber) changesOf(id policy.SetID, l *log, from uint64) *policy.Set
 }
 
 func (s *Subscriber) wholeSet(id policy.SetID) *policy.SetChange {
+	l := s.feed.sets[id]
+	if l.whole != nil && l.wholeAt == l.next {
+		return l.whole
+	}
 	change := &policy.SetChange{Whole: true, Elements: map[policy.Element]bool{}}
 	s.feed.resolver.Elements(id, func(e policy.Element) { change.Elements[e] = true })
+	l.whole, l.wholeAt = change, l.next
 	return change
 }
 
